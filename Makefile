@@ -1,0 +1,70 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#
+# `make demo` and `make test` are all that a newcomer needs: each sets up .venv by itself.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.set-up
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# mypy cannot read setuptools' package-dir: it gets a tree of links that has the layout of the wheel.
+TYPED  := build/typecheck/retrograd
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types lit unit integration wheel bench format clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("retrograd needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + \
+	  ": run make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
+
+demo: $(STAMP) ## train a small network on handwritten digits through retrograd
+	$(BIN)/python examples/digits.py
+
+test: lint types lit ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+	$(PYTEST) tests/unit tests/integration
+
+lint: $(STAMP) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	@rm -rf $(TYPED) && mkdir -p $(TYPED)
+	@ln -s $(CURDIR)/retrograd/* $(addprefix $(CURDIR)/,dialects frontend pipelines runtime tools) $(TYPED)
+	$(BIN)/mypy
+	$(BIN)/mypy $(wildcard tests examples benchmarks)
+
+lit: $(STAMP) ## the passes, one by one, on MLIR text (needs no torch)
+	$(BIN)/lit -v tests/lit
+
+unit: $(STAMP) ## the unit tests
+	$(PYTEST) tests/unit
+
+integration: $(STAMP) ## the integration tests: graphs captured, compiled and run
+	$(PYTEST) tests/integration
+
+wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	$(BIN)/python -m pytest tests/integration/test_wheel.py
+
+bench: $(STAMP) ## time the backward passes beside PyTorch's own
+	$(BIN)/python benchmarks/backward.py
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	find tests/lit -name Output -type d -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

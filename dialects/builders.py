@@ -1,0 +1,112 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Builders of bwd ops in terms of plain Python values, at the current insertion point and location."""
+
+from collections.abc import Iterator, Sequence
+
+from retrograd.dialects import ir
+from retrograd.dialects.bwd import (
+    AccumulateGradOp,
+    CallBackwardOp,
+    CallHookOp,
+    CreateTokenOp,
+    FinalCallbacksOp,
+    RecomputeBarrierOp,
+    SaveOp,
+)
+from retrograd.dialects.ir import torch
+
+
+def create_token() -> ir.Value:
+    """Start a chain; returns its first token."""
+    return CreateTokenOp().results[0]
+
+
+def call_hook(
+    value: ir.Value, token: ir.Value, *, kind: str, hook: int, result_type: ir.Type | None = None
+) -> tuple[ir.Value, ir.Value]:
+    """Call hook number `hook` on `value`; returns what it gives (of `value`'s type unless told) and the next token."""
+    op = CallHookOp(value, token, ir.StringAttr.get(kind), _index(hook), result_type or value.type)
+    return op.results[0], op.results[1]
+
+
+def accumulate_grad(gradient: ir.Value, token: ir.Value, *, param: int) -> ir.Value:
+    """Add `gradient` to parameter number `param`; returns the next token."""
+    return AccumulateGradOp(gradient, token, _index(param)).results[0]
+
+
+def call_backward(
+    value: ir.Value, token: ir.Value, *, function: int, result_type: ir.Type | None = None
+) -> tuple[ir.Value, ir.Value]:
+    """Call custom function number `function`'s backward; returns what it gives (of `value`'s type unless told) and the
+    next token.
+    """
+    op = CallBackwardOp(value, token, _index(function), result_type or value.type)
+    return op.results[0], op.results[1]
+
+
+def final_callbacks(token: ir.Value) -> ir.Value:
+    """Run the queued callbacks; returns the last token."""
+    return FinalCallbacksOp(token).results[0]
+
+
+def save(value: ir.Value, *, name: str) -> ir.OpView:
+    """Mark `value` as a residual called `name`; returns the op."""
+    return SaveOp(value, ir.StringAttr.get(name))
+
+
+def recompute_barrier(value: ir.Value) -> ir.Value:
+    """`value` again, for a recomputation to start from."""
+    return RecomputeBarrierOp(value, value.type).results[0]
+
+
+def bundle(values: Sequence[ir.Value]) -> ir.Value:
+    """Several values of torch types as one ``!torch.tuple``; a single value stays as it is.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("bundle() needs at least one value")
+    if len(values) == 1:
+        return values[0]
+    elements = ", ".join(str(value.type).removeprefix("!torch.") for value in values)
+    return torch.PrimTupleConstructOp(ir.Type.parse(f"!torch.tuple<{elements}>"), list(values)).results[0]
+
+
+def unbundle(value: ir.Value) -> list[ir.Value]:
+    """The elements of a ``!torch.tuple``; a value of another type is its own only element."""
+    types = tuple_element_types(value.type)
+    return [value] if types is None else list(torch.PrimTupleUnpackOp(types, value).results)
+
+
+def tuple_element_types(type_: ir.Type) -> list[ir.Type] | None:
+    """The types in a ``!torch.tuple``, or None for a type that is no tuple."""
+    text = str(type_)
+    if not text.startswith("!torch.tuple<"):
+        return None
+    # The bindings have no accessor, and a torch type prints inside a tuple without its dialect.
+    inner = text.removeprefix("!torch.tuple<").removesuffix(">")
+    return [ir.Type.parse(element if element.startswith("!") else f"!torch.{element}") for element in _split(inner)]
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts of `text` between commas that no bracket or quotation holds."""
+    depth, start, quoted = 0, 0, False
+    for end, character in enumerate(text):
+        if character == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif character in "<[({":
+            depth += 1
+        elif character in ">])}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            yield text[start:end].strip()
+            start = end + 1
+    yield text[start:].strip()
+
+
+def _index(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -1,0 +1,231 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# mypy: allow-subclassing-any, disable-error-code="call-arg"
+"""The bwd dialect: what a backward pass has that torch ops cannot say.
+
+Order is carried by values: every op that the user can observe takes a ``!bwd.token`` and gives the next one, so that
+any topological order of a function is a legal schedule. The exception is ``bwd.save``, which only marks a value.
+
+Each op takes and gives one value. Where PyTorch passes several (a node's pre-hook takes all its gradients), they travel
+as one ``!torch.tuple``, as in PyTorch; ``dialects/builders.py`` makes tuples and takes them apart.
+"""
+
+# Annotations of op classes are read when the classes are made: `from __future__ import annotations` would hide them.
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from retrograd.dialects import ir
+from retrograd.dialects.ir import ext
+
+HOOK_KINDS = ("tensor_pre", "pre", "post", "post_acc_grad", "unpack", "pack", "cpp_tensor_pre")
+TOKEN = "!bwd.token"
+
+_Same = TypeVar("_Same")
+
+
+class Bwd(ext.Dialect, name="bwd"):
+    """The dialect; ``Bwd.load()`` puts it into the current context."""
+
+    Type: Any
+    Operation: Any
+
+
+class TokenType(Bwd.Type, name="token"):
+    """``!bwd.token``: what has happened so far."""
+
+
+class Effects(ir.MemoryEffectsOpInterface):
+    """Reads and writes memory that no value stands for: neither deleted, nor merged, nor duplicated."""
+
+    @staticmethod
+    def get_effects(op: Any, effects: Any) -> None:
+        """Add the effects of `op` to `effects`; called by MLIR."""
+        effects.append(ir.MemoryEffect.Read)
+        effects.append(ir.MemoryEffect.Write)
+
+
+class FreshResults(ir.MemoryEffectsOpInterface):
+    """Gives something new each time: deleted where nobody uses it, but two of them are never taken for one."""
+
+    @staticmethod
+    def get_effects(op: Any, effects: Any) -> None:
+        """Add the effects of `op` to `effects`; called by MLIR."""
+        for result in op.results:
+            effects.append(ir.MemoryEffect.Allocate, result)
+
+
+def _new_token() -> Any:
+    return TokenType.get()
+
+
+# The classes give each op its name, its fields and its checks. MLIR calls verify_invariants before it checks the
+# fields, on ops that may lack operands and attributes, and it must not raise.
+
+
+class CreateTokenOp(Bwd.Operation, name="create_token", traits=[ext.Pure]):
+    """Start of a chain: nothing has happened yet."""
+
+    token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, [], ["token"]))
+
+
+class CallHookOp(Bwd.Operation, name="call_hook", traits=[Effects]):
+    """A call of the user's hook number `hook` in the hook table, of one of `HOOK_KINDS`."""
+
+    value: ext.Operand[Any]
+    token: ext.Operand[TokenType]
+    kind: ir.StringAttr
+    hook: ir.IntegerAttr
+    replacement: ext.Result[Any]
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(
+            op,
+            _find_shape_problem(op, ["value", "token"], ["value", "token"])
+            or _find_kind_problem(op)
+            or _find_index_problem(op, "hook"),
+        )
+
+
+class AccumulateGradOp(Bwd.Operation, name="accumulate_grad", traits=[Effects]):
+    """The gradient is added to parameter number `param`; post_acc_grad hooks take the token that comes out."""
+
+    gradient: ext.Operand[Any]
+    token: ext.Operand[TokenType]
+    param: ir.IntegerAttr
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value", "token"], ["token"]) or _find_index_problem(op, "param"))
+
+
+class CallBackwardOp(Bwd.Operation, name="call_backward", traits=[Effects]):
+    """The backward of custom ``autograd.Function`` number `function`: gradients in, gradients out."""
+
+    value: ext.Operand[Any]
+    token: ext.Operand[TokenType]
+    function: ir.IntegerAttr
+    gradient: ext.Result[Any]
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(
+            op,
+            _find_shape_problem(op, ["value", "token"], ["value", "token"]) or _find_index_problem(op, "function"),
+        )
+
+
+class FinalCallbacksOp(Bwd.Operation, name="final_callbacks", traits=[Effects]):
+    """The callbacks that were queued on the engine, after all else."""
+
+    token: ext.Operand[TokenType]
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["token"], ["token"]))
+
+
+class SaveOp(Bwd.Operation, name="save", traits=[Effects]):
+    """Marks a residual: the forward keeps the value for the backward, under the name in ``attributes["name"]``."""
+
+    value: ext.Operand[Any]
+    name: ir.StringAttr
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value"], []) or _find_name_problem(op))
+
+
+# A field named `name` would hide what every op has under that name: the op's own, here "bwd.save".
+del SaveOp.name
+
+
+class RecomputeBarrierOp(Bwd.Operation, name="recompute_barrier", traits=[FreshResults]):
+    """The same value again, which CSE does not know to be the same: what is computed from it stays a recomputation."""
+
+    value: ext.Operand[_Same]
+    fresh: ext.Result[_Same]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value"], ["value"]) or _find_type_change(op))
+
+
+def _report(op: Any, problem: str | None) -> bool:
+    if problem is not None:
+        op.location.emit_error(f"'{op.operation.name}' op {problem}")
+    return problem is None
+
+
+def _find_shape_problem(op: Any, operands: Sequence[str], results: Sequence[str]) -> str | None:
+    """What is wrong with the number of operands and results, or with where a "token" and where a "value" stands."""
+    for what, values, expected in (("operand", op.operands, operands), ("result", op.results, results)):
+        if len(values) != len(expected):
+            listed = ", ".join(expected) if expected else "none"
+            return f"expects {_count(len(expected), what)} ({listed}), found {len(values)}"
+        for index, (value, sort) in enumerate(zip(values, expected, strict=True)):
+            if sort == "token" and not is_token(value):
+                return f"expects a {TOKEN} as {what} {index}, found {value.type}"
+            if sort == "value" and is_token(value):
+                return f"expects a value as {what} {index}, found {TOKEN}: the token comes last"
+    return None
+
+
+def _find_kind_problem(op: Any) -> str | None:
+    kind = _attribute(op, "kind")
+    if isinstance(kind, ir.StringAttr) and kind.value in HOOK_KINDS:
+        return None
+    return f"expects attribute 'kind' to be one of {', '.join(HOOK_KINDS)}, found {show_attribute(kind)}"
+
+
+def _find_index_problem(op: Any, name: str) -> str | None:
+    index = _attribute(op, name)
+    if isinstance(index, ir.IntegerAttr) and str(index.type) == "i64" and index.value >= 0:
+        return None
+    return f"expects attribute '{name}' to be an i64 of 0 or more, found {show_attribute(index)}"
+
+
+def _find_name_problem(op: Any) -> str | None:
+    name = _attribute(op, "name")
+    if isinstance(name, ir.StringAttr) and name.value:
+        return None
+    return f"expects attribute 'name' to be a string that is not empty, found {show_attribute(name)}"
+
+
+def _find_type_change(op: Any) -> str | None:
+    taken, given = op.operands[0].type, op.results[0].type
+    return None if taken == given else f"expects a result of its operand's type {taken}, found {given}"
+
+
+def _attribute(op: Any, name: str) -> Any:
+    return op.attributes.get(name, None)
+
+
+def show_attribute(attribute: ir.Attribute | None) -> str:
+    """An attribute as an error message shows it."""
+    return "none" if attribute is None else str(attribute)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def is_token(value: ir.Value) -> bool:
+    """Whether a value is a ``!bwd.token``."""
+    return str(value.type) == TOKEN

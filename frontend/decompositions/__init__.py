@@ -1,0 +1,33 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What stands in for an aten op while a graph is traced, and why.
+
+``DECOMPOSITIONS`` is the whole of it, as data: each entry is right against eager for every input it does not turn
+away, and an entry that turns an input away keeps the op for torch-mlir to lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+
+from retrograd.frontend.decompositions import attention, convolution, indexing, numerics, pooling
+from retrograd.frontend.decompositions.entry import Decomposition
+
+__all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table"]
+
+DECOMPOSITIONS: tuple[Decomposition, ...] = (
+    *convolution.ENTRIES,
+    *attention.ENTRIES,
+    *pooling.ENTRIES,
+    *indexing.ENTRIES,
+    *numerics.ENTRIES,
+)
+
+
+def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
+    """torch-mlir's table with ``DECOMPOSITIONS`` over it; a new dictionary at each call."""
+    return {**get_decomposition_table(), **{entry.op: entry.function for entry in DECOMPOSITIONS}}

@@ -1,0 +1,141 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scaled dot product attention as PyTorch's CPU flash kernel computes it, forward and backward.
+
+The kernel's second output is the log-sum-exp of each row of scores, which its backward reads; PyTorch's own
+decomposition gives the attention weights in its place, and the backward is then wrong. After
+``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, L, D]`` of the query's type and log-sum-exp ``[B, H, L]`` (f32 for half types), in the kernel's
+    layouts.
+
+    ``key`` and ``value`` are ``[B, H / repeats, S, D]``. A row with every position masked gives zeros. Raises
+    ``NotImplementedError`` for dropout.
+    """
+    _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu")
+    repeats = query.shape[1] // key.shape[1]
+    q, k, v = _computed(query), _heads(_computed(key), repeats), _heads(_computed(value), repeats)
+    scores = _scores(q, k, is_causal, attn_mask, scale)
+    highest = scores.amax(-1, keepdim=True)
+    highest = torch.where(highest == -math.inf, 0.0, highest)
+    exponentials = torch.exp(scores - highest)
+    total = exponentials.sum(-1, keepdim=True)
+    total = torch.where(total == 0, 1.0, total)
+    output = torch.matmul(exponentials / total, v).to(query.dtype)
+    lse = (highest + torch.log(total)).squeeze(-1)
+    return _laid_out_like(output, query), _swapped_layout(lse)
+
+
+def flash_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, each of its own shape and type; raises ``NotImplementedError`` for dropout."""
+    _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu_backward")
+    repeats = query.shape[1] // key.shape[1]
+    g, q, o = _computed(grad), _computed(query), _computed(out)
+    k, v = _heads(_computed(key), repeats), _heads(_computed(value), repeats)
+    weights = torch.exp(_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
+    grad_weights = torch.matmul(g, v.transpose(-1, -2))
+    centred = grad_weights - (g * o).sum(-1, keepdim=True)
+    grad_scores = weights * centred * _scale(q, scale)
+    grad_query = torch.matmul(grad_scores, k)
+    grad_key = _summed_heads(torch.matmul(grad_scores.transpose(-1, -2), q), repeats)
+    grad_value = _summed_heads(torch.matmul(weights.transpose(-1, -2), g), repeats)
+    return (
+        _swapped_layout(grad_query.to(query.dtype)),
+        _swapped_layout(grad_key.to(key.dtype)),
+        _swapped_layout(grad_value.to(value.dtype)),
+    )
+
+
+def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) * _scale(q, scale)
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    if is_causal:
+        rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[-2], k.shape[-2]))
+        scores = torch.where(columns.unsqueeze(0) <= rows.unsqueeze(1), scores, -math.inf)
+    return scores
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _heads(x: Tensor, repeats: int) -> Tensor:
+    """Grouped query attention: each key head serves ``repeats`` query heads in a row."""
+    return x if repeats == 1 else x.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2)
+
+
+def _summed_heads(x: Tensor, repeats: int) -> Tensor:
+    return x if repeats == 1 else x.unflatten(1, (-1, repeats)).sum(2)
+
+
+def _laid_out_like(x: Tensor, query: Tensor) -> Tensor:
+    """The kernel allocates its output in the query's order of axes, and the model's own views count on that."""
+    order = sorted(range(x.dim()), key=query.stride, reverse=True)
+    return x.permute(order).contiguous().permute([order.index(axis) for axis in range(x.dim())])
+
+
+def _swapped_layout(x: Tensor) -> Tensor:
+    """The kernel allocates the log-sum-exp and the gradients with axes 1 and 2 swapped."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _computed(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _refuse_dropout(dropout_p: float, op: str) -> None:
+    if dropout_p > 0:
+        raise NotImplementedError(
+            f"{op}: dropout_p={dropout_p} is not supported, nor is it by PyTorch's CPU kernel; "
+            "set dropout_p=0.0, or select SDPBackend.MATH with torch.nn.attention.sdpa_kernel"
+        )
+
+
+ENTRIES = (
+    Decomposition(
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        flash_attention,
+        "PyTorch's decomposition gives the attention weights where the kernel gives the log-sum-exp",
+    ),
+    Decomposition(
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        flash_attention_backward,
+        "neither PyTorch nor torch-mlir decomposes it",
+    ),
+)

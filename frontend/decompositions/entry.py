@@ -1,0 +1,24 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What one entry of the decomposition table is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._ops import OpOverload
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """``function`` stands in for ``op`` while a graph is traced; it returns ``NotImplemented`` where the op is better
+    kept.
+
+    ``reason`` says in words what goes wrong, or how slow it is, without the entry.
+    """
+
+    op: OpOverload
+    function: Callable[..., Any]
+    reason: str

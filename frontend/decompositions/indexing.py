@@ -1,0 +1,126 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Indexing, padding and the gradients of views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """``aten.index_put`` with axes left out: the indexed axes are brought to the front, and back.
+
+    Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index, or an index
+    that is a mask.
+    """
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if indexed == list(range(len(indexed))) or any(index.dtype in (torch.bool, torch.uint8) for index in given):
+        return NotImplemented
+    spots = torch.broadcast_tensors(*given)
+    rank, shape = spots[0].dim(), list(spots[0].shape)
+    kept = [axis for axis in range(x.dim()) if axis not in indexed]
+    first = indexed[0]
+    if indexed == list(range(first, first + len(indexed))):
+        # Neighbouring indices leave their axes where they stood; others come first.
+        whole = [*x.shape[:first], *shape, *x.shape[indexed[-1] + 1 :]]
+        order = [*range(first, first + rank), *range(first), *range(first + rank, len(whole))]
+        updates = values.expand(whole).permute(order)
+    else:
+        updates = values.expand([*shape, *(x.shape[axis] for axis in kept)])
+    order = indexed + kept
+    back = [order.index(axis) for axis in range(x.dim())]
+    return aten.index_put.default(x.permute(order), list(spots), updates, accumulate).permute(back)
+
+
+def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
+    """``aten.constant_pad_nd`` with negative amounts as slices; ``NotImplemented`` if there are none."""
+    if not any(isinstance(amount, int) and amount < 0 for amount in pad):
+        return NotImplemented
+    for position in range(len(pad) // 2):
+        dim = x.dim() - 1 - position
+        before, after = max(-pad[2 * position], 0), max(-pad[2 * position + 1], 0)
+        if before or after:
+            x = aten.slice.Tensor(x, dim, before, x.shape[dim] - after, 1)
+    rest = [max(amount, 0) for amount in pad]
+    return aten.constant_pad_nd.default(x, rest, value) if any(rest) else x.clone()
+
+
+def embedding_dense_backward(
+    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """``aten.embedding_dense_backward``: ``grad [*indices, D]`` added up into ``[num_weights, D]``, in f32 for half
+    types.
+    """
+    rows = indices.flatten()
+    updates = grad.reshape(-1, grad.shape[-1])
+    if grad.dtype in (torch.bfloat16, torch.float16):
+        updates = updates.float()
+    if scale_grad_by_freq:
+        ones = torch.ones_like(rows, dtype=updates.dtype)
+        counts = aten.index_put.default(updates.new_zeros(num_weights), [rows], ones, True)
+        updates = updates / counts.index_select(0, rows).unsqueeze(-1)
+    if padding_idx >= 0:
+        updates = torch.where((rows == padding_idx).unsqueeze(-1), 0, updates)
+    table = updates.new_zeros(num_weights, updates.shape[-1])
+    return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
+
+
+def select_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Any:
+    """``aten.select_backward`` as a pad; ``NotImplemented`` for a symbolic size."""
+    dim %= len(input_sizes)
+    size = input_sizes[dim]
+    if not isinstance(size, int) or not isinstance(index, int):
+        return NotImplemented
+    start = index % size
+    return _pad_axis(grad.unsqueeze(dim), dim, start, size - start - 1)
+
+
+def slice_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
+    """``aten.slice_backward`` as a pad, with zeros between the elements of a step; ``NotImplemented`` for a symbolic
+    size.
+    """
+    dim %= len(input_sizes)
+    size, length = input_sizes[dim], grad.shape[dim]
+    if not all(isinstance(n, int) for n in (size, start, end, step, length)):
+        return NotImplemented
+    if length == 0:
+        return grad.new_zeros(input_sizes)
+    first = min(max(start + size if start < 0 else start, 0), size)
+    spread = grad
+    if step > 1:
+        lead, tail = grad.shape[:dim], grad.shape[dim + 1 :]
+        spread = _pad_axis(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).reshape(*lead, length * step, *tail)
+        spread = aten.slice.Tensor(spread, dim, 0, (length - 1) * step + 1, 1)
+    return _pad_axis(spread, dim, first, size - first - spread.shape[dim])
+
+
+def _pad_axis(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    if before == after == 0:
+        return x.clone()
+    return aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], 0)
+
+
+_LEFT_OUT = "torch-mlir lowers index_put only when no axis is left out before an index"
+_PAD = "a scatter into zeros keeps what stands around it from fusing; a pad does not"
+
+ENTRIES = (
+    Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
+    Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
+    Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
+    Decomposition(
+        aten.embedding_dense_backward.default,
+        embedding_dense_backward,
+        "PyTorch's form masks every index against the bounds, which doubles the time",
+    ),
+    Decomposition(aten.select_backward.default, select_backward, _PAD),
+    Decomposition(aten.slice_backward.default, slice_backward, _PAD),
+)

@@ -1,0 +1,90 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Variance, softmax and activations in the precision that eager computes them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+
+def var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """``aten.var_mean.correction``: variance, then mean, in two passes in ``x``'s precision (f32 for half types)."""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    axes = [axis % x.dim() for axis in dim] if dim else list(range(x.dim()))
+    values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    count: Any = 1
+    for axis in axes:
+        count = count * x.shape[axis]
+    mean = values.sum(axes, keepdim=True) / count
+    centred = values - mean
+    freedom = count - (1 if correction is None else correction)
+    if isinstance(freedom, int | float):
+        freedom = max(freedom, 0)
+    total = (centred * centred).sum(axes, keepdim=True)
+    variance = total * (1.0 / freedom) if freedom != 0 else total / torch.zeros_like(total)
+    if not keepdim:
+        variance, mean = _drop(variance, axes), _drop(mean, axes)
+    return variance.to(x.dtype), mean.to(x.dtype)
+
+
+def var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """``aten.var.correction``: see ``var_mean``."""
+    both = var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return both if both is NotImplemented else both[0]
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """``aten._softmax``: f32 inside for half types; a row of ``-inf`` gives NaN, as in eager."""
+    values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    if x.numel() == 0:
+        return values.clone().to(torch.float32 if half_to_float else x.dtype)
+    exponentials = torch.exp(values - values.amax(dim, keepdim=True))
+    result = exponentials / exponentials.sum(dim, keepdim=True)
+    return result if half_to_float else result.to(x.dtype)
+
+
+def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
+    return aten.squeeze.dims(x, axes)
+
+
+def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
+    """PyTorch's own decomposition of ``op``, which torch-mlir's table leaves out."""
+    function: Callable[..., Any] = get_decompositions([op])[op]
+    return function
+
+
+_WIDE = "torch-mlir adds up a variance in f64, which is slow on a CPU and does not compile for CUDA"
+
+ENTRIES = (
+    Decomposition(aten.var_mean.correction, var_mean, _WIDE),
+    Decomposition(aten.var.correction, var, _WIDE),
+    Decomposition(aten._softmax.default, softmax, "torch-mlir's form keeps half types throughout"),
+    *(
+        Decomposition(op, _from_pytorch(op), "torch-mlir's constant of the tanh form is off in the fifth digit")
+        for op in (aten.gelu.default, aten.gelu_backward.default)
+    ),
+    *(
+        Decomposition(
+            op, _from_pytorch(op), "a form of batch norm that training graphs hold and torch-mlir does not lower"
+        )
+        for op in (
+            aten.native_batch_norm.default,
+            aten.batch_norm_backward.default,
+            aten._batch_norm_with_update_functional.default,
+            aten._batch_norm_no_update.default,
+        )
+    ),
+)

@@ -1,0 +1,131 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Sliding windows as slices and pads: what convolution and pooling share.
+
+A *tap* is one position inside the window. The view of a tensor at a tap holds, for each output position, the element
+the window has there; folding is the adjoint: it adds each tap's values back to where the view took them from. Slices
+and pads fuse with what stands around them, where a gather or a scatter becomes a loop over single elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tap = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window over ``rank`` spatial axes: its ``kernel``, ``stride``, ``padding`` and ``dilation``, in elements."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    ) -> Window:
+        """Takes lists as aten has them: one number stands for every axis, an empty stride means the kernel's size."""
+        rank = len(kernel)
+        return cls(
+            tuple(kernel), spread_axes(stride or kernel, rank), spread_axes(padding, rank), spread_axes(dilation, rank)
+        )
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.kernel)
+
+    def taps(self) -> list[Tap]:
+        """Every tap, the last axis fastest."""
+        return list(itertools.product(*map(range, self.kernel)))
+
+    def axis(self, axis: int) -> Window:
+        """The window along one axis alone."""
+        return Window((self.kernel[axis],), (self.stride[axis],), (self.padding[axis],), (self.dilation[axis],))
+
+
+def spread_axes(values: Sequence[int], rank: int) -> tuple[int, ...]:
+    """``values`` for each of ``rank`` axes; one value stands for all."""
+    return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+
+def pad_axes(x: Tensor, low: Sequence[int], high: Sequence[int]) -> Tensor:
+    """``x`` with zeros before and after its last ``len(low)`` axes."""
+    if not any(low) and not any(high):
+        return x
+    pairs = [pair for axis in reversed(range(len(low))) for pair in (low[axis], high[axis])]
+    return torch.ops.aten.constant_pad_nd.default(x, pairs, 0)
+
+
+def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]) -> list[Tensor]:
+    """The view of ``x`` (``[..., *spatial]``) at each tap, ``[..., *out]``."""
+    padded = pad_axes(x, window.padding, window.padding)
+    first = x.dim() - window.rank
+    views = []
+    for tap in taps:
+        view = padded
+        for axis, position in enumerate(tap):
+            start, stride = position * window.dilation[axis], window.stride[axis]
+            stop = start + (out[axis] - 1) * stride + 1
+            view = torch.ops.aten.slice.Tensor(view, first + axis, start, stop, stride)
+        views.append(view)
+    return views
+
+
+def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequence[int]) -> Tensor:
+    """The adjoint of ``tap_views``: ``[..., *out]`` per tap, added up into ``[..., *size]``.
+
+    Only the final slice depends on ``size``, so that a size which is a symbol stays one.
+    """
+    total: Tensor | None = None
+    reach = [(kernel - 1) * dilation for kernel, dilation in zip(window.kernel, window.dilation, strict=True)]
+    for tap, value in contributions:
+        low = [position * dilation for position, dilation in zip(tap, window.dilation, strict=True)]
+        high = [end - start + more for start, end, more in zip(low, reach, _beyond(window), strict=True)]
+        placed = pad_axes(_interleave_zeros(value, window.stride), low, high)
+        total = placed if total is None else total + placed
+    assert total is not None, "a window has at least one tap"
+    first = total.dim() - window.rank
+    for axis, length in enumerate(size):
+        start = window.padding[axis]
+        total = torch.ops.aten.slice.Tensor(total, first + axis, start, start + length)
+    return total
+
+
+def merge_phases(phases: Sequence[Tensor], stride: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Interleaves ``[N, C, *quotients]`` for each remainder modulo ``stride``, the last axis fastest, to ``[N, C, *size]``."""
+    if len(phases) == 1:
+        return phases[0]
+    rank = len(stride)
+    lead, quotients = phases[0].shape[:2], phases[0].shape[2:]
+    stacked = torch.stack(list(phases), 2).reshape(*lead, *stride, *quotients)
+    order = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
+    merged = stacked.permute(0, 1, *order).reshape(*lead, *(q * s for q, s in zip(quotients, stride, strict=True)))
+    for axis, length in enumerate(size):
+        merged = torch.ops.aten.slice.Tensor(merged, axis + 2, 0, length)
+    return merged
+
+
+def _beyond(window: Window) -> list[int]:
+    """Output padding and dilation together may reach past the last window; this many zeros are there."""
+    return [max(dilation - stride, 0) for dilation, stride in zip(window.dilation, window.stride, strict=True)]
+
+
+def _interleave_zeros(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """``x`` with ``stride - 1`` zeros after each element, along its last ``len(stride)`` axes."""
+    if all(step == 1 for step in stride):
+        return x
+    rank = len(stride)
+    lead, spatial = x.shape[: x.dim() - rank], x.shape[x.dim() - rank :]
+    paired = x.reshape(*lead, *(n for length in spatial for n in (length, 1)))
+    high = [n for step in stride for n in (0, step - 1)]
+    padded = pad_axes(paired, [0] * len(high), high)
+    return padded.reshape(*lead, *(length * step for length, step in zip(spatial, stride, strict=True)))

@@ -1,0 +1,153 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Import of a captured joint graph to MLIR: one function ``@joint`` of torch ops, with roles and names on arguments and results.
+
+torch-mlir's importer does the translation, unpatched. Added here: ``bwd.role`` and ``bwd.name`` on arguments and results (what they
+are to the user), ``bwd.value`` (the FX node), and ``bwd.values`` on ops, so that a decision made on MLIR can be carried out on FX.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd import descriptors as d
+from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
+
+from retrograd.dialects import ir
+from retrograd.dialects.ir import make_context
+from retrograd.frontend.capture import CapturedGraph, state_name
+from retrograd.frontend.signature import Signature
+from retrograd.frontend.source import CaptureError
+
+JOINT = "joint"
+
+
+def import_graph(captured: CapturedGraph) -> ir.Module:
+    """Translate ``captured`` to a module with one function ``@joint`` on ``!torch.vtensor`` types.
+
+    Results that have no gradient (``None``) are left out. The FX graph is not changed.
+
+    Raises:
+        CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
+    """
+    graph, descs = _without_none(captured.graph_module)
+    context = make_context()
+    node_importers: list[GraphNodeImporter] = []
+
+    def remember(*args: Any) -> GraphNodeImporter:
+        node_importers.append(GraphNodeImporter(*args))
+        return node_importers[-1]
+
+    importer = FxImporter(context=context, graph_node_importer_cls=remember)
+    try:
+        func = importer.import_stateless_graph(graph, func_name=JOINT)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"import to MLIR failed: {error}", "report the op; replace it by ops that torch-mlir imports"
+        ) from error
+    with context, ir.Location.unknown():
+        _name_values(node_importers[0])
+        _annotate(func, graph, descs, captured)
+    module: ir.Module = importer.module
+    module.operation.verify()
+    return module
+
+
+def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.Graph, list[Any]]:
+    """A copy of the graph whose output has no ``None``, and the descriptors of the outputs that stay."""
+    copy = torch.fx.GraphModule(graph_module, graph_module.graph.__class__())
+    graph = copy.graph
+    output = graph.graph_copy(graph_module.graph, val_map := {})
+    (old,) = graph_module.graph.find_nodes(op="output")
+    kept = [(node, desc) for node, desc in zip(_flat(output), old.meta["desc"]) if node is not None]
+    for source, target in val_map.items():
+        target.meta = dict(source.meta)
+    graph.output(tuple(node for node, _ in kept))
+    for node in graph.nodes:
+        if node.op == "call_function" and node.kwargs.get("device") is not None:
+            # The module is compiled per target; a device here would pin it to the one it was traced on.
+            node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+    return graph, [desc for _, desc in kept]
+
+
+def _flat(output: Any) -> list[Any]:
+    return torch.utils._pytree.arg_tree_leaves(output)
+
+
+def _name_values(node_importer: GraphNodeImporter) -> None:
+    """Write on each op the FX names of its results; a tuple's elements carry the names of their getitem nodes."""
+    names: dict[tuple[ir.Operation, int], str] = {}
+    for (node, index), value in node_importer._v.items():
+        if not isinstance(value, ir.OpResult):
+            continue
+        place = (value.owner, value.result_number)
+        if node.target is operator.getitem or place not in names:
+            names[place] = (
+                node.name
+                if node.target is operator.getitem or len(value.owner.results) == 1
+                else f"{node.name}.{index}"
+            )
+    ops = {owner for owner, _ in names}
+    for op in ops:
+        op.attributes["bwd.values"] = ir.ArrayAttr.get(
+            [ir.StringAttr.get(names.get((op, i), "")) for i in range(len(op.results))]
+        )
+
+
+def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], captured: CapturedGraph) -> None:
+    placeholders = graph.find_nodes(op="placeholder")
+    arguments = [_argument_role(node.meta["desc"], captured.signature) for node in placeholders]
+    (output,) = graph.find_nodes(op="output")
+    nodes = _flat(output.args[0])
+    results = [_result_role(desc, captured.signature) for desc in descs]
+    func.attributes["arg_attrs"] = _attributes(arguments, [n.name for n in placeholders])
+    func.attributes["res_attrs"] = _attributes(results, [n.name for n in nodes])
+
+
+def _attributes(roles: Sequence[tuple[str, str]], values: Sequence[str]) -> ir.Attribute:
+    return ir.ArrayAttr.get(
+        [
+            ir.DictAttr.get(
+                {
+                    "bwd.role": ir.StringAttr.get(role),
+                    "bwd.name": ir.StringAttr.get(name),
+                    "bwd.value": ir.StringAttr.get(value),
+                }
+            )
+            for (role, name), value in zip(roles, values, strict=True)
+        ]
+    )
+
+
+def _argument_role(desc: Any, signature: Signature) -> tuple[str, str]:
+    match desc:
+        case d.ParamAOTInput():
+            return "param", state_name(desc.target)
+        case d.BufferAOTInput():
+            return "buffer", state_name(desc.target)
+        case d.PlainAOTInput():
+            return "input", _input_name(desc.idx, signature)
+        case d.TangentAOTInput():
+            return "tangent", f"tangent.{_result_role(desc.output, signature)[1]}"
+    raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
+
+
+def _result_role(desc: Any, signature: Signature) -> tuple[str, str]:
+    match desc:
+        case d.PlainAOTOutput():
+            return "output", [o for o in signature.outputs if o.kind != "constant"][desc.idx].name
+        case d.IntermediateBaseAOTOutput():
+            return "output", f"base.{_result_role(desc.base_of, signature)[1]}"
+        case d.InputMutationAOTOutput():
+            return "mutation", _argument_role(desc.mutated_input, signature)[1]
+        case d.GradAOTOutput():
+            return "grad", f"grad.{_argument_role(desc.grad_of, signature)[1]}"
+    raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
+
+
+def _input_name(index: int, signature: Signature) -> str:
+    tensors = [i for i in signature.inputs if i.type is not None]
+    return tensors[index].name

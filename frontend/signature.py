@@ -1,0 +1,117 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a captured program takes and gives, in the user's words.
+
+A :class:`Signature` says how the arguments of a call map to the tensors of the captured graph and how the graph's results map
+back to the values the call returns. It is plain data: ``to_dict()`` is what an artifact's manifest keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape, dtype (torch's name without the prefix, such as ``float32``), strides in elements and device type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...]
+    device: str
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorType:
+        return cls(
+            tuple(int(n) for n in tensor.shape),
+            dtype_name(tensor.dtype),
+            tuple(int(n) for n in tensor.stride()),
+            tensor.device.type,
+            tensor.requires_grad,
+        )
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A parameter or buffer: its qualified name in the module and its type."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A leaf of ``(args, kwargs)``: a tensor, or a constant that the captured graph was specialized on."""
+
+    name: str
+    type: TensorType | None
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """A leaf of what the model returns.
+
+    ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input`` and ``view_of_base`` (a view of
+    argument or of intermediate base number ``base``), or ``constant``. ``offset`` is the storage offset of a view, in elements.
+    """
+
+    name: str
+    kind: str
+    type: TensorType | None = None
+    base: int | None = None
+    offset: int = 0
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs."""
+
+    params: tuple[StateSpec, ...]
+    buffers: tuple[StateSpec, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    mutated: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their repr."""
+        data = {
+            "params": [dataclasses.asdict(p) for p in self.params],
+            "buffers": [dataclasses.asdict(b) for b in self.buffers],
+            "inputs": [_leaf_dict(i) for i in self.inputs],
+            "outputs": [_leaf_dict(o) for o in self.outputs],
+            "in_tree": _dump_tree(self.in_spec),
+            "out_tree": _dump_tree(self.out_spec),
+            "mutated": list(self.mutated),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(data))
+        return plain
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _leaf_dict(leaf: InputSpec | OutputSpec) -> dict[str, Any]:
+    data = dataclasses.asdict(leaf)
+    if not isinstance(leaf.constant, (bool, int, float, str, type(None))):
+        data["constant"] = {"repr": repr(leaf.constant)}
+    return data
+
+
+def _dump_tree(spec: pytree.TreeSpec) -> str | None:
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, ValueError, TypeError):
+        return None

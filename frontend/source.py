@@ -1,0 +1,108 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where in the user's code an op came from, while tracing and when tracing fails."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
+
+_TORCH = str(Path(torch.__file__).parent)
+_LAYERS = str(Path(torch.nn.modules.__file__).parent)
+_OURS = str(Path(__file__).parent)
+# Frames of these places are never the user's code.
+_NOT_USER = (_TORCH, _OURS, str(Path(contextlib.__file__)))
+
+
+class CaptureError(RuntimeError):
+    """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about it."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"capture: {message}\n  remedy: {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+
+class SourceTracker(TorchFunctionMode):
+    """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
+
+    A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be traced as a
+    constant and get no gradient.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = user_frame(sys._getframe(1))
+        if frame is not None:
+            fx_traceback.current_meta["stack_trace"] = _format_frame(frame)
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if (
+                type(leaf) in (torch.Tensor, torch.nn.Parameter)
+                and leaf.requires_grad
+                and not torch._is_functional_tensor(leaf)
+            ):
+                raise CaptureError(
+                    f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter of the "
+                    f"module{_at(frame)}",
+                    "pass it as an argument, register it as a parameter, or detach() it",
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the model that is not torch's; of a model made of torch's layers only, the layer's own."""
+    layer = None
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_USER):
+            return frame
+        layer = layer or (frame if name.startswith(_LAYERS) else None)
+        frame = frame.f_back
+    return layer
+
+
+def capture_error(error: Exception) -> CaptureError:
+    """Translate what the tracer raised: the line of the user's code, what was met there and what to do."""
+    frames = traceback.extract_tb(error.__traceback__)
+    user = [f for f in frames if not f.filename.startswith(_NOT_USER)]
+    # The first frames are the caller's own, up to compile_backward; the model's code is the last one.
+    where = (
+        f' at File "{user[-1].filename}", line {user[-1].lineno}, in {user[-1].name}\n    {user[-1].line}'
+        if user
+        else ""
+    )
+    kind = type(error).__name__
+    if kind in _DATA_DEPENDENT:
+        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", _DATA_DEPENDENT_REMEDY)
+    first = str(error).strip().splitlines()
+    return CaptureError(
+        f"{kind}: {first[0] if first else ''}{where}", "the model must run on these arguments in eager mode first"
+    )
+
+
+_DATA_DEPENDENT = {
+    "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
+    "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",
+    "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
+}
+_DATA_DEPENDENT_REMEDY = (
+    "use torch.where or masks instead, or compute the value outside the model and pass it as an argument"
+)
+
+
+def _format_frame(frame: FrameType) -> str:
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    {line}'
+
+
+def _at(frame: FrameType | None) -> str:
+    return "" if frame is None else f", at {_format_frame(frame)}"

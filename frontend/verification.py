@@ -1,0 +1,87 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The first call of a compiled program compared with eager, output by output and gradient by gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from retrograd.frontend.capture import CapturedGraph
+
+# Largest relative error (norm of the difference over the norm of eager's) that rounding explains.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class VerificationError(RuntimeError):
+    """A compiled output, buffer or gradient differs from eager's by more than rounding; the message names it."""
+
+
+def verified(call: Call, captured: CapturedGraph) -> Call:
+    """``call``, whose first use is compared with the captured model on copies of its arguments."""
+    pending = [True]
+
+    def checked(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if pending:
+            compare_with_eager(call, captured, primals)
+            pending.clear()
+        return call(primals)
+
+    return checked
+
+
+def compare_with_eager(call: Call, captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> None:
+    """Run both on copies of ``primals``, backpropagate the same random tangents, compare all.
+
+    Raises:
+        VerificationError: they differ; names the first output, buffer or gradient that does, and by how much.
+    """
+    names = [s.name for s in (*captured.signature.params, *captured.signature.buffers)]
+    names += [i.name for i in captured.signature.inputs if i.type is not None]
+    with torch.enable_grad():
+        ours, theirs = _copies(primals), _copies(primals)
+        compiled, eager = list(call(ours)), list(_run_eager(captured, theirs))
+        outputs = [o.name for o in captured.signature.outputs if o.kind != "constant"]
+        for name, a, b in zip(outputs, compiled, eager, strict=True):
+            _compare(name, a, b)
+        for name, a, b in zip(names, ours, theirs, strict=True):
+            _compare(name, a, b)
+        differentiable = [(a, b) for a, b in zip(compiled, eager, strict=True) if b.requires_grad]
+        tangents = [torch.randn_like(b) for _, b in differentiable]
+        wanted = [i for i, t in enumerate(theirs) if t.requires_grad]
+        gradients = (
+            torch.autograd.grad([p[side] for p in differentiable], [tensors[i] for i in wanted], tangents, allow_unused=True)
+            for side, tensors in enumerate((ours, theirs))
+        )
+        for i, a, b in zip(wanted, *gradients, strict=True):
+            _compare(f"gradient of {names[i]}", torch.zeros_like(ours[i]) if a is None else a, torch.zeros_like(ours[i]) if b is None else b)
+
+
+def _copies(primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    # A leaf that requires grad could not be written to in place, which the model may do.
+    return [t.detach().clone().requires_grad_(t.requires_grad) for t in primals]
+
+
+def _run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    state = len(captured.signature.params) + len(captured.signature.buffers)
+    qualified = [*captured.joint.params_spec, *captured.joint.buffers_spec]
+    outputs: Sequence[torch.Tensor] = torch.func.functional_call(
+        captured.module, dict(zip(qualified, primals[:state], strict=True)), tuple(primals[state:]), tie_weights=False
+    )
+    return outputs
+
+
+def _compare(name: str, compiled: torch.Tensor, eager: torch.Tensor) -> None:
+    if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
+        raise VerificationError(f"{name}: compiled {compiled.dtype} {tuple(compiled.shape)}, eager {eager.dtype} {tuple(eager.shape)}")
+    a, b = compiled.detach().double(), eager.detach().double()
+    error = float((a - b).norm() / b.norm().clamp_min(1e-30)) if b.numel() and float((a - b).norm()) > 1e-12 else 0.0
+    tolerance = _TOLERANCE.get(eager.dtype, 0.0)
+    if not error <= tolerance:
+        raise VerificationError(
+            f"{name}: the compiled value differs from eager's by {error:.2e} (relative norm; {tolerance:.0e} is allowed for "
+            f"{eager.dtype}); the model is not compiled correctly, please report it"
+        )

@@ -1,0 +1,96 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A joint function as plain data: what partitioning decides on, with no MLIR, torch or IREE in sight.
+
+Values and ops are numbered in program order. Multi-result ops are flattened: each result is a value of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from retrograd.pipelines.analysis.op_kinds import OpKind
+
+
+@dataclass(frozen=True)
+class Value:
+    """An SSA value. ``producer`` is the number of its op, or ``None`` for an argument; ``bytes`` is 0 where it is no tensor."""
+
+    id: int
+    name: str
+    bytes: int
+    producer: int | None
+    is_tensor: bool = True
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation: name in MLIR, kind, operands and results by value number, floating-point operations and bytes it moves."""
+
+    id: int
+    name: str
+    kind: OpKind
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """A joint forward and backward function.
+
+    ``arguments`` are all its arguments; those in ``tangents`` exist in the backward only, the others in both halves, at no cost.
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    arguments: tuple[int, ...]
+    tangents: frozenset[int]
+    forward_results: tuple[int, ...]
+    backward_results: tuple[int, ...]
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each value the ops that take it, in order."""
+        users: list[list[int]] = [[] for _ in self.values]
+        for op in self.ops:
+            for operand in dict.fromkeys(op.operands):
+                users[operand].append(op.id)
+        return tuple(tuple(u) for u in users)
+
+    @cached_property
+    def forward_ops(self) -> frozenset[int]:
+        """Ops that the forward's results need."""
+        return self.required_ops(self.forward_results, ())
+
+    @cached_property
+    def tangent_ops(self) -> frozenset[int]:
+        """Ops that depend on a tangent: they can run in the backward only."""
+        reached = set(self.tangents)
+        found = set()
+        for op in self.ops:
+            if not reached.isdisjoint(op.operands):
+                found.add(op.id)
+                reached.update(op.results)
+        return frozenset(found)
+
+    def required_ops(self, results: Iterable[int], available: Iterable[int]) -> frozenset[int]:
+        """Ops that must run to give ``results`` when the values of ``available`` are at hand."""
+        stop = set(available)
+        needed: set[int] = set()
+        pending = [r for r in results if r not in stop]
+        while pending:
+            producer = self.values[pending.pop()].producer
+            if producer is None or producer in needed:
+                continue
+            needed.add(producer)
+            pending.extend(o for o in self.ops[producer].operands if o not in stop)
+        return frozenset(needed)
+
+    def view_root(self, value: int) -> int:
+        """The value whose storage ``value`` looks at: itself, unless an op of kind VIEW made it."""
+        while (producer := self.values[value].producer) is not None and self.ops[producer].kind is OpKind.VIEW:
+            value = self.ops[producer].operands[0]
+        return value

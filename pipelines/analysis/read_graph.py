@@ -1,0 +1,110 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Reads a joint function of the torch dialect into the plain data that analyses work on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.flops import count_flops
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.op_kinds import op_kind
+
+_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+)>")
+_BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
+BACKWARD_RESULT = "grad"
+TANGENT = "tangent"
+
+
+@dataclass(frozen=True)
+class ReadGraph:
+    """A graph with the MLIR ops and values it was read from, each at the place that its number says."""
+
+    graph: JointGraph
+    ops: tuple[ir.Operation, ...]
+    values: tuple[ir.Value, ...]
+
+
+def read_joint(func: ir.Operation) -> ReadGraph:
+    """Read a ``func.func`` of one block whose arguments and results carry ``bwd.role``."""
+    block = func.regions[0].blocks[0]
+    numbers: dict[ir.Value, int] = {}
+    values: list[Value] = []
+    ir_values: list[ir.Value] = []
+    ops: list[Op] = []
+    ir_ops: list[ir.Operation] = []
+
+    def add(value: ir.Value, name: str, producer: int | None) -> int:
+        shape = tensor_shape(value.type)
+        numbers[value] = len(values)
+        values.append(Value(len(values), name, tensor_bytes(value.type), producer, shape is not None))
+        ir_values.append(value)
+        return numbers[value]
+
+    roles = attribute_dicts(func, "arg_attrs")
+    arguments = [add(arg, roles[i].get("bwd.value", f"arg{i}"), None) for i, arg in enumerate(block.arguments)]
+    returned: list[int] = []
+    for view in block.operations:
+        op = view.operation
+        operands = tuple(numbers[o] for o in op.operands)
+        if op.name == "func.return":
+            returned = list(operands)
+            continue
+        names = value_names(op)
+        results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
+        kind = op_kind(op.name, has_tensor_result=any(values[r].is_tensor for r in results))
+        flops = count_flops(op.name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results])
+        ops.append(Op(len(ops), op.name, kind, operands, results, flops))
+        ir_ops.append(op)
+    result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
+    graph = JointGraph(
+        values=tuple(values),
+        ops=tuple(ops),
+        arguments=tuple(arguments),
+        tangents=frozenset(a for a, role in zip(arguments, roles) if role.get("bwd.role") == TANGENT),
+        forward_results=tuple(v for v, role in zip(returned, result_roles) if role != BACKWARD_RESULT),
+        backward_results=tuple(v for v, role in zip(returned, result_roles) if role == BACKWARD_RESULT),
+    )
+    return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
+
+
+def attribute_dicts(func: ir.Operation, name: str) -> list[dict[str, str]]:
+    """The string attributes of each argument (``arg_attrs``) or result (``res_attrs``) of a function."""
+    count = len(func.regions[0].blocks[0].arguments) if name == "arg_attrs" else len(function_type(func).results)
+    if name not in func.attributes:
+        return [{} for _ in range(count)]
+    dicts = [ir.DictAttr(d) for d in ir.ArrayAttr(func.attributes[name])]
+    return [{a.name: ir.StringAttr(a.attr).value for a in d if isinstance(a.attr, ir.StringAttr)} for d in dicts]
+
+
+def function_type(func: ir.Operation) -> ir.FunctionType:
+    """The type of a ``func.func``."""
+    return ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
+
+
+def value_names(op: ir.Operation) -> list[str]:
+    """Names that the import gave the results of an op; empty where it gave none."""
+    if "bwd.values" not in op.attributes:
+        return [""] * len(op.results)
+    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes["bwd.values"])]
+
+
+def tensor_shape(type_: ir.Type) -> tuple[int, ...] | None:
+    """Shape of a ``!torch.vtensor``; ``None`` for any other type. An unknown size counts as 1."""
+    match = _VTENSOR.fullmatch(str(type_))
+    if match is None:
+        return None
+    return tuple(1 if n == "?" else int(n) for n in match[1].split(",") if n)
+
+
+def tensor_bytes(type_: ir.Type) -> int:
+    """Bytes of a contiguous ``!torch.vtensor``; 0 for any other type. Booleans (``i1``) take a byte each."""
+    match = _VTENSOR.fullmatch(str(type_))
+    if match is None:
+        return 0
+    bits = _BITS.match(match[2].removeprefix("!torch."))
+    width = max(1, int(bits[1]) // 8) if bits else 1
+    return prod(tensor_shape(type_) or (1,)) * width

@@ -1,0 +1,140 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``convert-bwd-to-func``: the last of the bwd dialect goes; what it said is now in functions, calls and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import bwd, ir
+from retrograd.pipelines.analysis.read_graph import attribute_dicts, function_type
+from retrograd.pipelines.passes import ModulePass, PassFailure
+
+# An op of these calls back into the process that runs the module; the attribute numbers what it calls.
+_CALLS = {"bwd.call_hook": ("hook", "hook"), "bwd.call_backward": ("function", "backward")}
+
+
+@dataclass(frozen=True)
+class ConvertBwdToFunc(ModulePass):
+    """Lowers each bwd op of each function.
+
+    - ``bwd.save``: one more result of its function, with role ``saved``, in the order of the ops;
+    - ``bwd.accumulate_grad``: one more result, with role ``grad``;
+    - ``bwd.call_hook``, ``bwd.call_backward``, ``bwd.final_callbacks``: calls of private functions ``@hook_N``, ``@backward_N`` and
+      ``@final_callbacks``, in the order of the tokens, which is theirs in the block;
+    - ``bwd.recompute_barrier``: its operand; tokens: nothing.
+    """
+
+    name: ClassVar[str] = "convert-bwd-to-func"
+    description: ClassVar[str] = "Lower bwd ops to function results and calls"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            _check_signature(func)
+            added = _convert_body(module, func)
+            _append_results(func, added)
+
+
+def functions(module: ir.Operation) -> list[ir.Operation]:
+    """The ``func.func`` ops of a module that have a body."""
+    ops = [op.operation for op in module.regions[0].blocks[0].operations]
+    return [op for op in ops if op.name == "func.func" and len(op.regions[0].blocks)]
+
+
+def _check_signature(func: ir.Operation) -> None:
+    kind = function_type(func)
+    if any(str(t) == bwd.TOKEN for t in (*kind.inputs, *kind.results)):
+        raise PassFailure(
+            func,
+            "convert-bwd-to-func: a function takes or gives a !bwd.token",
+            "start the chain inside the function with bwd.create_token",
+        )
+
+
+def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Value, dict[str, str]]]:
+    """Lower each bwd op; returns the results to add to the function, with their attributes."""
+    added: list[tuple[ir.Value, dict[str, str]]] = []
+    dead: list[ir.Operation] = []
+    for view in func.regions[0].blocks[0].operations:
+        op = view.operation
+        match op.name:
+            case "bwd.save":
+                name = ir.StringAttr(op.attributes["name"]).value
+                attributes = {"bwd.role": "saved", "bwd.name": f"saved.{name}", "bwd.value": name}
+                added.append((op.operands[0], attributes))
+            case "bwd.accumulate_grad":
+                number = ir.IntegerAttr(op.attributes["param"]).value
+                added.append((op.operands[0], {"bwd.role": "grad", "bwd.name": f"grad.{number}"}))
+            case "bwd.recompute_barrier":
+                op.results[0].replace_all_uses_with(op.operands[0])
+            case "bwd.call_hook" | "bwd.call_backward":
+                attribute, prefix = _CALLS[op.name]
+                number = ir.IntegerAttr(op.attributes[attribute]).value
+                call = _call(module, f"{prefix}_{number}", op, list(op.operands)[:-1], list(op.results)[:-1])
+                op.results[0].replace_all_uses_with(call.results[0])
+            case "bwd.final_callbacks":
+                _call(module, "final_callbacks", op, [], [])
+            case "bwd.create_token":
+                pass
+            case _:
+                continue
+        dead.append(op)
+    # From the last to the first: only tokens are left between them.
+    for op in reversed(dead):
+        op.erase()
+    return added
+
+
+def _call(
+    module: ir.Operation, name: str, op: ir.Operation, operands: Sequence[ir.Value], results: Sequence[ir.Value]
+) -> ir.Operation:
+    operand_types, result_types = [o.type for o in operands], [r.type for r in results]
+    _declare(module, name, ir.FunctionType.get(operand_types, result_types), op)
+    return ir.Operation.create(
+        "func.call",
+        operands=operands,
+        results=result_types,
+        attributes={"callee": ir.FlatSymbolRefAttr.get(name)},
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+
+
+def _declare(module: ir.Operation, name: str, type_: ir.FunctionType, caller: ir.Operation) -> None:
+    for view in module.regions[0].blocks[0].operations:
+        op = view.operation
+        if op.name != "func.func" or ir.StringAttr(op.attributes["sym_name"]).value != name:
+            continue
+        if function_type(op) != type_:
+            raise PassFailure(
+                caller,
+                f"convert-bwd-to-func: @{name} is called as {type_} here and as {function_type(op)} elsewhere",
+                "give each hook a number of its own per signature",
+            )
+        return
+    attributes = {
+        "sym_name": ir.StringAttr.get(name),
+        "function_type": ir.TypeAttr.get(type_),
+        "sym_visibility": ir.StringAttr.get("private"),
+    }
+    start = ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0])
+    ir.Operation.create("func.func", attributes=attributes, regions=1, loc=caller.location, ip=start)
+
+
+def _append_results(func: ir.Operation, added: Sequence[tuple[ir.Value, dict[str, str]]]) -> None:
+    """Return the added values too, after what the function returns already."""
+    if not added:
+        return
+    block = func.regions[0].blocks[0]
+    old_return = list(block.operations)[-1].operation
+    values = [*old_return.operands, *(value for value, _ in added)]
+    ir.Operation.create("func.return", operands=values, loc=old_return.location, ip=ir.InsertionPoint(old_return))
+    old_return.erase()
+    results = [*attribute_dicts(func, "res_attrs"), *(attributes for _, attributes in added)]
+    kind = function_type(func)
+    func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kind.inputs, [v.type for v in values]))
+    func.attributes["res_attrs"] = ir.ArrayAttr.get(
+        [ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in attributes.items()}) for attributes in results]
+    )

@@ -1,0 +1,87 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From linalg to an executable, by iree-compile."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.lowering import first_error, keep_for_replay
+from retrograd.pipelines.subprocesses import run_tool
+from retrograd.pipelines.targets import Target
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds."""
+
+    vmfb: bytes
+    flags: tuple[str, ...]
+    transients: dict[str, int]
+    seconds: float
+
+
+@cache
+def iree_tool(name: str) -> Path:
+    """Path of a tool (``iree-compile``, ``iree-opt``) of the IREE compiler package; the package itself is not imported.
+
+    Raises:
+        FileNotFoundError: the package is not installed; says the command that installs it.
+    """
+    spec = importlib.util.find_spec("iree.compiler")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        tool = Path(folder) / "_mlir_libs" / name
+        if tool.exists():
+            return tool
+    raise FileNotFoundError(f"{name} not found: pip install iree-base-compiler")
+
+
+def compile_executable(
+    linalg: str, target: Target, *, on_attempt: Callable[[tuple[str, ...]], None] | None = None
+) -> Executable:
+    """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
+
+    Raises:
+        CompileError: every set failed; reports the last and plainest one's first error, and the replay command.
+    """
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
+        folder = Path(name)
+        source, vmfb, phases = folder / "linalg.mlir", folder / "module.vmfb", folder / "phases"
+        source.write_text(linalg, encoding="utf-8")
+        for flags in target.ladder:
+            if on_attempt is not None:
+                on_attempt(flags)
+            command = [str(iree_tool("iree-compile")), str(source), "-o", str(vmfb), *target.flags, *flags]
+            result = run_tool([*command, f"--dump-compilation-phases-to={phases}"], folder=folder)
+            if result.returncode == 0:
+                transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
+                return Executable(vmfb.read_bytes(), flags, transients, time.perf_counter() - start)
+        replay = shlex.join(["iree-compile", str(keep_for_replay(source)), "-o", "module.vmfb", *target.flags, *flags])
+        raise CompileError("iree-compile", first_error(result), result.stderr, replay)
+
+
+def read_transients(stream: str) -> dict[str, int]:
+    """Peak scratch bytes of each exported function, from IREE's IR after its stream phase.
+
+    Transient resources are allocated and freed in program order there; sizes are constants of the function. (The statistics that
+    IREE can write add up all functions.)
+    """
+    peaks: dict[str, int] = {}
+    for name, body in re.findall(r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", stream, flags=re.MULTILINE | re.DOTALL):
+        constants = {m[1]: int(m[2]) for m in re.finditer(r"(%[\w-]+) = arith\.constant (\d+) : index", body)}
+        live = peak = 0
+        for event, size in re.findall(r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}", body):
+            live += constants.get(size, 0) if event == "alloca" else -constants.get(size, 0)
+            peak = max(peak, live)
+        peaks[name] = peak
+    return peaks

@@ -1,0 +1,65 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From staged torch functions to linalg, in a process of its own: an abort in a lowering is an error here, not the end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.subprocesses import ToolResult, run_tool
+
+LOWERING_PIPELINE = (
+    "builtin.module("
+    "func.func(torch-match-quantized-custom-ops),"
+    "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
+    "torch-backend-to-linalg-on-tensors-backend-pipeline,"
+    "bwd-verify-legality{level=linalg},"
+    "bwd-isolate-arguments,"
+    "bwd-export-results)"
+)
+
+
+def lower_to_linalg(staged: bytes) -> str:
+    """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
+
+    Raises:
+        CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay command.
+    """
+    with tempfile.TemporaryDirectory(prefix="retrograd-lower-") as name:
+        folder = Path(name)
+        source, target = folder / "staged.mlir", folder / "linalg.mlir"
+        source.write_bytes(staged)
+        options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect", "--mlir-print-debuginfo"]
+        result = run_tool([sys.executable, "-m", "retrograd.tools.opt", source, "-o", target, *options], folder=folder)
+        if result.returncode == 0:
+            return target.read_text(encoding="utf-8")
+        kept = keep_for_replay(source)
+        replay = shlex.join(["retrograd-opt", str(kept), *options])
+        raise CompileError("lower", first_error(result), result.stderr, replay)
+
+
+def keep_for_replay(source: Path) -> Path:
+    """Copy a tool's input to where the user can run the tool on it again; the same input always goes to the same file."""
+    digest = sha256(source.read_bytes()).hexdigest()[:16]
+    kept = Path(tempfile.gettempdir()) / f"retrograd-replay-{digest}{source.suffix}"
+    shutil.copyfile(source, kept)
+    return kept
+
+
+def first_error(result: ToolResult) -> str:
+    """The first error a tool reported, with its location; how it ended, where it reported none."""
+    errors = re.findall(r"^(?:.*?:)? ?error: .*", result.stderr, flags=re.MULTILINE)
+    ended = (
+        f"the tool was ended by {result.crashed}"
+        if result.crashed
+        else f"the tool gave exit status {result.returncode}"
+    )
+    last = result.stderr.strip().splitlines()[-1:] or ["no message"]
+    return errors[0].strip() if errors else f"{ended}: {last[0][:500]}"

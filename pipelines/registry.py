@@ -1,0 +1,42 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The passes of this project by name; a pass's module is imported when the pass is first asked for.
+
+One name in four spellings: ``bwd-sink-recompute`` is ``BwdSinkRecompute`` in ``bwd_sink_recompute.py``, and
+``bwd-sink-recompute.mlir`` tests it.
+"""
+
+from importlib import import_module
+
+from retrograd.pipelines.passes import ModulePass
+
+PASSES: dict[str, str] = {
+    "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
+    "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
+    "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
+    "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
+    "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
+}
+
+
+def registered_passes() -> tuple[str, ...]:
+    """Names of all passes of this project, sorted."""
+    return tuple(sorted(PASSES))
+
+
+def load_pass(name: str) -> type[ModulePass]:
+    """The class of the pass called `name`.
+
+    Raises:
+        KeyError: no such pass.
+        ImportError: the pass is registered, but its module or class is missing or does not import.
+        TypeError: what is registered under `name` is not a pass of that name.
+    """
+    module, _, attribute = PASSES[name].partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except AttributeError as error:
+        raise ImportError(f"pass '{name}' is registered as {PASSES[name]}, which does not exist") from error
+    if not (isinstance(found, type) and issubclass(found, ModulePass) and found.name == name):
+        raise TypeError(f"pass '{name}' is registered as {PASSES[name]}, which is not a ModulePass of that name")
+    return found

@@ -1,0 +1,87 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Runs a textual pipeline of native passes and our own on a module."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrograd.dialects import ir
+from retrograd.pipelines.build import PipelineTrace, build_pass_manager
+from retrograd.pipelines.diagnostics import Diagnostic, PipelineError, read_diagnostics
+from retrograd.pipelines.pipeline_string import PipelineSyntaxError, parse_pipeline
+
+OPT_COMMAND = "retrograd-opt"
+
+
+def run_pipeline(
+    module: ir.Module, pipeline: str, *, print_after_all: bool = False, timing: bool = False, replay: bool = True
+) -> None:
+    """Run `pipeline`, such as ``builtin.module(bwd-partition{policy=min-cut},cse)``, on `module`, in place.
+
+    Args:
+        module: a verified module; of no use after a failure.
+        pipeline: the passes, anchored on ``builtin.module``.
+        print_after_all: print the module after each pass, to the process's standard error.
+        timing: print how long each pass took, to the process's standard error.
+        replay: keep a copy of the module; if the pipeline fails, write it to a temporary file for the error's `replay`.
+
+    Raises:
+        PipelineError: a pass failed, does not exist or does not take its options; the text is not well formed.
+    """
+    try:
+        root = parse_pipeline(pipeline)
+    except PipelineSyntaxError as error:
+        raise PipelineError([_usage_problem(error)]) from error
+    trace = PipelineTrace()
+    with module.context:
+        try:
+            manager = build_pass_manager(root, pipeline, trace, mark_native=not (print_after_all or timing))
+        except PipelineSyntaxError as error:
+            raise PipelineError([_usage_problem(error)]) from error
+        if print_after_all:
+            manager.enable_ir_printing()
+        if timing:
+            manager.enable_timing()
+        start = _Start.of(module, pipeline) if replay else None
+        try:
+            manager.run(module.operation)
+        except ir.MLIRError as error:
+            command = start.write() if start else None
+            failure = PipelineError(read_diagnostics(error), trace.current, command)
+            trace.reraise_interrupt()
+            raise failure from trace.error
+
+
+def _usage_problem(error: PipelineSyntaxError) -> Diagnostic:
+    return Diagnostic("error", f"{error.message}\n{error.excerpt}", "<pipeline>", 1, error.column + 1)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a pipeline started from."""
+
+    bytecode: bytes
+    pipeline: str
+
+    @classmethod
+    def of(cls, module: ir.Module, pipeline: str) -> _Start:
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+        return cls(buffer.getvalue(), pipeline)
+
+    def write(self) -> str | None:
+        """Write the module to a temporary file; returns the command that replays, None where nothing can be written."""
+        # Named after its contents, so that the same failure, over and over, leaves one file.
+        name = f"retrograd-replay-{hashlib.sha256(self.bytecode).hexdigest()[:16]}.mlirbc"
+        path = Path(tempfile.gettempdir()) / name
+        try:
+            path.write_bytes(self.bytecode)
+        except OSError:
+            return None
+        return f"{OPT_COMMAND} {shlex.quote(str(path))} --pass-pipeline={shlex.quote(self.pipeline)}"

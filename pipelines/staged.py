@@ -1,0 +1,151 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The staged pipeline: imported -> partitioned -> scheduled -> linalg -> executable, verified at each hand-over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from retrograd.dialects import ir
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.executable import Executable, compile_executable
+from retrograd.pipelines.interface import FunctionInterface, read_interface
+from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
+from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.targets import Target, host_cpu
+
+# Each stage by name, and the passes that lead to it from the one before.
+STAGES: dict[str, str] = {
+    "imported": "bwd-verify-legality{level=imported}",
+    "partitioned": "bwd-partition{policy=POLICY},bwd-verify-legality{level=imported}",
+    "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
+}
+STAGE_NAMES = (*STAGES, "linalg")
+
+
+class ExecutableStore(Protocol):
+    """Where executables are kept between runs: bytes under a key that says all that they depend on."""
+
+    def get(self, parts: dict[str, str]) -> bytes | None:
+        """What was put under these parts, if anything."""
+
+    def put(self, parts: dict[str, str], data: bytes) -> None:
+        """Keep ``data`` under these parts."""
+
+
+@dataclass(frozen=True)
+class StagedModule:
+    """A module that went through all stages up to ``scheduled``.
+
+    ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as numbers.
+    """
+
+    texts: dict[str, str]
+    source: str
+    functions: tuple[FunctionInterface, ...]
+    partition: dict[str, Any]
+    seconds: dict[str, float]
+
+    def function(self, name: str) -> FunctionInterface:
+        """The function called ``name``."""
+        return next(f for f in self.functions if f.name == name)
+
+    def linalg(self) -> str:
+        """The module on linalg, without locations; lowered again at each call."""
+        module_text = lower_to_linalg(self.source.encode())
+        context = ir.make_context(allow_unregistered_dialects=True)
+        return str(ir.Module.parse(module_text, context))
+
+
+@dataclass
+class Progress:
+    """Tells a listener which phase is running and keeps how long each took, in seconds."""
+
+    listener: Callable[[str], None] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce a phase and time it."""
+        if self.listener is not None:
+            self.listener(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def stage_module(module: ir.Module, policy: str, progress: Progress) -> StagedModule:
+    """Run the passes of every stage on an imported module, in place.
+
+    Raises:
+        PipelineError: a pass refused the module; names the op, its location and the command that replays it.
+    """
+    texts: dict[str, str] = {}
+    partition: dict[str, Any] = {}
+    for stage, passes in STAGES.items():
+        with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
+            run_pipeline(module, f"builtin.module({passes.replace('POLICY', policy)})")
+            texts[stage] = str(module)
+        if stage == "partitioned":
+            partition = _read_summary(module)
+    interfaces = tuple(read_interface(func) for func in functions(module.operation))
+    source = module.operation.get_asm(enable_debug_info=True)
+    return StagedModule(texts, source, interfaces, partition, progress.seconds)
+
+
+def build_executable(
+    staged: StagedModule, target: Target, versions: dict[str, str], progress: Progress, store: ExecutableStore | None
+) -> tuple[Executable, bool]:
+    """Lower and compile, or take from ``store`` what did not change; returns the executable and whether it was found there.
+
+    Nothing enters the store unless the whole compilation succeeded.
+
+    Raises:
+        CompileError: an op has no lowering, or iree-compile failed with every set of flags.
+    """
+    parts = {
+        "module": staged.texts["scheduled"],
+        "lowering": LOWERING_PIPELINE,
+        "target": repr(target),
+        "cpu": host_cpu(),
+        **versions,
+    }
+    found = store.get(parts) if store is not None else None
+    if found is not None:
+        return _decode(found), True
+    with progress.phase("lower"):
+        linalg = lower_to_linalg(staged.source.encode())
+    with progress.phase("iree-compile"):
+        executable = compile_executable(linalg, target)
+    if store is not None:
+        store.put(parts, _encode(executable))
+    return executable, False
+
+
+def _encode(executable: Executable) -> bytes:
+    header = {"flags": list(executable.flags), "transients": executable.transients, "seconds": executable.seconds}
+    return json.dumps(header).encode() + b"\n" + executable.vmfb
+
+
+def _decode(data: bytes) -> Executable:
+    header, _, vmfb = data.partition(b"\n")
+    fields = json.loads(header)
+    return Executable(vmfb, tuple(fields["flags"]), fields["transients"], fields["seconds"])
+
+
+def _read_summary(module: ir.Module) -> dict[str, Any]:
+    summary = ir.DictAttr(module.operation.attributes["bwd.partition"])
+    return {a.name: _plain(a.attr) for a in summary}
+
+
+def _plain(attribute: ir.Attribute) -> Any:
+    if isinstance(attribute, ir.ArrayAttr):
+        return [_plain(a) for a in attribute]
+    return attribute.value

@@ -1,0 +1,70 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a device kind needs of iree-compile: its flags, and sets of optimization flags to try in turn."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass
+
+
+class UnknownTarget(ValueError):
+    """A target that this release does not compile for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of device.
+
+    ``flags`` are always given to iree-compile. ``ladder`` holds sets of optimization flags, the fastest code first; the next one is
+    tried where a set fails to compile, and the last is plain.
+    """
+
+    name: str
+    driver: str
+    flags: tuple[str, ...]
+    ladder: tuple[tuple[str, ...], ...]
+
+
+CPU = Target(
+    name="cpu",
+    driver="local-task",
+    flags=(
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        # Without this the code is for a generic x86-64, several times slower.
+        "--iree-llvmcpu-target-cpu=host",
+        # f64 stays f64: torch-mlir accumulates variances in it, and signatures may have it.
+        "--iree-input-demote-f64-to-f32=false",
+    ),
+    ladder=(("--iree-opt-data-tiling",), ()),
+)
+
+TARGETS: dict[str, Target] = {CPU.name: CPU}
+
+
+def find_target(name: str) -> Target:
+    """The target called ``name``.
+
+    Raises:
+        UnknownTarget: there is none; the message lists those there are.
+    """
+    if name not in TARGETS:
+        near = difflib.get_close_matches(name, TARGETS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UnknownTarget(f"target '{name}' is not one of {', '.join(TARGETS)}{hint}")
+    return TARGETS[name]
+
+
+@functools.cache
+def host_cpu() -> str:
+    """The CPU's model and feature flags: code compiled for the host must not be taken from a cache on another."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = file.read().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        import platform
+
+        return platform.processor() or platform.machine()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))

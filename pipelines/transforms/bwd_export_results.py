@@ -1,0 +1,100 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-export-results``: each function gets a twin that writes its results to storage that the caller gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.read_graph import function_type
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.passes import ModulePass, PassFailure
+
+SUFFIX = "_into"
+
+
+@dataclass(frozen=True)
+class BwdExportResults(ModulePass):
+    """``@f(a) -> r`` stays for callers that want results (``iree-run-module``); ``@f_into(a, storage) -> r`` comes beside it.
+
+    In the twin each result is aliased to its storage where it is computed, and later ops read it from there. Aliased only where
+    it is returned (as ``iree.abi.output`` does), a result that the function itself uses is computed in scratch memory first and
+    then copied: twice the residuals of a forward.
+    """
+
+    name: ClassVar[str] = "bwd-export-results"
+    description: ClassVar[str] = "Add to each function a twin whose results go to storage that the caller gives"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            kind = function_type(func)
+            if not all(isinstance(t, ir.RankedTensorType) for t in kind.results):
+                raise PassFailure(
+                    func,
+                    f"bwd-export-results: a result of {kind} is no ranked tensor",
+                    "run it after torch-backend-to-linalg-on-tensors-backend-pipeline",
+                )
+            alias_results(add_twin(func))
+
+
+def add_twin(func: ir.Operation) -> ir.Operation:
+    """Clone ``func`` behind itself with one more argument per result, the storage of that result."""
+    kind = function_type(func)
+    storage = ir.Type.parse("!hal.buffer_view")
+    twin = func.clone(ip=ir.InsertionPoint.after(func)).operation
+    twin.attributes["sym_name"] = ir.StringAttr.get(ir.StringAttr(func.attributes["sym_name"]).value + SUFFIX)
+    inputs = [*kind.inputs, *[storage] * len(kind.results)]
+    twin.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, kind.results))
+    for _ in kind.results:
+        twin.regions[0].blocks[0].add_argument(storage, func.location)
+    if "arg_attrs" in func.attributes:
+        empty = [ir.DictAttr.get({})] * len(kind.results)
+        twin.attributes["arg_attrs"] = ir.ArrayAttr.get([*func.attributes["arg_attrs"], *empty])
+    return twin
+
+
+def alias_results(twin: ir.Operation) -> None:
+    """Alias each returned value to the storage argument that is its own, from where it is computed."""
+    block = twin.regions[0].blocks[0]
+    terminator = list(block.operations)[-1].operation
+    storages = list(block.arguments)[-len(terminator.operands) :] if len(terminator.operands) else []
+    for i, storage in enumerate(storages):
+        value = terminator.operands[i]
+        alias = _alias(value, storage, block)
+        if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias":
+            value.replace_all_uses_except(alias.results[0], alias)
+        else:
+            # An argument, or a value returned before: a copy of its own.
+            terminator.operands[i] = alias.results[0]
+
+
+def _alias(value: ir.Value, storage: ir.Value, block: ir.Block) -> ir.Operation:
+    at_start = not isinstance(value, ir.OpResult)
+    ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
+    sizes = _dynamic_sizes(value, ip)
+    segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
+    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
+    return ir.Operation.create(
+        "hal.tensor.alias",
+        operands=[value, *sizes, storage],
+        results=[value.type],
+        attributes={"operandSegmentSizes": segments},
+        loc=storage.location if at_start else value.owner.location,
+        ip=ip,
+    )
+
+
+def _dynamic_sizes(value: ir.Value, ip: ir.InsertionPoint) -> list[ir.Value]:
+    type_ = ir.RankedTensorType(value.type)
+    index = ir.IndexType.get()
+    sizes = []
+    for dim in range(type_.rank):
+        if type_.is_dynamic_dim(dim):
+            number = ir.IntegerAttr.get(index, dim)
+            constant = ir.Operation.create("arith.constant", results=[index], attributes={"value": number}, ip=ip, loc=value.owner.location)
+            sizes.append(
+                ir.Operation.create("tensor.dim", operands=[value, constant.result], results=[index], ip=ip, loc=value.owner.location).result
+            )
+    return sizes

@@ -1,0 +1,108 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-partition``: a joint function becomes ``@forward`` and ``@backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
+from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition
+from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, ReadGraph, attribute_dicts, read_joint
+from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
+
+JOINT = "joint"
+POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
+    "default": find_default_partition,
+    "min-cut": find_min_cut_partition,
+}
+
+
+@dataclass(frozen=True)
+class BwdPartition(ModulePass):
+    """Decides what is saved and what is recomputed, and splits ``@joint`` accordingly.
+
+    ``@forward`` takes every argument but the tangents, gives the forward's results and marks what it keeps with ``bwd.save``.
+    ``@backward`` takes the parameters, buffers and inputs it uses, then what was saved, then tangents, and gives the gradients.
+    """
+
+    name: ClassVar[str] = "bwd-partition"
+    description: ClassVar[str] = "Split @joint into @forward and @backward, choosing what is saved between them"
+
+    policy: Literal["default", "min-cut"] = field(
+        default="min-cut", metadata={"help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap"}
+    )
+
+    def apply(self, module: ir.Operation) -> None:
+        func = find_function(module, JOINT)
+        if func is None:
+            raise PassFailure(module, "bwd-partition: no function @joint in the module", "import a joint graph first")
+        read = read_joint(func)
+        if not read.graph.backward_results:
+            raise PassFailure(
+                func,
+                "bwd-partition: @joint has no result with bwd.role = \"grad\", nothing to differentiate",
+                "mark the gradients among its results with bwd.role = \"grad\"",
+            )
+        plan = POLICIES[self.policy](read.graph)
+        apply_partition(module, func, read, plan)
+
+
+def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
+    """The ``func.func`` called ``name`` at the top of a module."""
+    for op in module.regions[0].blocks[0].operations:
+        if op.operation.name == "func.func" and ir.StringAttr(op.operation.attributes["sym_name"]).value == name:
+            return op.operation
+    return None
+
+
+def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
+    """Carry ``plan`` out on the module: two functions in the place of ``func``, and a summary as the module's attribute."""
+    graph = read.graph
+    arguments = [Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"))]
+    results = attribute_dicts(func, "res_attrs")
+    gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
+    outputs = [Port(v, a) for v, a in zip(graph.forward_results, [a for a in results if a.get("bwd.role") != BACKWARD_RESULT])]
+    saved = [Port(v, _saved_attributes(graph, v)) for v in plan.saved]
+    primals = [p for p in arguments if p.value not in graph.tangents]
+    build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saved))
+    # What the backward does not use, it does not take.
+    used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
+    kept = [p for p in primals if p.value in used]
+    tangents = [p for p in arguments if p.value in graph.tangents and p.value in used]
+    grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients)]
+    build_function(func, read, FunctionSketch("backward", [*kept, *saved, *tangents], plan.backward, grads))
+    func.erase()
+    module.attributes["bwd.partition"] = _summary(plan, graph)
+
+
+def _saved_attributes(graph: JointGraph, value: int) -> dict[str, str]:
+    name = graph.values[value].name
+    return {"bwd.role": "saved", "bwd.name": f"saved.{name}", "bwd.value": name}
+
+
+def _summary(plan: PartitionPlan, graph: JointGraph) -> ir.Attribute:
+    """What was decided, for reports: kept with the module so that nothing needs to be worked out again."""
+    i64 = ir.IntegerType.get_signless(64)
+    numbers = {
+        "saved_bytes": plan.saved_bytes,
+        "recomputed_flops": plan.recomputed_flops,
+        "recomputed_ops": len(plan.recomputed),
+        "forward_ops": _count_work(graph, plan.forward),
+        "backward_ops": _count_work(graph, plan.backward),
+    }
+    attributes: dict[str, ir.Attribute] = {name: ir.IntegerAttr.get(i64, n) for name, n in numbers.items()}
+    attributes["policy"] = ir.StringAttr.get(plan.policy)
+    names = [graph.values[graph.ops[op].results[0]].name for op in plan.recomputed]
+    attributes["recomputed"] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
+    return ir.DictAttr.get(attributes)
+
+
+def _count_work(graph: JointGraph, ops: tuple[int, ...]) -> int:
+    return sum(graph.ops[op].kind is not OpKind.CONSTANT for op in ops)

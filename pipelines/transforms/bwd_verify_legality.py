@@ -1,0 +1,56 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-verify-legality``: what may be in a module at each hand-over, stated in code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from retrograd.dialects import ir
+from retrograd.dialects.roles import find_role_problems
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.passes import ModulePass, PassFailure
+
+_LEGAL: dict[str, tuple[str, ...]] = {
+    "imported": ("builtin", "func", "torch", "bwd"),
+    "staged": ("builtin", "func", "torch"),
+    "linalg": ("builtin", "func", "affine", "arith", "cf", "complex", "linalg", "math", "memref", "ml_program", "scf", "tensor", "tm_tensor", "util"),
+}
+_REMEDY = {
+    "imported": "a captured graph holds torch and bwd ops only; raise or lower this op first",
+    "staged": "run convert-bwd-to-func",
+    "linalg": "torch-mlir does not lower this op: add a decomposition for it, or compute it outside the compiled model",
+}
+
+
+@dataclass(frozen=True)
+class BwdVerifyLegality(ModulePass):
+    """Fails on the first op that has no place at this level, and on arguments or results without a role."""
+
+    name: ClassVar[str] = "bwd-verify-legality"
+    description: ClassVar[str] = "Check that a module holds only what its level allows"
+
+    level: Literal["imported", "staged", "linalg"] = field(
+        default="staged", metadata={"help": "imported: torch and bwd; staged: no bwd left; linalg: no torch left"}
+    )
+
+    def apply(self, module: ir.Operation) -> None:
+        for op in _walk(module):
+            if op.name.partition(".")[0] not in _LEGAL[self.level]:
+                raise PassFailure(op, f"bwd-verify-legality: {op.name} is not legal at level '{self.level}'", _REMEDY[self.level])
+        if self.level == "linalg":
+            return
+        for func in functions(module):
+            problems = find_role_problems(func)
+            if problems:
+                raise PassFailure(func, f"bwd-verify-legality: {problems[0]}", "set bwd.role and bwd.name when the function is built")
+
+
+def _walk(op: ir.Operation) -> Iterator[ir.Operation]:
+    yield op
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _walk(inner.operation)

@@ -1,0 +1,115 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Autograd over a loaded artifact: forward and backward of the file as one differentiable function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from retrograd.runtime.artifact import ArtifactError
+from retrograd.runtime.executor import Program, allocate_results
+from retrograd.runtime.manifest import FunctionSpec, Manifest
+
+FORWARD, BACKWARD, INTO = "forward", "backward", "_into"
+
+
+def run_function(program: Program, function: FunctionSpec, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Call a function of the program on tensors in its order; the results are new tensors that torch allocates."""
+    results = allocate_results(function.results)
+    program.invoke(function.name + INTO, arguments, results)
+    return results
+
+
+class Bridge:
+    """Runs a loaded artifact from the primals (params, buffers, tensor inputs, in the order of its signature).
+
+    Raises:
+        ArtifactError: the model writes to an argument that requires grad, which only the process that compiled it can run.
+    """
+
+    def __init__(self, program: Program, manifest: Manifest) -> None:
+        self.program = program
+        self.forward = manifest.function(FORWARD)
+        self.backward = manifest.function(BACKWARD)
+        signature = manifest.signature
+        tensors = [i for i in signature["inputs"] if i["type"] is not None]
+        primals = [*signature["params"], *signature["buffers"], *tensors]
+        self.names = [p["name"] for p in primals]
+        self.outputs = [o for o in signature["outputs"] if o["kind"] != "constant"]
+        self.mutated = [self.names[i] for i in signature["mutated"]]
+        if any(primals[i]["type"]["requires_grad"] for i in signature["mutated"]):
+            raise ArtifactError("the model writes to an argument that requires grad: compile it in this process instead of loading it")
+        self.requires_grad = {o["name"]: o["type"]["requires_grad"] for o in self.outputs}
+
+    def __call__(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The model's tensor outputs, in order."""
+        results = dict(zip([r.name for r in self._given()], _Step.apply(self, *primals), strict=True))
+        with torch.no_grad():
+            for name in self.mutated:
+                primals[self.names.index(name)].copy_(results[f"mutation.{name}"])
+        return [self._output(spec, primals, results) for spec in self.outputs]
+
+    def _given(self) -> list[Any]:
+        """Results of the forward that leave the step: all but what is saved. A mutation's key differs from its argument's."""
+        return [
+            type(r)(f"mutation.{r.name}" if r.role == "mutation" else r.name, r.role, r.shape, r.dtype)
+            for r in self.forward.results
+            if r.role != "saved"
+        ]
+
+    def _output(self, spec: dict[str, Any], primals: Sequence[torch.Tensor], results: dict[str, torch.Tensor]) -> torch.Tensor:
+        kind, type_ = spec["kind"], spec["type"]
+        if kind == "input":
+            return primals[spec["base"]]
+        if kind == "tensor":
+            return _restride(results[spec["name"]], type_["stride"])
+        bases = [name for name in results if name.startswith("base.")]
+        base = primals[spec["base"]] if kind == "view_of_input" else results.get(f"base.{spec['name']}")
+        if base is None:
+            base = results[bases[spec["base"]]]
+        return base.as_strided(type_["shape"], type_["stride"], spec["offset"])
+
+
+class _Step(torch.autograd.Function):
+    """One step of the program. Gradients of gradients are refused: the file holds no second backward."""
+
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_name = dict(zip(bridge.names, primals, strict=True))
+        results = run_function(bridge.program, bridge.forward, [by_name[a.name] for a in bridge.forward.arguments])
+        saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role == "saved"}
+        kept = [a.name for a in bridge.backward.arguments if a.role != "tangent"]
+        ctx.save_for_backward(*[saved[name] if name in saved else by_name[name] for name in kept])
+        ctx.kept, ctx.bridge = kept, bridge
+        given = [(r, t) for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "saved"]
+        ctx.given = [r.name for r, _ in given]
+        ctx.mark_non_differentiable(*[t for r, t in given if not _is_differentiable(r, bridge)])
+        return tuple(t for _, t in given)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
+        values |= {f"tangent.{name}": g for name, g in zip(ctx.given, gradients, strict=True)}
+        function = ctx.bridge.backward
+        results = run_function(ctx.bridge.program, function, [values[a.name] for a in function.arguments])
+        by_name = {r.name.removeprefix("grad."): t for r, t in zip(function.results, results, strict=True)}
+        return (None, *[by_name.get(name) for name in ctx.bridge.names])
+
+
+def _is_differentiable(result: Any, bridge: Bridge) -> bool:
+    if result.role != "output":
+        return False
+    return result.name.startswith("base.") or bridge.requires_grad[result.name]
+
+
+def _restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """``tensor`` with the strides that eager gives."""
+    if tensor.stride() == tuple(stride) or tensor.numel() <= 1:
+        return tensor
+    order = sorted(range(tensor.dim()), key=lambda d: (-stride[d], d))
+    back = [order.index(d) for d in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(back)

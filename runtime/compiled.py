@@ -1,0 +1,107 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A compiled backward, as the user holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from retrograd.runtime.artifact import write_artifact
+from retrograd.runtime.bridge import BACKWARD, FORWARD
+from retrograd.runtime.calling import CallingConvention
+from retrograd.runtime.executor import Program
+from retrograd.runtime.manifest import Manifest
+from retrograd.runtime.peak import measure_peak
+from retrograd.runtime.report import Report
+from retrograd.runtime.state import ModelState
+
+Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class CompiledBackward:
+    """Call it like the model it was compiled from; ``.backward()`` on what comes out runs the compiled backward.
+
+    Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for. Parameters and
+    buffers are those of the model, read at each call; buffers are updated as eager does.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        convention: CallingConvention,
+        state: ModelState,
+        program: Program,
+        vmfb: bytes,
+        manifest: Manifest,
+        ir: Callable[[str], str],
+    ) -> None:
+        self._call = call
+        self._convention = convention
+        self._state = state
+        self._program = program
+        self._vmfb = vmfb
+        self.manifest = manifest
+        self._ir = ir
+        self._has_run = False
+        self._peak: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns.
+
+        Raises:
+            ArgumentError: an argument, parameter or buffer that the program was not compiled for; nothing has run then.
+        """
+        inputs = self._convention.flatten(args, kwargs)
+        state = self._state.tensors()
+        self._convention.check_state(state)
+        outputs = self._call([*state, *inputs])  # type: ignore[list-item]
+        self._has_run = True
+        return self._convention.unflatten(outputs)
+
+    def bind(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> CompiledBackward:
+        """The same program on the parameters and buffers of ``model``: a module, or tensors by qualified name.
+
+        Raises:
+            ArgumentError: a parameter or buffer is missing or is not what the program was compiled for.
+        """
+        names = [expected.name for expected in self._convention.state]
+        state = ModelState(names, model)
+        self._convention.check_state(state.tensors())
+        return CompiledBackward(self._call, self._convention, state, self._program, self._vmfb, self.manifest, self._ir)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in it.
+
+        Raises:
+            OSError: the file cannot be written; nothing is left behind.
+        """
+        write_artifact(path, self._vmfb, dataclasses.replace(self.manifest, report=self.explain().to_dict()))
+
+    def mlir(self, stage: str) -> str:
+        """The IR at ``imported``, ``partitioned``, ``scheduled`` or ``linalg``.
+
+        Raises:
+            ValueError: no such stage, or a loaded artifact, which holds no IR.
+        """
+        return self._ir(stage)
+
+    def explain(self) -> Report:
+        """What was compiled, saved and recomputed. The first call after a step measures the peak of live bytes.
+
+        That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
+        """
+        if self._has_run and self._peak is None:
+            self._peak = measure_peak(self._program, self.manifest.function(FORWARD), self.manifest.function(BACKWARD))
+        measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
+        return Report({**self.manifest.report, "peak_bytes_measured": measured})
+
+    def __repr__(self) -> str:
+        report = self.manifest.report
+        return f"CompiledBackward({report['name']}, target={report['target']}, partition={report['partition']})"
+
+

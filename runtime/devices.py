@@ -1,0 +1,167 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""IREE's devices: one per driver and process, opened when first asked for.
+
+A forked child inherits IREE's objects but none of their threads: a call on them, and even their destruction, would wait
+for ever. So the child opens devices of its own, and whatever was registered with `abandon_after_fork` is never
+destroyed there.
+"""
+
+import ctypes
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from iree import runtime as iree_runtime
+from iree.runtime import _binding as iree_binding
+
+DEFAULT_DRIVER = "local-task"
+
+# Vulkan is not here: its buffers and torch's cannot be one another's.
+_TORCH_DEVICE_TYPES = {"local-task": "cpu", "local-sync": "cpu", "cuda": "cuda", "hip": "cuda"}
+
+# Flags are parsed once per process and say nothing to a driver that exists already.
+_FLAGS_VARIABLE = "IREE_PY_RUNTIME_FLAGS"
+
+
+class DeviceError(RuntimeError):
+    """A driver or device that IREE cannot open."""
+
+
+class Device:
+    """An open device of IREE's, with the instance and driver that must outlive it.
+
+    `uri` is a driver's name or IREE's `driver://path`; `pid` is the process that may use it; `torch_device_type` the
+    type of the torch devices whose storage it works on in place, or None when there are none.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.pid = os.getpid()
+        self.torch_device_type = _TORCH_DEVICE_TYPES.get(uri.partition("://")[0])
+        self.instance = iree_runtime.VmInstance()
+        # Not the binding's cached driver: after a fork that one would be the parent's, whose workers are gone.
+        self.driver = _create_driver(uri)
+        try:
+            self.hal = self.driver.create_device_by_uri(uri)
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(f"IREE's driver opened but device {uri!r} did not: {_first_line(error)}") from error
+        abandon_after_fork(self)
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device that a driver lists, or, with `error` set, a driver that cannot be used here and why."""
+
+    driver: str
+    name: str
+    path: str
+    error: str | None = None
+
+
+class _ProcessState:
+    """What belongs to one process: it is replaced, lock and all, in a forked child."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.devices: dict[str, Device] = {}
+        self.is_configured = False
+
+
+_state = _ProcessState()
+_abandoned_after_fork: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def get_device(uri: str = DEFAULT_DRIVER) -> Device:
+    """This process's device for `uri`, opened on the first call.
+
+    The number of local-task's workers is at most `torch.get_num_threads()` at the time the first device is opened.
+
+    Raises:
+        DeviceError: IREE has no such driver, or the driver finds no device.
+    """
+    state = _state
+    device = state.devices.get(uri)
+    if device is None:
+        with state.lock:
+            device = state.devices.get(uri)
+            if device is None:
+                device = state.devices[uri] = open_device(uri)
+    return device
+
+
+def open_device(uri: str) -> Device:
+    """A device that is shared with nobody: its allocator counts its opener's bytes alone.
+
+    Raises:
+        DeviceError: as for `get_device`.
+    """
+    _configure()
+    return Device(uri)
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every device of every driver in this build of IREE; a driver that cannot be used is one entry with its error."""
+    _configure()
+    found = []
+    for driver in sorted(iree_runtime.query_available_drivers()):
+        try:
+            listed = iree_binding.create_hal_driver(driver).query_available_devices()
+        except (RuntimeError, ValueError) as error:
+            found.append(DeviceInfo(driver, "", "", _first_line(error)))
+            continue
+        if not listed:
+            found.append(DeviceInfo(driver, "", "", "the driver lists no device"))
+        found.extend(DeviceInfo(driver, str(device["name"]), str(device["path"])) for device in listed)
+    return found
+
+
+def process_lock() -> threading.RLock:
+    """The lock under which this process opens devices and loads programs; a forked child has a new one."""
+    return _state.lock
+
+
+def abandon_after_fork(owner: object) -> None:
+    """Let `owner`, and all it refers to, never be destroyed in a forked child."""
+    _abandoned_after_fork.add(owner)
+
+
+def _configure() -> None:
+    with _state.lock:
+        if _state.is_configured:
+            return
+        # IREE reports Python's own references at exit as leaks.
+        iree_binding.disable_leak_checker()
+        if "task_topology" not in os.environ.get(_FLAGS_VARIABLE, ""):
+            iree_binding.parse_flags(f"--task_topology_max_group_count={torch.get_num_threads()}")
+        _state.is_configured = True
+
+
+def _create_driver(uri: str) -> Any:
+    try:
+        return iree_binding.create_hal_driver(uri)
+    except (RuntimeError, ValueError) as error:
+        known = ", ".join(sorted(iree_runtime.query_available_drivers()))
+        raise DeviceError(
+            f"IREE cannot open driver {uri!r}: {_first_line(error)}; "
+            f"this build has {known} (`retrograd doctor` tells which of them work here)"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _after_fork_in_child() -> None:
+    global _state
+    for owner in list(_abandoned_after_fork):
+        # A reference that nobody gives back: the destructors behind it would join threads that the fork left behind.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+    _abandoned_after_fork.clear()
+    _state = _ProcessState()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,87 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What was compiled, saved and recomputed: as a table for people, as JSON for tools."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_BYTES = ("saved_bytes", "peak_bytes_predicted", "peak_bytes_measured", "vmfb_bytes", "forward_transient_bytes", "backward_transient_bytes")
+_TITLES = {
+    "forward_ops": "ops in forward",
+    "backward_ops": "ops in backward",
+    "saved_bytes": "saved between forward and backward",
+    "saved_values": "values saved",
+    "recomputed_ops": "ops recomputed",
+    "recomputed_flops": "FLOPs recomputed",
+    "stages": "stages",
+    "peak_bytes_predicted": "peak of live bytes, predicted",
+    "peak_bytes_measured": "peak of live bytes, measured",
+    "forward_transient_bytes": "scratch memory of forward",
+    "backward_transient_bytes": "scratch memory of backward",
+    "vmfb_bytes": "size of the executable",
+    "target": "target",
+    "partition": "partition",
+    "flags": "iree-compile flags",
+    "cached": "taken from the cache",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Numbers about a compiled backward, in bytes, FLOPs and seconds; prints as a table."""
+
+    data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON values. ``peak_bytes_measured`` is ``None`` until a forward and its backward have run."""
+        return dict(self.data)
+
+    def table(self) -> Table:
+        """The report as a rich table."""
+        table = Table(title=f"retrograd: {self.data['name']}", title_justify="left", show_header=False)
+        table.add_column("what")
+        table.add_column("value", justify="right")
+        for key, title in _TITLES.items():
+            if key in self.data:
+                table.add_row(title, _text(key, self.data[key]))
+        for phase, seconds in self.data["compile_seconds"].items():
+            table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
+        names = self.data["recomputed"]
+        if names:
+            table.add_row("recomputed", ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else ""))
+        return table
+
+    def __str__(self) -> str:
+        buffer = io.StringIO()
+        Console(file=buffer, width=100).print(self.table())
+        return buffer.getvalue().rstrip()
+
+    __repr__ = __str__
+
+
+def format_bytes(count: int) -> str:
+    """``1536`` -> ``1.5 KiB``."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _text(key: str, value: Any) -> str:
+    if value is None:
+        return "not run yet"
+    if key in _BYTES:
+        return format_bytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(value) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)

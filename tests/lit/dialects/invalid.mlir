@@ -1,0 +1,142 @@
+// RUN: retrograd-opt %s --split-input-file --verify-diagnostics
+
+func.func @token_of_another_type() {
+  // expected-error @below {{'bwd.create_token' op expects a !bwd.token as result 0, found i32}}
+  %0 = "bwd.create_token"() : () -> i32
+  return
+}
+
+// -----
+
+func.func @token_from_something(%x: i32) {
+  // expected-error @below {{'bwd.create_token' op expects 0 operands (none), found 1}}
+  %0 = "bwd.create_token"(%x) : (i32) -> !bwd.token
+  return
+}
+
+// -----
+
+// expected-error @below {{expected 0 type arguments, but had 1}}
+func.func private @token_with_argument(!bwd.token<i32>)
+
+// -----
+
+func.func @hook_without_token(%x: i32) {
+  // expected-error @below {{'bwd.call_hook' op expects 2 operands (value, token), found 1}}
+  %0:2 = "bwd.call_hook"(%x) {kind = "pre", hook = 0 : i64} : (i32) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @hook_with_token_first(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.call_hook' op expects a value as operand 0, found !bwd.token: the token comes last}}
+  %0:2 = "bwd.call_hook"(%t, %x) {kind = "pre", hook = 0 : i64} : (!bwd.token, i32) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @hook_with_no_token_out(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.call_hook' op expects a !bwd.token as result 1, found i32}}
+  %0:2 = "bwd.call_hook"(%x, %t) {kind = "pre", hook = 0 : i64} : (i32, !bwd.token) -> (i32, i32)
+  return
+}
+
+// -----
+
+func.func @hook_of_unknown_kind(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.call_hook' op expects attribute 'kind' to be one of tensor_pre, pre, post, post_acc_grad, unpack, pack, cpp_tensor_pre, found "prior"}}
+  %0:2 = "bwd.call_hook"(%x, %t) {kind = "prior", hook = 0 : i64} : (i32, !bwd.token) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @hook_of_no_kind(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{cpp_tensor_pre, found none}}
+  %0:2 = "bwd.call_hook"(%x, %t) {hook = 0 : i64} : (i32, !bwd.token) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @hook_of_negative_index(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.call_hook' op expects attribute 'hook' to be an i64 of 0 or more, found -1 : i64}}
+  %0:2 = "bwd.call_hook"(%x, %t) {kind = "pre", hook = -1 : i64} : (i32, !bwd.token) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @gradient_into_nothing(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.accumulate_grad' op expects attribute 'param' to be an i64 of 0 or more, found none}}
+  %0 = "bwd.accumulate_grad"(%x, %t) : (i32, !bwd.token) -> !bwd.token
+  return
+}
+
+// -----
+
+func.func @gradient_with_result(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.accumulate_grad' op expects 1 result (token), found 2}}
+  %0:2 = "bwd.accumulate_grad"(%x, %t) {param = 0 : i64} : (i32, !bwd.token) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @function_of_wrong_width(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.call_backward' op expects attribute 'function' to be an i64 of 0 or more, found 1 : i32}}
+  %0:2 = "bwd.call_backward"(%x, %t) {function = 1 : i32} : (i32, !bwd.token) -> (i32, !bwd.token)
+  return
+}
+
+// -----
+
+func.func @callbacks_without_token() {
+  // expected-error @below {{'bwd.final_callbacks' op expects 1 operand (token), found 0}}
+  %0 = "bwd.final_callbacks"() : () -> !bwd.token
+  return
+}
+
+// -----
+
+func.func @save_of_no_name(%x: i32) {
+  // expected-error @below {{'bwd.save' op expects attribute 'name' to be a string that is not empty, found ""}}
+  "bwd.save"(%x) {name = ""} : (i32) -> ()
+  return
+}
+
+// -----
+
+func.func @save_of_token(%t: !bwd.token) {
+  // expected-error @below {{'bwd.save' op expects a value as operand 0, found !bwd.token: the token comes last}}
+  "bwd.save"(%t) {name = "t"} : (!bwd.token) -> ()
+  return
+}
+
+// -----
+
+func.func @barrier_that_converts(%x: i32) {
+  // expected-error @below {{'bwd.recompute_barrier' op expects a result of its operand's type i32, found i64}}
+  %0 = "bwd.recompute_barrier"(%x) : (i32) -> i64
+  return
+}
+
+// -----
+
+func.func @no_such_op() {
+  // expected-error @below {{unregistered operation 'bwd.nothing' found in dialect ('bwd') that does not allow unknown operations}}
+  "bwd.nothing"() : () -> ()
+  return
+}
+
+// -----
+
+// Ops of a dialect that is defined from Python have generic syntax alone.
+func.func @custom_syntax(%x: i32) {
+  bwd.save %x
+  return
+}
+
+// expected-error @unknown {{write ops of the bwd dialect in generic form}}

@@ -1,0 +1,198 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The borders between folders: who may import what."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# `retrograd` is the public face, retrograd/__init__.py and retrograd/api.py.
+FOLDERS = frozenset({"dialects", "frontend", "pipelines", "retrograd", "runtime", "tools"})
+
+
+@dataclass(frozen=True)
+class Border:
+    """What the files of a folder may import: our own folders, and other projects' modules with all below them."""
+
+    own: frozenset[str]
+    others: frozenset[str] = frozenset()
+
+
+def border(*own: str, others: str = "") -> Border:
+    return Border(frozenset(own), frozenset(others.split()))
+
+
+# The longest path that a file lies under decides. No border lets iree.compiler through: it is only ever spawned.
+BORDERS = {
+    "dialects": border("dialects"),
+    "dialects/ir.py": border("dialects", others="torch_mlir"),
+    "pipelines": border("dialects", "pipelines", others="numpy ortools"),
+    "frontend": border("dialects", "frontend", others="numpy torch torch_mlir.extras torch_mlir.fx"),
+    "runtime": border("runtime", others="iree.runtime numpy platformdirs safetensors torch"),
+    "retrograd": border(*FOLDERS, others="numpy torch"),
+    "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
+    "tools/opt.py": border("dialects", "pipelines"),
+}
+# The distribution that brings each module named above.
+DISTRIBUTIONS = {"iree.runtime": "iree-base-runtime", "torch_mlir": "torch-mlir"}
+
+
+def find_border(path: PurePosixPath) -> Border:
+    candidates = [candidate for candidate in map(str, (path, *path.parents)) if candidate in BORDERS]
+    return BORDERS[candidates[0]]
+
+
+def module_of(path: PurePosixPath) -> str:
+    """The dotted name that a file has in the package: `frontend/capture.py` is `retrograd.frontend.capture`."""
+    parts = [part for part in path.with_suffix("").parts if part != "__init__"]
+    return ".".join(parts if parts[0] == "retrograd" else ["retrograd", *parts])
+
+
+def find_imports(source: str, path: PurePosixPath) -> Iterator[tuple[int, str]]:
+    """Every module or module attribute that a source imports, anywhere in it, as (line, absolute dotted name)."""
+    package = module_of(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(source, str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{stem}.{alias.name}") for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def is_allowed(name: str, allowed: Border) -> bool:
+    parts = name.split(".")
+    if parts[0] == "retrograd":
+        folder = parts[1] if len(parts) > 1 and parts[1] in FOLDERS else "retrograd"
+        return folder in allowed.own
+    if parts[0] in sys.stdlib_module_names:
+        return True
+    return any(name == module or name.startswith(f"{module}.") for module in allowed.others)
+
+
+def find_violations(source: str, path: PurePosixPath) -> list[str]:
+    allowed = find_border(path)
+    return [
+        f"{path}:{line}: must not import {name}; allowed: retrograd's {sorted(allowed.own)}, {sorted(allowed.others)}"
+        for line, name in find_imports(source, path)
+        if not is_allowed(name, allowed)
+    ]
+
+
+def source_files() -> list[PurePosixPath]:
+    return [
+        PurePosixPath(file.relative_to(ROOT)) for folder in sorted(FOLDERS) for file in (ROOT / folder).rglob("*.py")
+    ]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=str)
+def test_file_keeps_its_borders(path: PurePosixPath) -> None:
+    assert find_violations((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+def test_every_folder_has_sources() -> None:
+    assert {path.parts[0] for path in source_files()} == FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "name"),
+    [
+        ("dialects/bwd.py", "import torch", "torch"),
+        ("dialects/bwd.py", "from torch_mlir import ir", "torch_mlir.ir"),
+        ("dialects/bwd.py", "from retrograd.pipelines import registry", "retrograd.pipelines.registry"),
+        ("dialects/ir.py", "import torch.nn", "torch.nn"),
+        ("pipelines/runner.py", "def f():\n    import torch", "torch"),
+        ("pipelines/runner.py", "from retrograd import frontend", "retrograd.frontend"),
+        ("pipelines/runner.py", "from retrograd import compile_backward", "retrograd.compile_backward"),
+        ("pipelines/analysis/cut.py", "from ...runtime import cache", "retrograd.runtime.cache"),
+        ("pipelines/analysis/__init__.py", "from ...runtime.cache import Cache", "retrograd.runtime.cache.Cache"),
+        ("pipelines/targets.py", "import iree.compiler as c", "iree.compiler"),
+        ("pipelines/targets.py", "importlib.import_module('torch.fx')", "torch.fx"),
+        ("pipelines/targets.py", "import networkx", "networkx"),
+        ("frontend/capture.py", "from torch_mlir import ir", "torch_mlir.ir"),
+        ("frontend/capture.py", "from iree import runtime", "iree.runtime"),
+        (
+            "frontend/capture.py",
+            "if TYPE_CHECKING:\n    from retrograd.runtime import cache",
+            "retrograd.runtime.cache",
+        ),
+        ("runtime/executor.py", "from retrograd.dialects import bwd", "retrograd.dialects.bwd"),
+        ("runtime/executor.py", "from iree import compiler", "iree.compiler"),
+        ("retrograd/api.py", "import iree.compiler.tools", "iree.compiler.tools"),
+        ("tools/cli.py", "import torch_mlir.fx", "torch_mlir.fx"),
+        ("tools/opt.py", "import torch", "torch"),
+        ("tools/opt.py", "from retrograd.api import load", "retrograd.api.load"),
+    ],
+)
+def test_planted_violation_is_found(path: str, source: str, name: str) -> None:
+    violations = find_violations(f"import os\n{source}\n", PurePosixPath(path))
+    assert len(violations) == 1
+    assert f"must not import {name};" in violations[0]
+    assert violations[0].startswith(f"{path}:{source.count(chr(10)) + 2}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("dialects/ir.py", "from torch_mlir import ir, passmanager"),
+        ("dialects/bwd.py", "from retrograd.dialects.ir import ir\nfrom . import ir"),
+        (
+            "pipelines/transforms/bwd_partition.py",
+            "from retrograd.dialects import bwd\nfrom ..passes import ModulePass",
+        ),
+        ("frontend/importer.py", "import torch\nfrom torch_mlir import fx\nfrom torch_mlir.extras import fx_importer"),
+        ("runtime/executor.py", "import torch\nfrom iree import runtime\nimport iree.runtime.flags"),
+        ("retrograd/api.py", "import torch\nfrom retrograd.runtime import cache\nfrom retrograd import frontend"),
+        ("tools/cli.py", "from retrograd import compile_backward\nimport rich.table"),
+        ("tools/opt.py", "import sys\nfrom retrograd.pipelines import runner"),
+    ],
+)
+def test_legal_imports_pass(path: str, source: str) -> None:
+    assert find_violations(source, PurePosixPath(path)) == []
+
+
+def test_imported_projects_are_declared_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {requirement.split("=")[0].split(">")[0] for requirement in project["dependencies"]}
+    imported = {module for allowed in BORDERS.values() for module in allowed.others}
+    needed = {DISTRIBUTIONS.get(module, DISTRIBUTIONS.get(module.split(".")[0], module)) for module in imported}
+    # The compiler is spawned, so it is needed and imported nowhere.
+    assert needed | {"iree-base-compiler"} == declared
+
+
+TORCH_FREE = [
+    "retrograd",
+    *(
+        module_of(path)
+        for path in source_files()
+        if path.parts[0] in {"dialects", "pipelines"} or str(path) == "tools/opt.py"
+    ),
+]
+
+
+def test_opt_and_all_below_it_never_load_torch() -> None:
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, *TORCH_FREE], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert {"retrograd.dialects.bwd", "retrograd.pipelines.registry", "retrograd.tools.opt"} <= set(TORCH_FREE)
