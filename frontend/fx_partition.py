@@ -24,10 +24,14 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class CompiledFunction:
-    """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors."""
+    """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors.
+
+    ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
+    """
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    copied: frozenset[str]
     call: Callable[[Tensors], Tensors]
 
 
@@ -62,9 +66,10 @@ def _caller(graph_module: torch.fx.GraphModule, function: CompiledFunction, *, r
     taken = [places[name] for name in function.arguments]
     index = {name: i for i, name in enumerate(function.results)}
     # Each result of the graph: an argument handed through, or a result of the compiled function.
-    through = [places.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
+    handed = {name: place for name, place in places.items() if name not in function.copied}
+    through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
     computed = [
-        index[node.name] if isinstance(node, torch.fx.Node) and node.name not in places else None for node in nodes
+        index[node.name] if isinstance(node, torch.fx.Node) and node.name not in handed else None for node in nodes
     ]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 

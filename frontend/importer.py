@@ -33,7 +33,8 @@ def import_graph(captured: CapturedGraph) -> ir.Module:
     Raises:
         CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
     """
-    graph, descs = _without_none(captured.graph_module)
+    graph_module, descs = _without_none(captured.graph_module)
+    graph = graph_module.graph
     context = make_context()
     node_importers: list[GraphNodeImporter] = []
 
@@ -56,11 +57,11 @@ def import_graph(captured: CapturedGraph) -> ir.Module:
     return module
 
 
-def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.Graph, list[Any]]:
+def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
     """A copy of the graph whose output has no ``None``, and the descriptors of the outputs that stay."""
-    copy = torch.fx.GraphModule(graph_module, graph_module.graph.__class__())
-    graph = copy.graph
-    output = graph.graph_copy(graph_module.graph, val_map := {})
+    graph = torch.fx.Graph()
+    val_map: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(graph_module.graph, val_map)
     (old,) = graph_module.graph.find_nodes(op="output")
     kept = [(node, desc) for node, desc in zip(_flat(output), old.meta["desc"]) if node is not None]
     for source, target in val_map.items():
@@ -70,7 +71,8 @@ def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.Graph, l
         if node.op == "call_function" and node.kwargs.get("device") is not None:
             # The module is compiled per target; a device here would pin it to the one it was traced on.
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
-    return graph, [desc for _, desc in kept]
+    # The constants among the module's attributes come along with the graph.
+    return torch.fx.GraphModule(graph_module, graph), [desc for _, desc in kept]
 
 
 def _flat(output: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from retrograd.frontend.signature import OutputSpec, TensorType
 _VIEW_OF_BASE = (
     OutputType.alias_of_intermediate,
     OutputType.alias_of_intermediate_save_as_output,
-    OutputType.alias_of_intermediate_base_is_user_output,
 )
 
 
@@ -59,6 +58,8 @@ def _kind(output_type: OutputType) -> str:
         return "input"
     if output_type is OutputType.alias_of_input:
         return "view_of_input"
+    if output_type is OutputType.alias_of_intermediate_base_is_user_output:
+        return "view_of_output"
     return "view_of_base" if output_type in _VIEW_OF_BASE else "tensor"
 
 

@@ -59,8 +59,8 @@ class InputSpec:
 class OutputSpec:
     """A leaf of what the model returns.
 
-    ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input`` and ``view_of_base`` (a view of
-    argument or of intermediate base number ``base``), or ``constant``. ``offset`` is the storage offset of a view, in elements.
+    ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input``, ``view_of_output`` and
+    ``view_of_base`` (a view of argument, tensor output or intermediate base number ``base``), or ``constant``. ``offset`` is the storage offset of a view, in elements.
     """
 
     name: str

@@ -73,14 +73,18 @@ def compile_executable(
 def read_transients(stream: str) -> dict[str, int]:
     """Peak scratch bytes of each exported function, from IREE's IR after its stream phase.
 
-    Transient resources are allocated and freed in program order there; sizes are constants of the function. (The statistics that
-    IREE can write add up all functions.)
+    Transient resources are allocated and freed in program order there; sizes are constants of the function. (The
+    statistics that IREE can write add up all functions.)
     """
     peaks: dict[str, int] = {}
-    for name, body in re.findall(r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", stream, flags=re.MULTILINE | re.DOTALL):
+    for name, body in re.findall(
+        r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", stream, flags=re.MULTILINE | re.DOTALL
+    ):
         constants = {m[1]: int(m[2]) for m in re.finditer(r"(%[\w-]+) = arith\.constant (\d+) : index", body)}
         live = peak = 0
-        for event, size in re.findall(r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}", body):
+        for event, size in re.findall(
+            r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}", body
+        ):
             live += constants.get(size, 0) if event == "alloca" else -constants.get(size, 0)
             peak = max(peak, live)
         peaks[name] = peak

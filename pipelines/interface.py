@@ -29,7 +29,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorPort:
-    """An argument or result: what it is to the user (``name``, ``role``), the captured value it stands for, shape and dtype."""
+    """An argument or result: ``name`` and ``role`` to the user, the captured value it stands for, shape and dtype."""
 
     name: str
     role: str
@@ -56,15 +56,21 @@ def read_interface(func: ir.Operation) -> FunctionInterface:
     kind = function_type(func)
     return FunctionInterface(
         ir.StringAttr(func.attributes["sym_name"]).value,
-        tuple(_port(t, a) for t, a in zip(kind.inputs, attribute_dicts(func, "arg_attrs"))),
-        tuple(_port(t, a) for t, a in zip(kind.results, attribute_dicts(func, "res_attrs"))),
+        tuple(_port(t, a) for t, a in zip(kind.inputs, attribute_dicts(func, "arg_attrs"), strict=True)),
+        tuple(_port(t, a) for t, a in zip(kind.results, attribute_dicts(func, "res_attrs"), strict=True)),
     )
 
 
 def _port(type_: ir.Type, attributes: dict[str, str]) -> TensorPort:
     shape, element = tensor_shape(type_), _ELEMENT.fullmatch(str(type_))
     if shape is None or element is None or element[1] not in _DTYPES:
-        raise ValueError(f"{attributes.get('bwd.name', 'an unnamed value')} has type {type_}, which no torch tensor has")
+        raise ValueError(
+            f"{attributes.get('bwd.name', 'an unnamed value')} has type {type_}, which no torch tensor has"
+        )
     return TensorPort(
-        attributes.get("bwd.name", ""), attributes.get("bwd.role", ""), attributes.get("bwd.value", ""), shape, _DTYPES[element[1]]
+        attributes.get("bwd.name", ""),
+        attributes.get("bwd.role", ""),
+        attributes.get("bwd.value", ""),
+        shape,
+        _DTYPES[element[1]],
     )

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From staged torch functions to linalg, in a process of its own: an abort in a lowering is an error here, not the end."""
+"""From staged torch functions to linalg, in a process of its own: an abort there is an error here, not the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def lower_to_linalg(staged: bytes) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
 
     Raises:
-        CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay command.
+        CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
+            command.
     """
     with tempfile.TemporaryDirectory(prefix="retrograd-lower-") as name:
         folder = Path(name)
@@ -46,7 +47,7 @@ def lower_to_linalg(staged: bytes) -> str:
 
 
 def keep_for_replay(source: Path) -> Path:
-    """Copy a tool's input to where the user can run the tool on it again; the same input always goes to the same file."""
+    """Copy a tool's input to where the user can run the tool on it again; the same input goes to the same file."""
     digest = sha256(source.read_bytes()).hexdigest()[:16]
     kept = Path(tempfile.gettempdir()) / f"retrograd-replay-{digest}{source.suffix}"
     shutil.copyfile(source, kept)

@@ -42,7 +42,8 @@ class ExecutableStore(Protocol):
 class StagedModule:
     """A module that went through all stages up to ``scheduled``.
 
-    ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as numbers.
+    ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
+    numbers.
     """
 
     texts: dict[str, str]
@@ -103,7 +104,7 @@ def stage_module(module: ir.Module, policy: str, progress: Progress) -> StagedMo
 def build_executable(
     staged: StagedModule, target: Target, versions: dict[str, str], progress: Progress, store: ExecutableStore | None
 ) -> tuple[Executable, bool]:
-    """Lower and compile, or take from ``store`` what did not change; returns the executable and whether it was found there.
+    """Lower and compile, or take from ``store`` what did not change; also returns whether it was found there.
 
     Nothing enters the store unless the whole compilation succeeded.
 

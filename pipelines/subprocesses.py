@@ -29,7 +29,7 @@ class ToolResult:
 def run_tool(command: Sequence[str | Path], *, folder: Path) -> ToolResult:
     """Run ``command`` in ``folder`` and wait for it.
 
-    The child leads a process group of its own: on any exception here, Ctrl-C included, the whole group is killed and reaped.
+    The child leads a process group of its own: on any exception here, Ctrl-C included, the whole group is killed.
     """
     with open(folder / "stderr.txt", "w+", encoding="utf-8", errors="replace") as stderr:
         process = subprocess.Popen(

@@ -17,8 +17,8 @@ class UnknownTarget(ValueError):
 class Target:
     """A kind of device.
 
-    ``flags`` are always given to iree-compile. ``ladder`` holds sets of optimization flags, the fastest code first; the next one is
-    tried where a set fails to compile, and the last is plain.
+    ``flags`` are always given to iree-compile. ``ladder`` holds sets of optimization flags, the fastest code first; the
+    next one is tried where a set fails to compile, and the last is plain.
     """
 
     name: str

@@ -122,6 +122,7 @@ def _stage(program: Program, manifest: Manifest, staged: StagedModule, name: str
     return CompiledFunction(
         arguments=tuple(a.value for a in interface.arguments),
         results=tuple(r.value for r in interface.results),
+        copied=frozenset(r.value for r in interface.results if r.role == "saved"),
         call=lambda tensors: run_function(program, spec, tensors),
     )
 

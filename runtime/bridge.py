@@ -66,10 +66,13 @@ class Bridge:
             return primals[spec["base"]]
         if kind == "tensor":
             return _restride(results[spec["name"]], type_["stride"])
-        bases = [name for name in results if name.startswith("base.")]
-        base = primals[spec["base"]] if kind == "view_of_input" else results.get(f"base.{spec['name']}")
-        if base is None:
-            base = results[bases[spec["base"]]]
+        sources = {
+            "view_of_input": primals,
+            "view_of_output": [results[o["name"]] for o in self.outputs] if kind == "view_of_output" else [],
+            "view_of_base": [t for name, t in results.items() if name.startswith("base.")],
+        }
+        base = sources[kind][spec["base"]]
+        base = base if type_["requires_grad"] else base.detach()
         return base.as_strided(type_["shape"], type_["stride"], spec["offset"])
 
 

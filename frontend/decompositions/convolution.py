@@ -26,7 +26,9 @@ aten = torch.ops.aten
 
 # Columns past this size cost more to write than they save; they are then built for one row of the filter at a time.
 COLUMN_BYTES = 1 << 20
-# With fewer channels than this, torch-mlir's own convolution has no inner loop worth the name.
+# From this many taps on, torch-mlir's own dense convolution of stride 1 beats columns; it is slow with a stride, with a
+# small filter, and with one channel.
+DIRECT_TAPS = 9
 DIRECT_CHANNELS = 2
 # With fewer input channels than this, folding writes so little that it beats a correlation with the turned filter.
 TURNED_CHANNELS = 4
@@ -53,16 +55,17 @@ def convolution(
     """
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     taps = len(window.taps())
-    unstrided = taps > 1 and all(s == 1 for s in window.stride)
+    unstrided = taps >= DIRECT_TAPS and all(s == 1 for s in window.stride)
     direct = not transposed and groups == 1 and unstrided and weight.shape[1] >= DIRECT_CHANNELS
-    if x.dim() != window.rank + 2 or direct or taps > MAX_TAPS:
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    if x.dim() != window.rank + 2 or taps > MAX_TAPS or (direct and not half):
         return NotImplemented
     xs, ws = _computed(x), _computed(weight)
     if transposed:
         extra = spread_axes(output_padding, window.rank)
         y = input_gradient(xs, ws, window, _transposed_size(x.shape[2:], window, extra), groups)
     else:
-        y = correlation(xs, ws, window, groups)
+        y = _correlate(xs, ws, window, groups) if direct else correlation(xs, ws, window, groups)
     if bias is not None:
         y = y + _computed(bias).reshape(1, -1, *[1] * window.rank)
     return y.to(x.dtype)
@@ -156,9 +159,10 @@ def _folded_product(grad: Tensor, weight: Tensor, window: Window, size: Sequence
 
 @dataclass(frozen=True)
 class _Phase:
-    """Along one axis, the inputs of one remainder modulo the stride: the taps that reach them, and where they start.
+    """Along one axis, the inputs of one remainder modulo the stride, and the taps that reach them.
 
-    Input ``q * stride + remainder`` takes tap ``first + stride * m`` of output ``q + shift - m``, for ``taps`` values of ``m``.
+    Input ``q * stride + remainder`` takes tap ``first + stride * m`` of output ``q + shift - m``, for ``taps`` values
+    of ``m``.
     """
 
     first: int
@@ -201,7 +205,7 @@ def _turned_correlations(grad: Tensor, weight: Tensor, window: Window, size: Seq
 
 
 def _turned_filter(weight: Tensor, groups: int) -> Tensor:
-    """``[O, C / groups, *kernel]`` turned about its middle, with inputs and filters swapped: ``[C, O / groups, *kernel]``."""
+    """``[O, C / groups, *kernel]`` turned about its middle, inputs and filters swapped: ``[C, O / groups, *kernel]``."""
     filters, depth, *kernel = weight.shape
     swapped = weight.reshape(groups, filters // groups, depth, *kernel).transpose(1, 2)
     return swapped.reshape(groups * depth, filters // groups, *kernel).flip(list(range(2, weight.dim())))

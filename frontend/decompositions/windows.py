@@ -101,7 +101,7 @@ def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequ
 
 
 def merge_phases(phases: Sequence[Tensor], stride: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Interleaves ``[N, C, *quotients]`` for each remainder modulo ``stride``, the last axis fastest, to ``[N, C, *size]``."""
+    """Interleaves ``[N, C, *quotients]`` for each remainder modulo ``stride``, last axis fastest: ``[N, C, *size]``."""
     if len(phases) == 1:
         return phases[0]
     rank = len(stride)

@@ -16,7 +16,7 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 
 @dataclass(frozen=True)
 class Value:
-    """An SSA value. ``producer`` is the number of its op, or ``None`` for an argument; ``bytes`` is 0 where it is no tensor."""
+    """An SSA value. ``producer`` is its op's number, ``None`` for an argument; ``bytes`` is 0 where it is no tensor."""
 
     id: int
     name: str
@@ -27,7 +27,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation: name in MLIR, kind, operands and results by value number, floating-point operations and bytes it moves."""
+    """An operation: name in MLIR, kind, operands and results by value number, floating-point operations."""
 
     id: int
     name: str
@@ -41,7 +41,9 @@ class Op:
 class JointGraph:
     """A joint forward and backward function.
 
-    ``arguments`` are all its arguments; those in ``tangents`` exist in the backward only, the others in both halves, at no cost.
+    ``arguments`` are all its arguments; those in ``tangents`` exist in the backward only, the others in both halves, at
+    no cost, but for those in ``mutated``: the step overwrites them, so that the backward finds them only where they
+    were saved.
     """
 
     values: tuple[Value, ...]
@@ -50,6 +52,7 @@ class JointGraph:
     tangents: frozenset[int]
     forward_results: tuple[int, ...]
     backward_results: tuple[int, ...]
+    mutated: frozenset[int] = frozenset()
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

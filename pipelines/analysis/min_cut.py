@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The partition that saves the fewest bytes: a minimum cut between what only the forward has and what only the backward needs.
+"""The partition that saves the fewest bytes: a minimum cut between the forward's own and what the backward needs.
 
 Source: H. He, "Min-cut optimal(*) recomputation (i.e. activation checkpointing) with AOTAutograd", 2022, and
 ``torch._functorch.partitioners.min_cut_rematerialization_partition``. Solved by OR-Tools' push-relabel maximum flow.
@@ -27,13 +27,14 @@ class MinCutOptions:
     """Heuristics on top of the cut; each forbids a recomputation that would cost more than the bytes it frees.
 
     ban_compute: matrix products and convolutions are never recomputed; their cost exceeds the memory traffic saved.
-    ban_reductions: an op whose result is ``reduction_ratio`` times smaller than its operands is not recomputed: keeping it is cheap.
-    ban_scatter: scatters and gathers with data-dependent places are not recomputed.
-    ban_materialized: a value that a non-fusible backward op takes is written to memory there anyway, so that recomputing it
-        saves no traffic.
-    max_distance: a fusible chain is cut where its next use is more than this many forward ops away; recomputing across it would
-        keep its operands alive for as long.
-    max_chain: fusible chains of more ops than this are not recomputed as a whole (each link reads what the last one wrote).
+    ban_reductions: an op whose results are more than ``reduction_ratio`` times smaller than its operands is not
+        recomputed: keeping them is cheap.
+    ban_scatter: scatters are not recomputed.
+    ban_materialized: a value that a non-fusible backward op takes is written to memory there anyway, so that
+        recomputing it saves no traffic.
+    max_distance: a fusible chain is cut where a use of it is more than this many forward ops away; recomputing across
+        it would keep its operands alive for as long.
+    max_chain: a fusible chain of more ops than this is not recomputed as a whole (each link reads what the last wrote).
     distance_base: values far from the backward weigh this factor more per step, so that the cut falls near its use.
     """
 
@@ -110,7 +111,12 @@ def find_far_apart(graph: JointGraph, banned: frozenset[int] | set[int], options
             found.add(number)
             depth[number] = 0
         used = [order[u] for r in op.results for u in graph.users[r] if u in order]
-        if number not in banned and used and max(used) - order[number] > options.max_distance and op.kind is not OpKind.VIEW:
+        if (
+            number not in banned
+            and used
+            and max(used) - order[number] > options.max_distance
+            and op.kind is not OpKind.VIEW
+        ):
             found.add(number)
     return frozenset(found)
 
@@ -137,18 +143,20 @@ def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) 
 
     Capacities are scaled to integers below 2**40, so that sums of infinite ones stay below 2**63.
     """
-    weights = _weights(graph, options)
+    weights = find_weights(graph, options)
     scale = min(1.0, 2**38 / max(1.0, sum(w for w in weights if math.isfinite(w))))
     infinite = 2**40
     source, sink = 2 * len(graph.values), 2 * len(graph.values) + 1
     arcs: list[tuple[int, int, int]] = []
-    for value, weight in zip(graph.values, weights):
+    for value, weight in zip(graph.values, weights, strict=True):
         capacity = infinite if math.isinf(weight) else max(1, round(weight * scale)) if weight else 0
         arcs.append((2 * value.id, 2 * value.id + 1, capacity))
     for argument in graph.arguments:
         # An argument of the whole step is at hand in the backward at no cost: nothing flows to it from the source.
         if argument in graph.tangents:
             arcs.append((2 * argument, sink, infinite))
+        if argument in graph.mutated:
+            arcs.append((source, 2 * argument, infinite))
     for op in graph.ops:
         if op.id in graph.tangent_ops:
             arcs.extend((2 * v + 1, sink, infinite) for v in op.operands if not _backward_only(graph, v))
@@ -165,16 +173,17 @@ def _backward_only(graph: JointGraph, value: int) -> bool:
     return value in graph.tangents or (producer is not None and producer in graph.tangent_ops)
 
 
-def _weights(graph: JointGraph, options: MinCutOptions) -> list[float]:
+def find_weights(graph: JointGraph, options: MinCutOptions) -> list[float]:
+    """For each value what it costs to save it, in weighted bytes; infinite for what cannot be saved."""
     distance = find_distances(graph)
     weights = []
     for value in graph.values:
         if value.producer is None:
-            weights.append(0.0)
+            weights.append(2.0 * value.bytes if value.id in graph.mutated else 0.0)
         elif not value.is_tensor or graph.ops[value.producer].kind is OpKind.CONSTANT:
             weights.append(math.inf)
         else:
-            # Writing and reading it again counts once where the forward writes it in any case, twice where it would not.
+            # Counted once for the backward's read, and once for the write, unless the forward writes it in any case.
             steps = max(1, min(distance[value.producer], 100))
             factor = 1.0 if _is_written(graph, value.id) else 2.0
             weights.append(value.bytes * factor * options.distance_base**steps)
@@ -182,7 +191,7 @@ def _weights(graph: JointGraph, options: MinCutOptions) -> list[float]:
 
 
 def _is_written(graph: JointGraph, value: int) -> bool:
-    """Whether the forward writes this value to memory in any case: an output of it, or taken by an op that does not fuse."""
+    """Whether the forward writes this value to memory in any case: an output, or made or taken by an unfusible op."""
     if value in graph.forward_results:
         return True
     producer = graph.values[value].producer
@@ -193,7 +202,7 @@ def _is_written(graph: JointGraph, value: int) -> bool:
 
 def _solve(graph: JointGraph, arcs: list[tuple[int, int, int]], source: int, sink: int) -> frozenset[int]:
     solver = max_flow.SimpleMaxFlow()
-    tails, heads, capacities = (np.array(column, dtype=np.int64) for column in zip(*arcs))
+    tails, heads, capacities = (np.array(column, dtype=np.int64) for column in zip(*arcs, strict=True))
     solver.add_arcs_with_capacity(tails, heads, capacities)
     status = solver.solve(source, sink)
     if status != solver.OPTIMAL:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What kind of work an op of the torch dialect does, as far as saving or recomputing its results is concerned.
 
-One table by name. An op that is not in it is OPAQUE, which is never recomputed: the safe answer. The classes are those of
-``torch._functorch.partitioners.get_default_op_list``, for the ops that reach MLIR after decomposition.
+One table by name. An op that is not in it is OPAQUE, which is never recomputed: the safe answer. The classes are those
+of ``torch._functorch.partitioners.get_default_op_list``, for the ops that reach MLIR after decomposition.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ class OpKind(Enum):
 
 _TABLE: dict[OpKind, str] = {
     OpKind.VIEW: """alias as_strided detach diagonal expand expand_as narrow permute reshape _reshape_alias select.int
-        slice.Tensor squeeze squeeze.dim squeeze.dims t transpose.int unsqueeze view view_as _unsafe_view unflatten.int
-        flatten.using_ints broadcast_to lift_fresh_copy view_as_real view_as_complex""",
-    OpKind.POINTWISE: """abs acos acosh add.Scalar add.Tensor addcdiv addcmul asin asinh atan atan2 atanh bitwise_and.Tensor
-        bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
-        ceil celu clamp clamp.Tensor clamp_max clamp_min contiguous clone copy copysign.Tensor cos cosh deg2rad div.Scalar
-        div.Scalar_mode div.Tensor div.Tensor_mode elu elu_backward eq.Scalar eq.Tensor erf erfc erfinv exp exp2 expm1
-        fill.Scalar fill.Tensor floor floor_divide fmod.Scalar fmod.Tensor frac full full_like ge.Scalar ge.Tensor gelu
-        gelu_backward gt.Scalar gt.Tensor hardshrink hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
-        hardtanh_backward isfinite isinf isnan le.Scalar le.Tensor leaky_relu leaky_relu_backward lerp.Scalar lerp.Tensor
-        log log10 log1p log2 log_sigmoid_forward log_sigmoid_backward logical_and logical_not logical_or logical_xor lt.Scalar
-        lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum minimum mish mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg
-        new_full new_ones new_zeros ones ones_like positive pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor rad2deg reciprocal
-        relu relu6 remainder.Scalar remainder.Tensor round rsqrt rsub.Scalar sgn sigmoid sigmoid_backward sign signbit silu
-        silu_backward sin sinh softplus softplus_backward softshrink sqrt square sub.Scalar sub.Tensor tan tanh tanh_backward
-        threshold threshold_backward tril triu trunc type_as where.ScalarOther where.ScalarSelf where.self xlogy.Tensor zeros
+        slice.Tensor squeeze squeeze.dim t transpose.int unsqueeze view _unsafe_view unflatten.int flatten.using_ints
+        broadcast_to lift_fresh_copy view_as_real view_as_complex""",
+    OpKind.POINTWISE: """abs acos acosh add.Scalar add.Tensor addcdiv addcmul asin asinh atan atan2 atanh
+        bitwise_and.Tensor bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_xor.Tensor
+        bitwise_left_shift.Tensor bitwise_right_shift.Tensor ceil celu clamp clamp.Tensor clamp_max clamp_min
+        contiguous clone copy copysign.Tensor cos cosh deg2rad div.Scalar div.Scalar_mode div.Tensor div.Tensor_mode
+        elu elu_backward eq.Scalar eq.Tensor erf erfinv exp exp2 expm1 fill.Scalar fill.Tensor floor floor_divide
+        fmod.Scalar fmod.Tensor frac full full_like ge.Scalar ge.Tensor gelu gelu_backward gt.Scalar gt.Tensor
+        hardshrink hardsigmoid hardswish hardtanh hardtanh_backward isfinite isinf isnan le.Scalar le.Tensor
+        leaky_relu leaky_relu_backward lerp.Scalar lerp.Tensor log log10 log1p log2 log_sigmoid_forward
+        log_sigmoid_backward logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor masked_fill.Scalar
+        masked_fill.Tensor maximum minimum mish mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg new_full new_ones
+        new_zeros ones ones_like pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor rad2deg reciprocal relu relu6
+        remainder.Scalar remainder.Tensor round rsqrt rsub.Scalar sgn sigmoid sigmoid_backward sign signbit silu sin
+        sinh softplus softplus_backward softshrink sqrt square sub.Scalar sub.Tensor tan tanh tanh_backward threshold
+        threshold_backward tril triu trunc type_as where.ScalarOther where.ScalarSelf where.self xlogy.Tensor zeros
         zeros_like empty.memory_format empty_like empty_strided new_empty new_empty_strided scalar_tensor arange
         arange.start arange.start_step _to_copy to.dtype eye""",
-    OpKind.DATA_MOVEMENT: """cat constant_pad_nd embedding flip gather im2col index.Tensor index.Tensor_hacked_twin index_select
-        pixel_shuffle reflection_pad1d reflection_pad2d repeat replication_pad2d roll stack unfold upsample_nearest2d
-        _unsafe_index.Tensor select_scatter slice_scatter diagonal_scatter tile""",
-    OpKind.REDUCTION: """all all.dim amax amin any any.dim argmax argmin count_nonzero cumprod cumsum linalg_vector_norm
-        log_softmax.int _log_softmax _log_softmax_backward_data logsumexp max max.dim mean mean.dim min min.dim
-        norm.ScalarOpt_dim prod prod.dim_int _softmax softmax.int _softmax_backward_data std.correction sum sum.dim_IntList
-        var var.correction var_mean.correction native_layer_norm native_group_norm native_batch_norm avg_pool1d avg_pool2d
-        avg_pool3d _adaptive_avg_pool2d adaptive_avg_pool1d max_pool2d max_pool2d_with_indices max_pool3d_with_indices
-        nll_loss_forward nll_loss_backward""",
-    OpKind.SCATTER: """col2im embedding_dense_backward index_add index_put index_put.hacked_twin _index_put_impl
+    OpKind.DATA_MOVEMENT: """cat constant_pad_nd embedding flip gather im2col index.Tensor index.Tensor_hacked_twin
+        index_select pixel_shuffle reflection_pad1d reflection_pad2d repeat replication_pad2d roll stack unfold
+        upsample_nearest2d select_scatter slice_scatter diagonal_scatter tile""",
+    OpKind.REDUCTION: """all all.dim amax amin any any.dim argmax argmin count_nonzero cumprod cumsum
+        linalg_vector_norm log_softmax.int _log_softmax _log_softmax_backward_data logsumexp max max.dim mean mean.dim
+        min min.dim norm.ScalarOpt_dim prod prod.dim_int _softmax softmax.int _softmax_backward_data std.correction
+        sum sum.dim_IntList var var.correction var_mean.correction native_layer_norm native_group_norm
+        native_batch_norm avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d adaptive_avg_pool1d max_pool2d
+        max_pool2d_with_indices max_pool3d_with_indices nll_loss_forward nll_loss_backward""",
+    OpKind.SCATTER: """col2im embedding_dense_backward index_put index_put.hacked_twin _index_put_impl
         max_pool2d_with_indices_backward scatter.src scatter.value scatter_add scatter_reduce.two
         _unsafe_index_put.hacked_twin""",
-    OpKind.COMPUTE: """addbmm addmm addmv baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv outer
+    OpKind.COMPUTE: """addbmm addmm baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv outer
         scaled_dot_product_attention sort topk kthvalue linalg_det""",
-    OpKind.RANDOM: """bernoulli bernoulli.p dropout multinomial native_dropout normal_functional rand rand_like randint
-        randint.low randn randn_like randperm uniform""",
+    OpKind.RANDOM: """bernoulli bernoulli.p dropout multinomial native_dropout normal_functional rand rand_like
+        randint randint.low randn randn_like uniform""",
 }
 
 KINDS: dict[str, OpKind] = {_PREFIX + name: kind for kind, names in _TABLE.items() for name in names.split()} | {
@@ -73,13 +74,14 @@ KINDS: dict[str, OpKind] = {_PREFIX + name: kind for kind, names in _TABLE.items
     "torch.prims.var": OpKind.REDUCTION,
     "torch.prims.sqrt": OpKind.POINTWISE,
     "torch.vtensor.literal": OpKind.CONSTANT,
+    "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
 }
 
 
 def op_kind(name: str, *, has_tensor_result: bool) -> OpKind:
-    """The kind of the op named ``name`` (``torch.aten.mm``); what gives no tensor (scalars, lists) is CONSTANT unless known."""
+    """The kind of the op named ``name`` (``torch.aten.mm``); scalars and lists are CONSTANT unless known."""
     if name in KINDS:
         return KINDS[name]
-    if not has_tensor_result and (name.startswith("torch.constant.") or name.startswith("torch.prim.")):
+    if not has_tensor_result and name.startswith(("torch.constant.", "torch.prim.")):
         return OpKind.CONSTANT
     return OpKind.OPAQUE

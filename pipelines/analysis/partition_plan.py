@@ -16,8 +16,11 @@ _FREE = (OpKind.CONSTANT, OpKind.VIEW)
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """``saved``: values kept, in program order, none of them an argument. ``forward``, ``backward``: ops of each half, in order.
-    ``recomputed``: ops in both halves that do work (constants and views are not counted)."""
+    """A decision.
+
+    ``saved``: values kept, in program order; an argument only if the step overwrites it. ``forward``, ``backward``: ops
+    of each half, in order. ``recomputed``: ops in both halves that do work (constants and views are not counted).
+    """
 
     policy: str
     saved: tuple[int, ...]
@@ -30,7 +33,7 @@ class PartitionPlan:
 
 def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> PartitionPlan:
     """The plan that keeps ``saved`` (less what the backward then does not use) and recomputes the rest."""
-    wanted = {v for v in saved if graph.values[v].producer is not None}
+    wanted = {v for v in saved if graph.values[v].producer is not None} | graph.mutated
     backward = graph.required_ops(graph.backward_results, wanted)
     used = {o for op in backward for o in graph.ops[op].operands} | set(graph.backward_results)
     kept = tuple(v for v in sorted(wanted) if v in used and graph.values[v].producer not in graph.tangent_ops)

@@ -17,6 +17,7 @@ _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+)>")
 _BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
 BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
+MUTATION = "mutation"
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,21 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
         kind = op_kind(op.name, has_tensor_result=any(values[r].is_tensor for r in results))
-        flops = count_flops(op.name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results])
+        flops = count_flops(
+            op.name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results]
+        )
         ops.append(Op(len(ops), op.name, kind, operands, results, flops))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
+    written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
     graph = JointGraph(
         values=tuple(values),
         ops=tuple(ops),
         arguments=tuple(arguments),
-        tangents=frozenset(a for a, role in zip(arguments, roles) if role.get("bwd.role") == TANGENT),
-        forward_results=tuple(v for v, role in zip(returned, result_roles) if role != BACKWARD_RESULT),
-        backward_results=tuple(v for v, role in zip(returned, result_roles) if role == BACKWARD_RESULT),
+        tangents=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.role") == TANGENT),
+        forward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role != BACKWARD_RESULT),
+        mutated=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.name") in written),
+        backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
     return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``convert-bwd-to-func``: the last of the bwd dialect goes; what it said is now in functions, calls and their order."""
+"""``convert-bwd-to-func``: bwd ops go; what they said is now in functions, calls and their order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ConvertBwdToFunc(ModulePass):
 
     - ``bwd.save``: one more result of its function, with role ``saved``, in the order of the ops;
     - ``bwd.accumulate_grad``: one more result, with role ``grad``;
-    - ``bwd.call_hook``, ``bwd.call_backward``, ``bwd.final_callbacks``: calls of private functions ``@hook_N``, ``@backward_N`` and
-      ``@final_callbacks``, in the order of the tokens, which is theirs in the block;
+    - ``bwd.call_hook``, ``bwd.call_backward``, ``bwd.final_callbacks``: calls of private functions ``@hook_N``,
+      ``@backward_N`` and ``@final_callbacks``, in the order of the tokens, which is theirs in the block;
     - ``bwd.recompute_barrier``: its operand; tokens: nothing.
     """
 

@@ -17,11 +17,11 @@ SUFFIX = "_into"
 
 @dataclass(frozen=True)
 class BwdExportResults(ModulePass):
-    """``@f(a) -> r`` stays for callers that want results (``iree-run-module``); ``@f_into(a, storage) -> r`` comes beside it.
+    """``@f(a) -> r`` stays, for callers that want results (``iree-run-module``); its twin is ``@f_into(a, storage)``.
 
-    In the twin each result is aliased to its storage where it is computed, and later ops read it from there. Aliased only where
-    it is returned (as ``iree.abi.output`` does), a result that the function itself uses is computed in scratch memory first and
-    then copied: twice the residuals of a forward.
+    In the twin each result is aliased to its storage where it is computed, and later ops read it from there. Aliased
+    only where it is returned (as ``iree.abi.output`` does), a result that the function itself uses is computed in
+    scratch memory first and then copied: twice the residuals of a forward.
     """
 
     name: ClassVar[str] = "bwd-export-results"
@@ -93,8 +93,12 @@ def _dynamic_sizes(value: ir.Value, ip: ir.InsertionPoint) -> list[ir.Value]:
     for dim in range(type_.rank):
         if type_.is_dynamic_dim(dim):
             number = ir.IntegerAttr.get(index, dim)
-            constant = ir.Operation.create("arith.constant", results=[index], attributes={"value": number}, ip=ip, loc=value.owner.location)
+            constant = ir.Operation.create(
+                "arith.constant", results=[index], attributes={"value": number}, ip=ip, loc=value.owner.location
+            )
             sizes.append(
-                ir.Operation.create("tensor.dim", operands=[value, constant.result], results=[index], ip=ip, loc=value.owner.location).result
+                ir.Operation.create(
+                    "tensor.dim", operands=[value, constant.result], results=[index], ip=ip, loc=value.owner.location
+                ).result
             )
     return sizes

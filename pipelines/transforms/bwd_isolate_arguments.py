@@ -15,7 +15,7 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 _BARRIER = "util.optimization_barrier"
 # Ops whose result may share storage with their first operand.
 _VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
-# Where each op that updates a tensor names its destination: operands from the end for those in destination-passing style.
+# The operand that each op updates, by number; ops in destination-passing style have theirs last.
 _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_insert_slice": 1, "tensor.scatter": 1}
 
 
@@ -23,12 +23,13 @@ _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_in
 class BwdIsolateArguments(ModulePass):
     """Keeps in-place updates away from arguments and from what they read.
 
-    IREE updates a tensor in place where the update is its last use, and an argument counts as a tensor like any other. So each
-    argument is used once more at the very end, behind a barrier that survives to the place where this is decided: an argument is
-    alive as long as its function runs, and every update of it works on a copy. No op is looked at for this.
+    IREE updates a tensor in place where the update is its last use, and an argument counts as a tensor like any other.
+    So each argument is used once more at the very end, behind a barrier that survives to the place where this is
+    decided: an argument is alive as long as its function runs, and every update of it works on a copy. No op is looked
+    at for this.
 
-    An update that reads its own destination through a view (``x[i] += x[:3]``) is a second hazard: the copy that it reads is
-    elided too. There the view goes through a barrier and is a tensor of its own.
+    An update that reads its own destination through a view (``x[i] += x[:3]``) is a second hazard: the copy that it
+    reads is elided too. There the view goes through a barrier and is a tensor of its own.
     """
 
     name: ClassVar[str] = "bwd-isolate-arguments"
@@ -38,7 +39,9 @@ class BwdIsolateArguments(ModulePass):
         for func in functions(module):
             blocks = list(func.regions[0].blocks)
             if len(blocks) != 1:
-                raise PassFailure(func, "bwd-isolate-arguments: a function of several blocks", "run it on structured code")
+                raise PassFailure(
+                    func, "bwd-isolate-arguments: a function of several blocks", "run it on structured code"
+                )
             for op in list(_walk(blocks[0])):
                 separate_reads(op)
             keep_arguments(blocks[0])
@@ -65,7 +68,7 @@ def find_destinations(op: ir.Operation) -> list[int]:
     """Numbers of the operands that ``op`` may write to."""
     if op.name in _INSERTIONS:
         return [_INSERTIONS[op.name]]
-    if not op.name.startswith(("linalg.", "tm_tensor.", "iree_linalg_ext.")) or not op.results:
+    if not op.name.startswith(("linalg.", "tm_tensor.", "iree_linalg_ext.")) or not any(map(_is_tensor, op.results)):
         return []
     # Destination-passing style: as many destinations as results, last among the operands.
     return list(range(len(op.operands) - len(op.results), len(op.operands)))

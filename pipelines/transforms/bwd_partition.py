@@ -28,15 +28,17 @@ POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
 class BwdPartition(ModulePass):
     """Decides what is saved and what is recomputed, and splits ``@joint`` accordingly.
 
-    ``@forward`` takes every argument but the tangents, gives the forward's results and marks what it keeps with ``bwd.save``.
-    ``@backward`` takes the parameters, buffers and inputs it uses, then what was saved, then tangents, and gives the gradients.
+    ``@forward`` takes every argument but the tangents, gives the forward's results and marks what it keeps with
+    ``bwd.save``. ``@backward`` takes the parameters, buffers and inputs it uses, then what was saved, then tangents,
+    and gives the gradients.
     """
 
     name: ClassVar[str] = "bwd-partition"
     description: ClassVar[str] = "Split @joint into @forward and @backward, choosing what is saved between them"
 
     policy: Literal["default", "min-cut"] = field(
-        default="min-cut", metadata={"help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap"}
+        default="min-cut",
+        metadata={"help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap"},
     )
 
     def apply(self, module: ir.Operation) -> None:
@@ -47,8 +49,8 @@ class BwdPartition(ModulePass):
         if not read.graph.backward_results:
             raise PassFailure(
                 func,
-                "bwd-partition: @joint has no result with bwd.role = \"grad\", nothing to differentiate",
-                "mark the gradients among its results with bwd.role = \"grad\"",
+                'bwd-partition: @joint has no result with bwd.role = "grad", nothing to differentiate',
+                'mark the gradients among its results with bwd.role = "grad"',
             )
         plan = POLICIES[self.policy](read.graph)
         apply_partition(module, func, read, plan)
@@ -63,12 +65,14 @@ def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
 
 
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
-    """Carry ``plan`` out on the module: two functions in the place of ``func``, and a summary as the module's attribute."""
+    """Carry ``plan`` out on the module: two functions in the place of ``func``, and a summary as its attribute."""
     graph = read.graph
     arguments = [Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"))]
     results = attribute_dicts(func, "res_attrs")
     gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
-    outputs = [Port(v, a) for v, a in zip(graph.forward_results, [a for a in results if a.get("bwd.role") != BACKWARD_RESULT])]
+    outputs = [
+        Port(v, a) for v, a in zip(graph.forward_results, [a for a in results if a.get("bwd.role") != BACKWARD_RESULT])
+    ]
     saved = [Port(v, _saved_attributes(graph, v)) for v in plan.saved]
     primals = [p for p in arguments if p.value not in graph.tangents]
     build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saved))

@@ -16,7 +16,22 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 _LEGAL: dict[str, tuple[str, ...]] = {
     "imported": ("builtin", "func", "torch", "bwd"),
     "staged": ("builtin", "func", "torch"),
-    "linalg": ("builtin", "func", "affine", "arith", "cf", "complex", "linalg", "math", "memref", "ml_program", "scf", "tensor", "tm_tensor", "util"),
+    "linalg": (
+        "builtin",
+        "func",
+        "affine",
+        "arith",
+        "cf",
+        "complex",
+        "linalg",
+        "math",
+        "memref",
+        "ml_program",
+        "scf",
+        "tensor",
+        "tm_tensor",
+        "util",
+    ),
 }
 _REMEDY = {
     "imported": "a captured graph holds torch and bwd ops only; raise or lower this op first",
@@ -39,13 +54,17 @@ class BwdVerifyLegality(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         for op in _walk(module):
             if op.name.partition(".")[0] not in _LEGAL[self.level]:
-                raise PassFailure(op, f"bwd-verify-legality: {op.name} is not legal at level '{self.level}'", _REMEDY[self.level])
+                raise PassFailure(
+                    op, f"bwd-verify-legality: {op.name} is not legal at level '{self.level}'", _REMEDY[self.level]
+                )
         if self.level == "linalg":
             return
         for func in functions(module):
             problems = find_role_problems(func)
             if problems:
-                raise PassFailure(func, f"bwd-verify-legality: {problems[0]}", "set bwd.role and bwd.name when the function is built")
+                raise PassFailure(
+                    func, f"bwd-verify-legality: {problems[0]}", "set bwd.role and bwd.name when the function is built"
+                )
 
 
 def _walk(op: ir.Operation) -> Iterator[ir.Operation]:

@@ -21,7 +21,7 @@ class Port:
 
 @dataclass(frozen=True)
 class FunctionSketch:
-    """A function to build: name, arguments, ops of the source by number in the order to run, results, and values to ``bwd.save``."""
+    """A function to build: name, arguments, ops of the source by number in order, results, values to ``bwd.save``."""
 
     name: str
     arguments: Sequence[Port]
@@ -31,7 +31,7 @@ class FunctionSketch:
 
 
 def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSketch) -> ir.Operation:
-    """Build the sketched ``func.func`` in front of ``before``, cloning ops of ``source``; the source is left as it is."""
+    """Build the sketched ``func.func`` in front of ``before``, cloning ops of ``source``, which stays as it is."""
     inputs = [source.values[p.value].type for p in sketch.arguments]
     outputs = [source.values[p.value].type for p in sketch.results]
     attributes = {
@@ -44,18 +44,22 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
         "func.func", attributes=attributes, regions=1, loc=before.location, ip=ir.InsertionPoint(before)
     )
     block = func.regions[0].blocks.append(*inputs, arg_locs=[before.location] * len(inputs))
-    mapping = {p.value: argument for p, argument in zip(sketch.arguments, block.arguments)}
+    mapping = {p.value: argument for p, argument in zip(sketch.arguments, block.arguments, strict=True)}
     ip = ir.InsertionPoint(block)
     for number in sketch.ops:
         copy = source.ops[number].clone(ip=ip).operation
         for i, operand in enumerate(source.graph.ops[number].operands):
             copy.operands[i] = mapping[operand]
         # A value saved in the forward enters the backward as an argument, and stays that even where its op runs again.
-        for result, value in zip(source.graph.ops[number].results, copy.results):
+        for result, value in zip(source.graph.ops[number].results, copy.results, strict=True):
             mapping.setdefault(result, value)
     for port in sketch.saves:
         ir.Operation.create(
-            "bwd.save", operands=[mapping[port.value]], attributes={"name": ir.StringAttr.get(port.attributes["bwd.value"])}, loc=func.location, ip=ip
+            "bwd.save",
+            operands=[mapping[port.value]],
+            attributes={"name": ir.StringAttr.get(port.attributes["bwd.value"])},
+            loc=func.location,
+            ip=ip,
         )
     ir.Operation.create("func.return", operands=[mapping[p.value] for p in sketch.results], loc=func.location, ip=ip)
     return func
@@ -63,4 +67,6 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
 
 def port_attributes(ports: Sequence[Port]) -> ir.Attribute:
     """``arg_attrs`` or ``res_attrs`` for these ports."""
-    return ir.ArrayAttr.get([ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in p.attributes.items()}) for p in ports])
+    return ir.ArrayAttr.get(
+        [ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in p.attributes.items()}) for p in ports]
+    )

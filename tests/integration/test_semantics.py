@@ -1,0 +1,260 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A compiled model does what the model does: outputs, gradients, buffers, structure of arguments and results.
+
+Each case runs eager, compiled, and loaded from a saved file; no argument's bytes may change but where eager changes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import retrograd
+
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its arguments.
+
+    `loadable`: an artifact can run it without what only this process knows. `tree`: an artifact knows the type of what it returns;
+    it cannot for a type of the user's own, and gives a flat tuple then.
+    """
+
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
+    loadable: bool = True
+    tree: bool = True
+    mutates: frozenset[int] = field(default=frozenset())
+
+
+def randn(*shape: int, grad: bool = True) -> Tensor:
+    return torch.randn(shape).requires_grad_(grad)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(tokens)))  # type: ignore[no-any-return]
+
+
+class Normalized(nn.Module):
+    """Running statistics, a counter, and a buffer that it writes to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.norm(x) * self.calls  # type: ignore[no-any-return]
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, batch: dict[str, Any], *, scale: float, extra: tuple[Tensor, ...] = ()) -> dict[str, Any]:
+        y = self.linear(batch["x"]) * scale
+        for more in extra:
+            y = y + more
+        return {"pair": Pair(y, y.sum(0)), "labels": [y.argmax(1), "text", None], "scale": scale}
+
+
+class Constants(nn.Module):
+    """Tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.table = torch.arange(12.0).reshape(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.table) @ self.weight
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def loss(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.linear(x), target)
+
+
+def several_outputs(x: Tensor, y: Tensor) -> Any:
+    z = torch.sin(x) * y
+    return z, z.detach(), (x > 0), [z.t(), z.sum()]
+
+
+def views(x: Tensor, y: Tensor) -> Any:
+    base = x * y
+    return base.view(-1), base[1:], x.t(), x, y.unsqueeze(0)
+
+
+def in_place(x: Tensor, state: Tensor) -> Tensor:
+    state.mul_(0.5).add_(x.detach().sum(0))
+    z = x * 2
+    z[1:] *= 3
+    return z * state
+
+
+def self_updates(x: Tensor, index: Tensor) -> Any:
+    y = x * 2
+    return x.index_put((index,), x[:3], accumulate=True), y.index_put((index,), y[:3], accumulate=True)
+
+
+def scatters(x: Tensor, index: Tensor, v: Tensor) -> Any:
+    wide = index[:, None].expand(3, 4)
+    return (
+        x.index_put((index,), v),
+        x.scatter_add(0, wide, v),
+        torch.slice_scatter(x, v, 0, 1, 4),
+        torch.slice_scatter(x, x[2:5], 0, 1, 4),
+        torch.select_scatter(x, v[0], 0, 2),
+        x.index_add(0, index, v),
+        torch.cat([x, v]),
+        x.cumsum(0),
+    )
+
+
+def handed_through(x: Tensor, y: Tensor) -> Any:
+    """The gradients are the tangents themselves, an output is returned twice, one is a constant."""
+    z = x + y
+    return z, z, torch.ones(3, 4), torch.zeros_like(x)
+
+
+INDEX = torch.tensor([1, 1, 2])
+CASES: dict[str, Case] = {
+    "tied_weights": Case(lambda: (Tied(), (torch.tensor([[1, 2, 2], [0, 10, 1]]),), {})),
+    "running_statistics": Case(lambda: (Normalized(), (randn(6, 5),), {})),
+    "eval_statistics": Case(lambda: (nn.BatchNorm1d(5).eval(), (randn(6, 5),), {})),
+    "containers": Case(
+        lambda: (Containers(), ({"x": randn(2, 4), "unused": 3},), {"scale": 0.5, "extra": (randn(2, 3), randn(3))}),
+        tree=False,
+    ),
+    "constants": Case(lambda: (Constants(), (randn(3, 4),), {})),
+    "bound_method": Case(lambda: (Model().loss, (randn(3, 4), randn(3, 4, grad=False)), {}), loadable=False),
+    "several_outputs": Case(lambda: (several_outputs, (randn(3, 4), randn(3, 4)), {})),
+    "views": Case(lambda: (views, (randn(3, 4), randn(3, 4)), {})),
+    "in_place": Case(lambda: (in_place, (randn(3, 4), randn(4, grad=False)), {}), mutates=frozenset({1})),
+    "self_updates": Case(lambda: (self_updates, (randn(6, 4), INDEX), {})),
+    "scatters": Case(lambda: (scatters, (randn(6, 4), INDEX, randn(3, 4)), {})),
+    "handed_through": Case(lambda: (handed_through, (randn(3, 4), randn(3, 4)), {})),
+    "not_contiguous": Case(lambda: (lambda x, y: (x @ y).relu(), (randn(4, 3).detach().t().requires_grad_(), randn(4, 5)), {})),
+    "scalar_and_empty": Case(lambda: (lambda x, y: (x * 2, y.exp()), (randn(), randn(0, 4)), {})),
+    "frozen_parameter": Case(lambda: (_frozen(), (randn(2, 4, grad=False),), {})),
+    "float64": Case(lambda: (nn.Linear(4, 3).double(), (torch.randn(2, 4, dtype=torch.float64),), {})),
+    "transposed_output": Case(lambda: (lambda x: (x * 2).t().contiguous().t(), (randn(3, 4),), {})),
+}
+
+
+def _frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def run_step(call: Callable[..., Any], args: Any, kwargs: Any, state: list[Tensor]) -> tuple[Any, list[Tensor | None]]:
+    """Outputs and the gradients of arguments and parameters, with the same tangents each time."""
+    outputs = call(*args, **kwargs)
+    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+    wanted = [t for t in (*pytree.tree_leaves((args, kwargs)), *state) if isinstance(t, Tensor) and t.requires_grad]
+    generator = torch.Generator().manual_seed(7)
+    tangents = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in leaves]
+    gradients = torch.autograd.grad(leaves, wanted, tangents, allow_unused=True)
+    return outputs, list(gradients)
+
+
+def assert_close(found: Any, expected: Any, what: str) -> None:
+    if not isinstance(expected, Tensor):
+        assert found == expected, what
+        return
+    assert found.shape == expected.shape and found.dtype == expected.dtype, what
+    assert found.stride() == expected.stride() or expected.numel() <= 1, f"{what}: strides {found.stride()}, {expected.stride()}"
+    assert found.requires_grad == expected.requires_grad, f"{what}: requires_grad"
+    error = (found - expected).double().norm() if expected.dtype != torch.bool else (found != expected).sum()
+    scale = expected.double().norm().clamp_min(1e-12)
+    assert float(error) <= TOLERANCE * float(scale), f"{what}: relative error {float(error / scale):.2e}"
+
+
+def owner(call: Callable[..., Any]) -> nn.Module | None:
+    module = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
+    return module if isinstance(module, nn.Module) else None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_eager(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]
+    model, args, kwargs = case.make()
+    eager, eager_args, eager_kwargs = copy.deepcopy((model, args, kwargs))
+    compiled = retrograd.compile_backward(model, args, kwargs, cache=False)
+    compiled.save(tmp_path / "model.vmfb")
+    loaded_model = copy.deepcopy(model)
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    saved_args, saved_kwargs = copy.deepcopy((args, kwargs))
+    for step in range(2):
+        before = [digest(t) for t in tensors]
+        expected = _run(eager, eager, eager_args, eager_kwargs)
+        found = _run(compiled, model, args, kwargs)
+        _compare(found, expected, f"{name}, step {step}")
+        for i, (tensor, old) in enumerate(zip(tensors, before, strict=True)):
+            assert i in case.mutates or digest(tensor) == old, f"argument {i} changed"
+    if case.loadable:
+        loaded = retrograd.load(tmp_path / "model.vmfb", owner(loaded_model))
+        reference = copy.deepcopy(loaded_model)
+        reference_args, reference_kwargs = copy.deepcopy((saved_args, saved_kwargs))
+        for step in range(2):
+            expected = _run(reference, reference, reference_args, reference_kwargs)
+            found = _run(loaded, loaded_model, saved_args, saved_kwargs)
+            if not case.tree:
+                assert isinstance(found[0], tuple)
+                expected = (tuple(pytree.tree_leaves(expected[0])), *expected[1:])
+            _compare(found, expected, f"{name} loaded, step {step}")
+
+
+def _run(call: Callable[..., Any], model: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
+    module = owner(model)
+    parameters = list(module.parameters()) if module else []
+    outputs, gradients = run_step(call, args, kwargs, parameters)
+    buffers = dict(module.named_buffers()) if module else {}
+    return outputs, gradients, {k: v.clone() for k, v in buffers.items()}, [t.detach().clone() for t in pytree.tree_leaves(args) if isinstance(t, Tensor)]
+
+
+def _compare(found: tuple[Any, ...], expected: tuple[Any, ...], where: str) -> None:
+    for what, a, b in zip(("outputs", "gradients", "buffers", "arguments"), found, expected, strict=True):
+        leaves_a, spec_a = pytree.tree_flatten(a)
+        leaves_b, spec_b = pytree.tree_flatten(b)
+        assert spec_a == spec_b, f"{where}: structure of {what}"
+        for i, (x, y) in enumerate(zip(leaves_a, leaves_b, strict=True)):
+            if what == "gradients" and isinstance(x, Tensor) and isinstance(y, Tensor):
+                x, y = x.contiguous(), y.contiguous()
+            assert_close(x, y, f"{where}: {what} {i}")

@@ -1,0 +1,42 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``retrograd explain``: what a compiled file holds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from retrograd.runtime.artifact import read_artifact
+from retrograd.runtime.manifest import FunctionSpec, TensorSpec
+from retrograd.runtime.report import Report, format_bytes
+from retrograd.tools.console import print_json, print_rich, print_table
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the report, the signature of each function, and what made the file."""
+    artifact = read_artifact(arguments.file)
+    manifest = artifact.manifest
+    if arguments.json:
+        # The signature is how Python's containers map to tensors; it says nothing to a reader that the functions do not.
+        fields = {key: value for key, value in manifest.to_dict().items() if key != "signature"}
+        print_json({**fields, "sha256": artifact.digest})
+        return 0
+    print_rich(Report(manifest.report).table())
+    for function in manifest.functions:
+        print_function(function)
+    rows = [*manifest.versions.items(), ("format", str(manifest.format_version)), ("sha256", artifact.digest)]
+    print_table(("what", "value"), rows, "made by")
+    return 0
+
+
+def print_function(function: FunctionSpec) -> None:
+    """Print the arguments and results of a function, in calling order, as tables."""
+    scratch = format_bytes(function.transient_bytes)
+    _print_tensors(f"arguments of {function.name}, which takes {scratch} of scratch memory", function.arguments)
+    _print_tensors(f"results of {function.name}", function.results)
+
+
+def _print_tensors(title: str, tensors: Sequence[TensorSpec]) -> None:
+    rows = [(str(i), t.name, t.role, str(list(t.shape)), t.dtype) for i, t in enumerate(tensors)]
+    print_table(("", "name", "role", "shape", "dtype"), rows, title)
