@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
@@ -107,6 +108,7 @@ def capture_joint(
     finally:
         flat.tracing = False
     graph_module = joint.graph_module
+    _check_gradients(graph_module)
     _check_random(graph_module)
     metadata = joint._aot_state.fw_metadata
     if flat.out_spec is None:
@@ -151,6 +153,15 @@ def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]
         raise CaptureError(
             "nothing to differentiate: no parameter and no argument requires grad",
             "call requires_grad_() on a parameter or an argument, or use the model without compile_backward",
+        )
+
+
+def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
+    (output,) = graph_module.graph.find_nodes(op="output")
+    if not any(isinstance(desc, GradAOTOutput) for desc in output.meta["desc"]):
+        raise CaptureError(
+            "nothing to differentiate: no output depends on what requires grad, other than as a view of an argument",
+            "return what is computed from a parameter or an argument that requires grad, not detached",
         )
 
 

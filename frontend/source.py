@@ -73,7 +73,8 @@ def capture_error(error: Exception) -> CaptureError:
     """Translate what the tracer raised: the line of the user's code, what was met there and what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     user = [f for f in frames if not f.filename.startswith(_NOT_USER)]
-    # The first frames are the caller's own, up to compile_backward; the model's code is the last one.
+    # Of a model made of torch's layers only, the layer's own line says more than none.
+    user = user or [f for f in frames if f.filename.startswith(_LAYERS) and f.name == "forward"]
     where = (
         f' at File "{user[-1].filename}", line {user[-1].lineno}, in {user[-1].name}\n    {user[-1].line}'
         if user

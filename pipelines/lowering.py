@@ -55,12 +55,10 @@ def keep_for_replay(source: Path) -> Path:
 
 
 def first_error(result: ToolResult) -> str:
-    """The first error a tool reported, with its location; how it ended, where it reported none."""
+    """The first error a tool reported, with its location; how it ended, where it reported none or crashed."""
     errors = re.findall(r"^(?:.*?:)? ?error: .*", result.stderr, flags=re.MULTILINE)
-    ended = (
-        f"the tool was ended by {result.crashed}"
-        if result.crashed
-        else f"the tool gave exit status {result.returncode}"
-    )
-    last = result.stderr.strip().splitlines()[-1:] or ["no message"]
-    return errors[0].strip() if errors else f"{ended}: {last[0][:500]}"
+    if errors and not result.crashed:
+        return str(errors[0].strip())
+    ended = f"was ended by {result.crashed}" if result.crashed else f"gave exit status {result.returncode}"
+    last = errors[:1] or result.stderr.strip().splitlines()[-1:] or ["no message"]
+    return f"the tool {ended}: {last[0].strip()[:500]}"

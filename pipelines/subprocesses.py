@@ -34,6 +34,7 @@ def run_tool(command: Sequence[str | Path], *, folder: Path) -> ToolResult:
     with open(folder / "stderr.txt", "w+", encoding="utf-8", errors="replace") as stderr:
         process = subprocess.Popen(
             [str(part) for part in command],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,

@@ -11,20 +11,48 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrograd.api import CompiledBackward, compile_backward, load
     from retrograd.frontend.source import CaptureError
+    from retrograd.frontend.verification import VerificationError
+    from retrograd.pipelines.diagnostics import PipelineError
+    from retrograd.pipelines.errors import CompileError
+    from retrograd.pipelines.targets import UnknownTarget
     from retrograd.runtime.artifact import ArtifactError
+    from retrograd.runtime.calling import ArgumentError
+    from retrograd.runtime.executor import ExecutionError
+    from retrograd.runtime.report import Report
 
     __version__: str
 
 # Public name -> the module that defines it. The imports above say the same to type checkers.
 _EXPORTS = {
+    "ArgumentError": "retrograd.runtime.calling",
     "ArtifactError": "retrograd.runtime.artifact",
     "CaptureError": "retrograd.frontend.source",
+    "CompileError": "retrograd.pipelines.errors",
     "CompiledBackward": "retrograd.api",
+    "ExecutionError": "retrograd.runtime.executor",
+    "PipelineError": "retrograd.pipelines.diagnostics",
+    "Report": "retrograd.runtime.report",
+    "UnknownTarget": "retrograd.pipelines.targets",
+    "VerificationError": "retrograd.frontend.verification",
     "compile_backward": "retrograd.api",
     "load": "retrograd.api",
 }
 
-__all__ = ["ArtifactError", "CaptureError", "CompiledBackward", "__version__", "compile_backward", "load"]
+__all__ = [
+    "ArgumentError",
+    "ArtifactError",
+    "CaptureError",
+    "CompileError",
+    "CompiledBackward",
+    "ExecutionError",
+    "PipelineError",
+    "Report",
+    "UnknownTarget",
+    "VerificationError",
+    "__version__",
+    "compile_backward",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

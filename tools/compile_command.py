@@ -8,13 +8,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrograd.pipelines.targets import find_target
 from retrograd.tools.console import CommandError, UsageError, print_rich, show_progress
 from retrograd.tools.factory import Factory, make_example
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compile, verify if asked to, write the files and print what was compiled."""
+    # All that can be found out at once comes before torch is loaded.
     factory = Factory.parse(arguments.factory)
+    find_target(arguments.target)
     emitted = read_emitted(arguments.emit_mlir)
     for file in (arguments.o, *emitted.values()):
         check_writable(file)

@@ -18,7 +18,7 @@ def execute(arguments: argparse.Namespace) -> int:
     artifact = read_artifact(arguments.file)
     manifest = artifact.manifest
     if arguments.json:
-        # The signature is how Python's containers map to tensors; it says nothing to a reader that the functions do not.
+        # The signature maps Python's containers to tensors; it tells a reader nothing that the functions do not.
         fields = {key: value for key, value in manifest.to_dict().items() if key != "signature"}
         print_json({**fields, "sha256": artifact.digest})
         return 0

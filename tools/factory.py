@@ -85,7 +85,9 @@ def read_example(factory: Factory, made: Any) -> Example:
         raise CommandError(f"{factory} returned {what}: {_RETURNS}")
     model, args, kwargs = made if len(made) == 3 else (*made, None)
     if not callable(model):
-        raise CommandError(f"{factory} returned {type(model).__name__} for the model, which cannot be called: {_RETURNS}")
+        raise CommandError(
+            f"{factory} returned {type(model).__name__} for the model, which cannot be called: {_RETURNS}"
+        )
     if not isinstance(args, (tuple, list)):
         raise CommandError(f"{factory} returned {type(args).__name__} for args: {_RETURNS}")
     if not isinstance(kwargs, (Mapping, type(None))):
@@ -135,11 +137,12 @@ def _describe_error(error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_installed(f.filename)]
     if not frames or isinstance(error, SyntaxError):
         return text
-    return f'{text}\n  at File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}\n    {frames[-1].line}'
+    last = frames[-1]
+    return f'{text}\n  at File "{last.filename}", line {last.lineno}, in {last.name}\n    {last.line}'
 
 
 def _is_installed(filename: str) -> bool:
-    return filename == __file__ or filename.startswith("<") or "site-packages" in filename or filename.startswith(_LIBRARY)
+    return filename == __file__ or filename.startswith(("<", _LIBRARY)) or "site-packages" in filename
 
 
 _LIBRARY = str(Path(importlib.__file__).parents[1])

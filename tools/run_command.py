@@ -27,7 +27,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """Check everything, run the function, write and print its results, compare them with what is expected."""
     output, folder = arguments.output, arguments.output_dir
     if output is not None and output.suffix != tensor_files.SAFETENSORS:
-        raise UsageError(f"--output takes a {tensor_files.SAFETENSORS} file, found '{output}'; --output-dir writes .npy files")
+        raise UsageError(
+            f"--output takes a {tensor_files.SAFETENSORS} file, found '{output}'; --output-dir writes .npy files"
+        )
     artifact = read_artifact(arguments.file)
     function = find_function(artifact.manifest, arguments.function, arguments.file)
     results = Side(function.name, "result", function.results)
@@ -93,7 +95,7 @@ def print_results(
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference over the norm of ``expected``; infinite where infinities or NaNs are not in the same places."""
+    """Norm of the difference over the norm of ``expected``; infinite if infinities or NaNs are in other places."""
     a, b = found.double(), expected.double()
     finite = a.isfinite() & b.isfinite()
     if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
@@ -104,7 +106,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_errors(errors: dict[str, float], expected: dict[str, torch.Tensor], tolerance: float | None) -> None:
-    """Raise CommandError where a result is farther from what was expected than rounding explains, or ``tolerance`` allows."""
+    """Raise CommandError where a result differs by more than ``tolerance`` allows, or, without it, rounding explains."""
     allowed = {n: _TOLERANCES.get(t.dtype, 0.0) if tolerance is None else tolerance for n, t in expected.items()}
     wrong = [name for name, error in errors.items() if not error <= allowed[name]]
     if wrong:

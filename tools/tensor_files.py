@@ -57,7 +57,11 @@ def read_npy(side: Side, files: Sequence[str]) -> list[torch.Tensor]:
         OSError: a file cannot be read.
     """
     if len(files) != len(side.specs):
-        at = f"nothing is given for {_ordinal(side, len(files))}" if len(files) < len(side.specs) else _extra(side, files)
+        at = (
+            f"nothing is given for {_ordinal(side, len(files))}"
+            if len(files) < len(side.specs)
+            else _extra(side, files)
+        )
         raise CommandError(
             f"{side.function} has {len(side.specs)} {side.kind}s, but {len(files)} {NPY} files are given: {at}; "
             "`retrograd explain` lists them in order"
@@ -83,9 +87,8 @@ def read_safetensors(side: Side, files: Sequence[str]) -> list[torch.Tensor]:
         if len(holders) > 1:
             raise CommandError(f"{side.kind} {spec.name} of {side.function} is in both {holders[0]} and {holders[1]}")
         if not holders:
-            raise CommandError(
-                f"{side.kind} {spec.name} ({spec.role}, {describe(spec)}) of {side.function} is not in {', '.join(files)}"
-            )
+            what = f"{side.kind} {spec.name} ({spec.role}, {describe(spec)}) of {side.function}"
+            raise CommandError(f"{what} is not in {', '.join(files)}")
         found.append(tables[holders[0]][spec.name])
         side.check(spec, found[-1], holders[0])
     return found
@@ -123,7 +126,7 @@ def check_npy_can_hold(side: Side) -> None:
 
 
 def npy_names(specs: Sequence[TensorSpec]) -> list[str]:
-    """A file name for each spec: its own with what is awkward in a file name replaced, numbered where two are the same."""
+    """A file name for each spec: its name with what is awkward in one replaced, numbered where two are the same."""
     names: list[str] = []
     for index, spec in enumerate(specs):
         stem = re.sub(r"[^\w.-]+", "_", spec.name).strip("_") or "_"
@@ -168,7 +171,9 @@ def _read_array(side: Side, spec: TensorSpec, file: str) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
-        raise CommandError(f"{where}: numpy dtype {array.dtype.str} is none of torch's; expected {describe(spec)}") from error
+        raise CommandError(
+            f"{where}: numpy dtype {array.dtype.str} is none of torch's; expected {describe(spec)}"
+        ) from error
 
 
 def _open_table(file: str) -> dict[str, torch.Tensor]:

@@ -19,12 +19,14 @@ def count_flops(name: str, operands: Sequence[Shape], results: Sequence[Shape]) 
     if not produced:
         return 0
     match name.removeprefix("torch.aten."):
-        case "mm" | "bmm" | "matmul" | "mv" | "dot":
+        case "mm" | "bmm" | "matmul" | "mv" | "dot" | "linear":
             return 2 * prod(produced[0]) * tensors[0][-1]
         case "addmm" | "baddbmm":
             return 2 * prod(produced[0]) * tensors[1][-1] + prod(produced[0])
-        case "linear":
-            return 2 * prod(produced[0]) * tensors[0][-1]
+        case "addbmm":
+            return 2 * prod(produced[0]) * tensors[1][0] * tensors[1][-1] + prod(produced[0])
+        case "outer":
+            return prod(produced[0])
         case "convolution":
             return 2 * prod(produced[0]) * prod(tensors[1][1:])
         case "convolution_backward":

@@ -17,7 +17,7 @@ from ortools.graph.python import max_flow
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, plan_from_saved
+from retrograd.pipelines.analysis.partition_plan import UNREPEATABLE, PartitionPlan, plan_from_saved
 
 _FUSIBLE = (OpKind.POINTWISE, OpKind.VIEW, OpKind.DATA_MOVEMENT, OpKind.CONSTANT)
 
@@ -56,25 +56,26 @@ def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = No
 
 
 def find_banned(graph: JointGraph, options: MinCutOptions) -> frozenset[int]:
-    """Ops of the forward that the backward must not run again."""
-    banned = {op.id for op in graph.ops if op.id not in graph.tangent_ops and _is_banned_kind(op, options)}
+    """Ops that the backward must not run: of the forward, and what must not run twice wherever it is."""
+    banned = {op.id for op in graph.ops if _is_banned_kind(op, options)}
     if options.ban_reductions:
         banned |= {op.id for op in graph.ops if _shrinks(graph, op, options.reduction_ratio)}
     if options.ban_materialized:
         banned |= find_materialized(graph)
     banned |= find_far_apart(graph, banned, options)
-    return frozenset(op for op in banned if op not in graph.tangent_ops and graph.ops[op].kind is not OpKind.CONSTANT)
+    repeated = graph.forward_ops - graph.tangent_ops
+    # An op that only the backward needs runs once in either half, but a part of its results must not come from each.
+    unrepeatable = {op.id for op in graph.ops if op.kind in UNREPEATABLE and op.id not in graph.tangent_ops}
+    return frozenset(op for op in banned & (repeated | unrepeatable) if graph.ops[op].kind is not OpKind.CONSTANT)
 
 
 def _is_banned_kind(op: Op, options: MinCutOptions) -> bool:
     match op.kind:
-        case OpKind.RANDOM | OpKind.OPAQUE:
-            return True
         case OpKind.COMPUTE:
             return options.ban_compute
         case OpKind.SCATTER:
             return options.ban_scatter
-    return False
+    return op.kind in UNREPEATABLE
 
 
 def _shrinks(graph: JointGraph, op: Op, ratio: int) -> bool:
@@ -206,6 +207,6 @@ def _solve(graph: JointGraph, arcs: list[tuple[int, int, int]], source: int, sin
     solver.add_arcs_with_capacity(tails, heads, capacities)
     status = solver.solve(source, sink)
     if status != solver.OPTIMAL:
-        raise RuntimeError(f"min-cut: the flow solver gave {status.name}; a value that must be saved cannot be")
+        raise RuntimeError(f"min-cut: the flow solver gave {status.name}")
     reached = set(solver.get_source_side_min_cut())
     return frozenset(v.id for v in graph.values if 2 * v.id in reached and 2 * v.id + 1 not in reached)

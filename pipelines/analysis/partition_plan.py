@@ -12,6 +12,8 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 
 # Kinds that a backward may hold a second copy of at no arithmetic cost.
 _FREE = (OpKind.CONSTANT, OpKind.VIEW)
+# Kinds that no plan runs twice.
+UNREPEATABLE = (OpKind.RANDOM, OpKind.OPAQUE)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
         saved_bytes=sum(graph.values[v].bytes for v in kept),
         recomputed_flops=sum(graph.ops[op].flops for op in recomputed),
     )
+
+
+def find_unsavable(graph: JointGraph, plan: PartitionPlan) -> int | None:
+    """An op that no legal plan can be made around: the backward needs a value of it that is no tensor, and it cannot
+    run there. ``None`` if there is no such op."""
+    for value in plan.saved:
+        if not graph.values[value].is_tensor:
+            return graph.values[value].producer
+    twice = set(plan.forward) & set(plan.backward)
+    return min((op for op in twice if graph.ops[op].kind in UNREPEATABLE), default=None)
 
 
 def find_default_partition(graph: JointGraph) -> PartitionPlan:

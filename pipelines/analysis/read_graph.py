@@ -13,7 +13,7 @@ from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.op_kinds import op_kind
 
-_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+)>")
+_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
 _BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
 BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
@@ -110,6 +110,9 @@ def tensor_bytes(type_: ir.Type) -> int:
     match = _VTENSOR.fullmatch(str(type_))
     if match is None:
         return 0
-    bits = _BITS.match(match[2].removeprefix("!torch."))
+    element = match[2].removeprefix("complex<")
+    bits = _BITS.match(element)
     width = max(1, int(bits[1]) // 8) if bits else 1
+    if element != match[2]:
+        width *= 2
     return prod(tensor_shape(type_) or (1,)) * width

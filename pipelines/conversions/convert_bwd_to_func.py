@@ -33,6 +33,7 @@ class ConvertBwdToFunc(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
             _check_signature(func)
+            _check_body(func)
             added = _convert_body(module, func)
             _append_results(func, added)
 
@@ -51,6 +52,16 @@ def _check_signature(func: ir.Operation) -> None:
             "convert-bwd-to-func: a function takes or gives a !bwd.token",
             "start the chain inside the function with bwd.create_token",
         )
+
+
+def _check_body(func: ir.Operation) -> None:
+    blocks = list(func.regions[0].blocks)
+    if len(blocks) != 1:
+        raise PassFailure(func, "convert-bwd-to-func: a function of several blocks", "run it on structured code")
+    for view in blocks[0].operations:
+        if not view.operation.name.startswith("bwd.") and any(map(bwd.is_token, view.operation.operands)):
+            message = f"convert-bwd-to-func: takes a {bwd.TOKEN}, which only bwd ops can"
+            raise PassFailure(view.operation, message, "order it by values that stay")
 
 
 def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Value, dict[str, str]]]:

@@ -62,43 +62,41 @@ def alias_results(twin: ir.Operation) -> None:
     storages = list(block.arguments)[-len(terminator.operands) :] if len(terminator.operands) else []
     for i, storage in enumerate(storages):
         value = terminator.operands[i]
-        alias = _alias(value, storage, block)
+        alias, sizes = _alias(value, storage, block)
         if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias":
-            value.replace_all_uses_except(alias.results[0], alias)
+            value.replace_all_uses_except(alias.results[0], [alias, *sizes])
         else:
             # An argument, or a value returned before: a copy of its own.
             terminator.operands[i] = alias.results[0]
 
 
-def _alias(value: ir.Value, storage: ir.Value, block: ir.Block) -> ir.Operation:
+def _alias(value: ir.Value, storage: ir.Value, block: ir.Block) -> tuple[ir.Operation, list[ir.Operation]]:
+    """The op that aliases ``value`` to ``storage``, and the ops that give it the sizes of ``value``."""
     at_start = not isinstance(value, ir.OpResult)
     ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
-    sizes = _dynamic_sizes(value, ip)
+    location = storage.location if at_start else value.owner.location
+    sizes = _dynamic_sizes(value, ip, location)
     segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    return ir.Operation.create(
+    alias = ir.Operation.create(
         "hal.tensor.alias",
-        operands=[value, *sizes, storage],
+        operands=[value, *(size.result for size in sizes), storage],
         results=[value.type],
         attributes={"operandSegmentSizes": segments},
-        loc=storage.location if at_start else value.owner.location,
+        loc=location,
         ip=ip,
     )
+    return alias, sizes
 
 
-def _dynamic_sizes(value: ir.Value, ip: ir.InsertionPoint) -> list[ir.Value]:
+def _dynamic_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
     type_ = ir.RankedTensorType(value.type)
     index = ir.IndexType.get()
     sizes = []
     for dim in range(type_.rank):
         if type_.is_dynamic_dim(dim):
-            number = ir.IntegerAttr.get(index, dim)
-            constant = ir.Operation.create(
-                "arith.constant", results=[index], attributes={"value": number}, ip=ip, loc=value.owner.location
-            )
-            sizes.append(
-                ir.Operation.create(
-                    "tensor.dim", operands=[value, constant.result], results=[index], ip=ip, loc=value.owner.location
-                ).result
-            )
+            attributes = {"value": ir.IntegerAttr.get(index, dim)}
+            number = ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
+            operands = [value, number.result]
+            sizes.append(ir.Operation.create("tensor.dim", operands=operands, results=[index], loc=location, ip=ip))
     return sizes

@@ -12,7 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition
+from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
 from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, ReadGraph, attribute_dicts, read_joint
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
@@ -22,6 +22,8 @@ POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
     "default": find_default_partition,
     "min-cut": find_min_cut_partition,
 }
+# Ops that do something besides giving results.
+_OBSERVED = ("bwd.accumulate_grad", "bwd.call_backward", "bwd.call_hook", "bwd.final_callbacks", "bwd.save")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class BwdPartition(ModulePass):
         func = find_function(module, JOINT)
         if func is None:
             raise PassFailure(module, "bwd-partition: no function @joint in the module", "import a joint graph first")
+        check_structure(func)
         read = read_joint(func)
         if not read.graph.backward_results:
             raise PassFailure(
@@ -53,7 +56,47 @@ class BwdPartition(ModulePass):
                 'mark the gradients among its results with bwd.role = "grad"',
             )
         plan = POLICIES[self.policy](read.graph)
+        check_plan(func, read, plan)
         apply_partition(module, func, read, plan)
+
+
+def check_structure(func: ir.Operation) -> None:
+    """Refuse what is no straight line of ops.
+
+    Raises:
+        PassFailure: the function has no body or several blocks, or an op of it has a region.
+    """
+    if len(func.regions[0].blocks) != 1:
+        message = f"bwd-partition: @joint has {len(func.regions[0].blocks)} blocks, expected one"
+        raise PassFailure(func, message, "capture the graph without control flow")
+    for view in func.regions[0].blocks[0].operations:
+        if any(len(region.blocks) for region in view.operation.regions):
+            message = "bwd-partition: an op with a region can be in neither half"
+            raise PassFailure(view.operation, message, "capture the graph without control flow")
+
+
+def check_plan(func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
+    """Refuse a plan that would lose something or give other results.
+
+    Raises:
+        PassFailure: a result of the forward depends on a tangent, a value that is no tensor would have to be saved, or
+            neither half runs an op that the user can observe.
+    """
+    graph = read.graph
+    if graph.tangents.intersection(graph.forward_results) or graph.forward_ops & graph.tangent_ops:
+        message = "bwd-partition: a result of the forward depends on a tangent"
+        raise PassFailure(func, message, 'mark it with bwd.role = "grad" if it belongs to the backward')
+    unsavable = find_unsavable(graph, plan)
+    if unsavable is not None:
+        raise PassFailure(
+            read.ops[unsavable],
+            "bwd-partition: the backward needs a result of it that is no tensor, and so is not saved, and it cannot run twice",
+            "give the backward a tensor or a constant in its place",
+        )
+    for op in graph.ops:
+        if op.name in _OBSERVED and op.id not in plan.forward and op.id not in plan.backward:
+            message = "bwd-partition: no result of @joint depends on this op, so that neither half would run it"
+            raise PassFailure(read.ops[op.id], message, "lower it first, or return what it gives")
 
 
 def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
@@ -67,20 +110,21 @@ def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
     """Carry ``plan`` out on the module: two functions in the place of ``func``, and a summary as its attribute."""
     graph = read.graph
-    arguments = [Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"))]
+    arguments = [
+        Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
+    ]
     results = attribute_dicts(func, "res_attrs")
     gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
-    outputs = [
-        Port(v, a) for v, a in zip(graph.forward_results, [a for a in results if a.get("bwd.role") != BACKWARD_RESULT])
-    ]
+    others = [a for a in results if a.get("bwd.role") != BACKWARD_RESULT]
+    outputs = [Port(v, a) for v, a in zip(graph.forward_results, others, strict=True)]
     saved = [Port(v, _saved_attributes(graph, v)) for v in plan.saved]
     primals = [p for p in arguments if p.value not in graph.tangents]
     build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saved))
-    # What the backward does not use, it does not take.
+    # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
-    kept = [p for p in primals if p.value in used]
+    kept = [p for p in primals if p.value in used and p.value not in plan.saved]
     tangents = [p for p in arguments if p.value in graph.tangents and p.value in used]
-    grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients)]
+    grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients, strict=True)]
     build_function(func, read, FunctionSketch("backward", [*kept, *saved, *tangents], plan.backward, grads))
     func.erase()
     module.attributes["bwd.partition"] = _summary(plan, graph)

@@ -1,0 +1,203 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a user can get wrong, and what they are told: before anything runs, and with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.runtime.cache import Cache
+
+
+@pytest.fixture(scope="module")
+def step() -> retrograd.CompiledBackward:
+    return retrograd.compile_backward(nn.Linear(4, 2), (torch.randn(3, 4),))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((torch.randn(5, 4),), {}, r"args\[0\]: expected torch.float32 of shape \(3, 4\).*found .*\(5, 4\)"),
+        ((torch.randn(3, 4).double(),), {}, r"args\[0\]: expected torch.float32.*found torch.float64"),
+        ((torch.randn(3, 4, device="meta"),), {}, r"args\[0\]: .* on cpu, found .* on meta"),
+        ((torch.randn(3, 4).to_sparse(),), {}, r"args\[0\]: expected a dense tensor"),
+        ((3.0,), {}, r"args\[0\]: expected a tensor .*found float"),
+        ((None,), {}, r"args\[0\]: expected a tensor .*found NoneType"),
+        ((torch.randn(3, 4), torch.randn(3, 4)), {}, r"expected 1 positional arguments, found 2"),
+        ((), {}, r"expected 1 positional arguments, found 0"),
+        ((torch.randn(3, 4),), {"mask": None}, r"unexpected kwargs\['mask'\]"),
+        ((torch.randn(3, 4).requires_grad_(),), {}, r"args\[0\]: requires grad now, but did not when compiled"),
+    ],
+)
+def test_wrong_arguments(
+    step: retrograd.CompiledBackward, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(retrograd.ArgumentError, match=message):
+        step(*args, **kwargs)
+
+
+def test_wrong_constant() -> None:
+    def scaled(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    compiled = retrograd.compile_backward(scaled, (torch.randn(2, requires_grad=True), 2.0))
+    with pytest.raises(retrograd.ArgumentError, match=r"args\[1\]: compiled for the constant 2.0, found 3.0"):
+        compiled(torch.randn(2, requires_grad=True), 3.0)
+
+
+def test_changed_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    x = torch.randn(3, 4)
+    compiled = retrograd.compile_backward(model, (x,))
+    model.eval()
+    with pytest.raises(retrograd.ArgumentError, match=r"compiled in train mode"):
+        compiled(x)
+    model.train()
+    model[0].weight = nn.Parameter(torch.randn(5, 4))
+    with pytest.raises(retrograd.ArgumentError, match=r"0.weight: expected .*\(4, 4\).*found .*\(5, 4\)"):
+        compiled(x)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if y.sum() > 0:  # the line that the error names
+            return y
+        return -y
+
+
+def closure() -> Callable[[Tensor], Tensor]:
+    weight = torch.randn(4, requires_grad=True)
+    return lambda x: x * weight
+
+
+def line_of(text: str) -> int:
+    return next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (Branching(), (torch.randn(3, 4),), rf"data-dependent control flow.*{__file__}\", line {line_of('error names')}"),
+        (closure(), (torch.randn(3, 4, requires_grad=True),), r"requires grad is neither an argument nor a parameter.*weight"),
+        (nn.Linear(4, 2), (torch.randn(3, 5),), r"linear.py.*F.linear"),
+        (lambda x: x * 2, (torch.randn(3),), r"nothing to differentiate"),
+        (lambda x: x.detach() * 2, (torch.randn(3, requires_grad=True),), r"nothing to differentiate"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (torch.randn(3, 4),), r"random op .*dropout"),
+    ],
+    ids=["branch", "closure", "shape", "no-grad", "detached", "random"],
+)
+def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(retrograd.CaptureError, match=re.compile(message, re.DOTALL)) as caught:
+        retrograd.compile_backward(model, args)
+    assert "remedy" in str(caught.value)
+
+
+def test_unknown_options() -> None:
+    model, args = nn.Linear(2, 2), (torch.randn(1, 2),)
+    with pytest.raises(retrograd.UnknownTarget, match="'cpx' is not one of cpu; did you mean 'cpu'"):
+        retrograd.compile_backward(model, args, target="cpx")
+    with pytest.raises(ValueError, match="partition 'max-cut' is not one of default, min-cut"):
+        retrograd.compile_backward(model, args, partition="max-cut")  # type: ignore[arg-type]
+
+
+def unsupported(x: Tensor) -> Tensor:
+    return torch.cdist(x, x + 1)  # the op without a lowering
+
+
+def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(retrograd.CompileError) as caught:
+        retrograd.compile_backward(unsupported, (torch.randn(3, 4, requires_grad=True),))
+    message = str(caught.value)
+    assert "torch.aten._cdist_forward" in message
+    assert f"{__file__}:{line_of('without a lowering')}" in message
+    assert Cache().entries() == []
+    replay = shlex.split(caught.value.replay)
+    assert replay[0] == "retrograd-opt"
+    again = subprocess.run([sys.executable, "-m", "retrograd.tools.opt", *replay[1:]], capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "_cdist_forward" in again.stderr
+    Path(replay[1]).unlink()
+
+
+SLOW = """
+import sys, torch, retrograd
+from torch import nn
+model = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(12)])
+print("ready", flush=True)
+def report(phase):
+    print(phase, flush=True)
+retrograd.compile_backward(model, (torch.randn(2, 8, 16, 16),), cache=True, progress=report)
+"""
+
+
+def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "RETROGRAD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "iree-compile":
+            break
+    deadline = time.monotonic() + 60
+    while not (children := _children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert children, "no compiler was started"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in stderr
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert not list(tmp_path.glob("retrograd-*"))
+    assert Cache(tmp_path / "cache").entries() == []
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(p) for p in found.split()]
+
+
+def test_broken_files(step: retrograd.CompiledBackward, tmp_path: Path) -> None:
+    path = tmp_path / "model.vmfb"
+    step.save(path)
+    whole = path.read_bytes()
+    for name, data, message in (
+        ("empty", b"", "not an artifact|truncated|empty"),
+        ("text", b"hello" * 100, "not an artifact"),
+        ("truncated", whole[: len(whole) // 2], "truncated"),
+        ("altered", whole[:3000] + bytes([whole[3000] ^ 1]) + whole[3001:], "altered"),
+    ):
+        broken = tmp_path / name
+        broken.write_bytes(data)
+        with pytest.raises(retrograd.ArtifactError, match=message):
+            retrograd.load(broken)
+    with pytest.raises(retrograd.ArtifactError, match="no such file|does not exist|missing"):
+        retrograd.load(tmp_path / "nowhere.vmfb")
+    with pytest.raises(retrograd.ArgumentError, match="no parameter or buffer 'weight'"):
+        retrograd.load(path, nn.ReLU())
+    with pytest.raises(retrograd.ArgumentError, match="load it with model="):
+        retrograd.load(path)(torch.randn(3, 4))
+    assert not [f for f in os.listdir(tempfile.gettempdir()) if f.startswith("retrograd-lower-")]
+
+
+def test_save_to_nowhere(step: retrograd.CompiledBackward, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        step.save(tmp_path / "no" / "such" / "folder.vmfb")

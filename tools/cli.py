@@ -1,0 +1,174 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``retrograd``: compile, run and explain artifacts, look at the installation and the cache.
+
+Each subcommand is a module of its own, imported when it is asked for: ``retrograd --help`` loads no package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from retrograd.tools.console import PROGRAM, CommandError, UsageError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+
+# What may be wrong with a model, a file or a machine, by module: its message is for the user and needs no traceback.
+# A class is looked up in the modules that are loaded, as only those can have raised it.
+EXPECTED_ERRORS = (
+    ("retrograd.frontend.source", "CaptureError"),
+    ("retrograd.frontend.verification", "VerificationError"),
+    ("retrograd.pipelines.diagnostics", "PipelineError"),
+    ("retrograd.pipelines.errors", "CompileError"),
+    ("retrograd.pipelines.targets", "UnknownTarget"),
+    ("retrograd.runtime.artifact", "ArtifactError"),
+    ("retrograd.runtime.calling", "ArgumentError"),
+    ("retrograd.runtime.devices", "DeviceError"),
+    ("retrograd.runtime.executor", "ExecutionError"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns 0, 1 if it failed, 2 for a command line that makes no sense, 130 after Ctrl-C."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        status: int = importlib.import_module(arguments.module).execute(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UsageError as error:
+        return fail(str(error), 2)
+    except CommandError as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == PROGRAM:
+            raise
+        return fail(f"the package of {error.name} is not installed; `{PROGRAM} doctor` says what is missing")
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        return fail(str(error))
+
+
+def fail(message: str, status: int = 1) -> int:
+    """Print an error on standard error; returns the exit status."""
+    print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+    return status
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether an error is about what the user gave, not about this program."""
+    classes = [getattr(sys.modules[module], name) for module, name in EXPECTED_ERRORS if module in sys.modules]
+    return isinstance(error, tuple(classes))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="A compiler for PyTorch backward passes.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {metadata.version('retrograd')}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    add_compile(commands)
+    add_run(commands)
+    explain = add_command(commands, "explain", "say what a compiled file holds")
+    explain.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    doctor = add_command(commands, "doctor", "look at the installation, and say how to mend it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    cache = add_command(commands, "cache", "look at the cache of executables, or empty it")
+    cache.add_argument("action", nargs="?", choices=("info", "clear"), default="info", help="info unless given")
+    return parser
+
+
+def add_command(commands: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+    """Add the subcommand that ``retrograd.tools.<name>_command`` carries out."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False, **options
+    )
+    parser.set_defaults(module=f"retrograd.tools.{name}_command")
+    return parser
+
+
+def add_compile(commands: Any) -> None:
+    """Add ``retrograd compile``."""
+    parser = add_command(commands, "compile", "compile the forward and backward of a model into one file")
+    parser.add_argument(
+        "factory",
+        help="package.module:factory or path/to/file.py:factory, which returns (model, args) or (model, args, kwargs)",
+    )
+    parser.add_argument("-o", type=Path, required=True, metavar="FILE", help="the file to write, such as model.vmfb")
+    parser.add_argument("--target", default="cpu", help="kind of device to compile for (cpu)")
+    parser.add_argument(
+        "--partition",
+        choices=("min-cut", "default"),
+        default="min-cut",
+        help="save between forward and backward the fewest bytes (min-cut), or what eager saves",
+    )
+    parser.add_argument("--verify", action="store_true", help="run a step and compare it with eager's before writing")
+    parser.add_argument("--no-cache", action="store_true", help="compile even what the cache has, and keep nothing")
+    parser.add_argument(
+        "--emit-mlir",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="STAGE:FILE",
+        help="write the IR at imported, partitioned, scheduled or linalg, too",
+    )
+
+
+def add_run(commands: Any) -> None:
+    """Add ``retrograd run``."""
+    parser = add_command(commands, "run", "call a function of a compiled file on tensors from files")
+    parser.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
+    parser.add_argument("--function", required=True, help="forward or backward")
+    inputs = parser.add_mutually_exclusive_group()
+    inputs.add_argument(
+        "--input",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE.npy",
+        help="arguments, an array in each file, in the order that `retrograd explain` lists",
+    )
+    inputs.add_argument(
+        "--inputs",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE.safetensors",
+        help="arguments by the names that `retrograd explain` lists; these files hold bfloat16 and float8 too, .npy do not",
+    )
+    outputs = parser.add_mutually_exclusive_group()
+    outputs.add_argument("--output-dir", type=Path, metavar="FOLDER", help="write each result there as .npy")
+    outputs.add_argument("--output", type=Path, metavar="FILE.safetensors", help="write all results there by name")
+    parser.add_argument(
+        "--expected",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="what the results should be, .npy files in order or .safetensors by name: exit status 1 where they differ",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, help="relative norm of a difference that is allowed; from the dtype unless given"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
