@@ -109,7 +109,7 @@ def capture_joint(
         flat.tracing = False
     graph_module = joint.graph_module
     _check_gradients(graph_module)
-    _check_random(graph_module)
+    check_random(graph_module)
     metadata = joint._aot_state.fw_metadata
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")
@@ -165,7 +165,8 @@ def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
         )
 
 
-def _check_random(graph_module: torch.fx.GraphModule) -> None:
+def check_random(graph_module: torch.fx.GraphModule) -> None:
+    """Raise :class:`CaptureError` where a graph holds a random op: a second run in the backward would draw other values."""
     for node in graph_module.graph.nodes:
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:

@@ -42,15 +42,13 @@ def bind(captured: CapturedGraph, forward: CompiledFunction, backward: CompiledF
     """
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        nodes = {node.name: node for node in joint.graph.nodes}
-        saved = [nodes[name] for name in backward.arguments if not name.startswith("tangents")]
-        return _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_fwd_outputs)
+        return split_joint(joint, backward, num_fwd_outputs)
 
     def compile_forward(graph_module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(_caller(graph_module, forward, restride=captured.num_forward_outputs))
+        return make_boxed_func(graph_caller(graph_module, forward, restride=captured.num_forward_outputs))
 
     def compile_backward(graph_module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(_caller(graph_module, backward, restride=0))
+        return make_boxed_func(graph_caller(graph_module, backward, restride=0))
 
     wrapped = aot_compile_joint_with_descriptors(
         captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
@@ -58,7 +56,19 @@ def bind(captured: CapturedGraph, forward: CompiledFunction, backward: CompiledF
     return lambda tensors: wrapped(*tensors)
 
 
-def _caller(graph_module: torch.fx.GraphModule, function: CompiledFunction, *, restride: int) -> Callable[..., list[Any]]:
+def split_joint(
+    joint: torch.fx.GraphModule, backward: CompiledFunction, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward and backward of ``joint`` that save what the compiled backward takes."""
+    nodes = {node.name: node for node in joint.graph.nodes}
+    saved = [nodes[name] for name in backward.arguments if not name.startswith("tangents")]
+    forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_forward_outputs)
+    return forward_graph, backward_graph
+
+
+def graph_caller(
+    graph_module: torch.fx.GraphModule, function: CompiledFunction, *, restride: int
+) -> Callable[..., list[Any]]:
     """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of the trace."""
     places = {node.name: i for i, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
     (output,) = graph_module.graph.find_nodes(op="output")

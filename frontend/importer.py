@@ -18,22 +18,23 @@ from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
-from retrograd.frontend.capture import CapturedGraph, state_name
+from retrograd.frontend.capture import state_name
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.source import CaptureError
 
 JOINT = "joint"
 
 
-def import_graph(captured: CapturedGraph) -> ir.Module:
-    """Translate ``captured`` to a module with one function ``@joint`` on ``!torch.vtensor`` types.
+def import_graph(traced: torch.fx.GraphModule, signature: Signature | None = None, *, function: str = JOINT) -> ir.Module:
+    """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types.
 
-    Results that have no gradient (``None``) are left out. The FX graph is not changed.
+    Results that have no gradient (``None``) are left out. The FX graph is not changed. Without a signature, arguments and results
+    are known by their numbers.
 
     Raises:
         CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
     """
-    graph_module, descs = _without_none(captured.graph_module)
+    graph_module, descs = _without_none(traced)
     graph = graph_module.graph
     context = make_context()
     node_importers: list[GraphNodeImporter] = []
@@ -44,14 +45,14 @@ def import_graph(captured: CapturedGraph) -> ir.Module:
 
     importer = FxImporter(context=context, graph_node_importer_cls=remember)
     try:
-        func = importer.import_stateless_graph(graph, func_name=JOINT)
+        func = importer.import_stateless_graph(graph, func_name=function)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise CaptureError(
             f"import to MLIR failed: {error}", "report the op; replace it by ops that torch-mlir imports"
         ) from error
     with context, ir.Location.unknown():
         _name_values(node_importers[0])
-        _annotate(func, graph, descs, captured)
+        _annotate(func, graph, descs, signature)
     module: ir.Module = importer.module
     module.operation.verify()
     return module
@@ -99,12 +100,12 @@ def _name_values(node_importer: GraphNodeImporter) -> None:
         )
 
 
-def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], captured: CapturedGraph) -> None:
+def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature: Signature | None) -> None:
     placeholders = graph.find_nodes(op="placeholder")
-    arguments = [_argument_role(node.meta["desc"], captured.signature) for node in placeholders]
+    arguments = [_argument_role(node.meta["desc"], signature) for node in placeholders]
     (output,) = graph.find_nodes(op="output")
     nodes = _flat(output.args[0])
-    results = [_result_role(desc, captured.signature) for desc in descs]
+    results = [_result_role(desc, signature) for desc in descs]
     func.attributes["arg_attrs"] = _attributes(arguments, [n.name for n in placeholders])
     func.attributes["res_attrs"] = _attributes(results, [n.name for n in nodes])
 
@@ -124,7 +125,7 @@ def _attributes(roles: Sequence[tuple[str, str]], values: Sequence[str]) -> ir.A
     )
 
 
-def _argument_role(desc: Any, signature: Signature) -> tuple[str, str]:
+def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
     match desc:
         case d.ParamAOTInput():
             return "param", state_name(desc.target)
@@ -137,10 +138,10 @@ def _argument_role(desc: Any, signature: Signature) -> tuple[str, str]:
     raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
 
 
-def _result_role(desc: Any, signature: Signature) -> tuple[str, str]:
+def _result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
     match desc:
         case d.PlainAOTOutput():
-            return "output", [o for o in signature.outputs if o.kind != "constant"][desc.idx].name
+            return "output", _output_name(desc.idx, signature)
         case d.IntermediateBaseAOTOutput():
             return "output", f"base.{_result_role(desc.base_of, signature)[1]}"
         case d.InputMutationAOTOutput():
@@ -150,6 +151,9 @@ def _result_role(desc: Any, signature: Signature) -> tuple[str, str]:
     raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
 
 
-def _input_name(index: int, signature: Signature) -> str:
-    tensors = [i for i in signature.inputs if i.type is not None]
-    return tensors[index].name
+def _input_name(index: int, signature: Signature | None) -> str:
+    return f"arg{index}" if signature is None else [i for i in signature.inputs if i.type is not None][index].name
+
+
+def _output_name(index: int, signature: Signature | None) -> str:
+    return f"output{index}" if signature is None else [o for o in signature.outputs if o.kind != "constant"][index].name

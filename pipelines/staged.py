@@ -17,6 +17,7 @@ from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.pipelines.targets import Target, host_cpu
 
 # Each stage by name, and the passes that lead to it from the one before.
@@ -83,14 +84,17 @@ class Progress:
 
 
 def stage_module(module: ir.Module, policy: str, progress: Progress) -> StagedModule:
-    """Run the passes of every stage on an imported module, in place.
+    """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
     """
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
+    joint = find_function(module.operation, JOINT) is not None
     for stage, passes in STAGES.items():
+        if stage == "partitioned" and not joint:
+            continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
             run_pipeline(module, f"builtin.module({passes.replace('POLICY', policy)})")
             texts[stage] = str(module)

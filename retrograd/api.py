@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
 
 from retrograd.frontend.capture import CapturedGraph, capture_joint
+from retrograd.frontend.dynamo import compile_with_dynamo
 from retrograd.frontend.fx_partition import CompiledFunction, bind
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.verification import verified
@@ -21,7 +23,7 @@ from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import STAGE_NAMES, Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import find_target
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.bridge import BACKWARD, FORWARD, Bridge, run_function
+from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, Bridge, run_function
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward
@@ -30,6 +32,7 @@ from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, T
 from retrograd.runtime.peak import predict_peak
 from retrograd.runtime.state import ModelState
 
+PARTITIONS = ("default", "min-cut")
 PACKAGES = {"retrograd": "retrograd", "torch": "torch", "torch-mlir": "torch-mlir", "iree-compiler": "iree-base-compiler"}
 
 
@@ -64,22 +67,16 @@ def compile_backward(
         PipelineError, CompileError: it cannot be compiled; names the op, its source line and a command that replays the failure.
         UnknownTarget: no such target.
     """
-    device = find_target(target)
-    if partition not in ("default", "min-cut"):
-        raise ValueError(f"partition '{partition}' is not one of default, min-cut")
+    options = _Options(target, partition, cache)
     phases = Progress(progress)
     with contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs)
         with phases.phase("import"):
-            module = import_graph(captured)
-        staged = stage_module(module, partition, phases)
-        executable, cached = build_executable(staged, device, _versions(), phases, _Store() if cache else None)
-        manifest = _manifest(captured, staged, executable, name=_name_of(model), target=target, cached=cached)
-        with phases.phase("load"):
-            program = Program.load(executable.vmfb, driver=device.driver)
-        call = bind(captured, _stage(program, manifest, staged, FORWARD), _stage(program, manifest, staged, BACKWARD))
-    manifest.report["compile_seconds"] = {name: round(seconds, 4) for name, seconds in phases.seconds.items()}
+            module = import_graph(captured.graph_module, captured.signature)
+        built = _build(module, options, phases)
+        call = bind(captured, built.function(FORWARD), built.function(BACKWARD))
+    manifest = _manifest(captured, built, options, _name_of(model), phases)
     convention = CallingConvention(
         manifest.signature,
         in_spec=captured.signature.in_spec,
@@ -90,7 +87,9 @@ def compile_backward(
     state = ModelState([s.name for s in (*captured.signature.params, *captured.signature.buffers)], captured.module.model)
     if verify:
         call = verified(call, captured)
-    return CompiledBackward(call, convention, state, program, executable.vmfb, manifest, _stage_reader(staged))
+    return CompiledBackward(
+        call, convention, state, built.program, built.executable.vmfb, manifest, _stage_reader(built.staged)
+    )
 
 
 def load(
@@ -117,42 +116,90 @@ def load(
     return CompiledBackward(Bridge(program, manifest), convention, state, program, artifact.vmfb, manifest, _no_ir)
 
 
-def _stage(program: Program, manifest: Manifest, staged: StagedModule, name: str) -> CompiledFunction:
-    spec, interface = manifest.function(name), staged.function(name)
-    return CompiledFunction(
-        arguments=tuple(a.value for a in interface.arguments),
-        results=tuple(r.value for r in interface.results),
-        copied=frozenset(r.value for r in interface.results if r.role == "saved"),
-        call=lambda tensors: run_function(program, spec, tensors),
-    )
+def dynamo_backend(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend of ``torch.compile(model, backend="retrograd", dynamic=False)``; ``options`` are those of compile_backward.
+
+    Raises:
+        CaptureError: the graph has symbolic sizes or random ops.
+        PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
+    """
+    chosen = _Options(**(options or {}))
+
+    def build(traced: torch.fx.GraphModule, function: str) -> Mapping[str, CompiledFunction]:
+        built = _build(import_graph(traced, function=function), chosen, Progress())
+        return {f.name: built.function(f.name) for f in built.staged.functions}
+
+    return compile_with_dynamo(graph_module, example_inputs, build)
 
 
-def _manifest(
-    captured: CapturedGraph, staged: StagedModule, executable: Executable, *, name: str, target: str, cached: bool
-) -> Manifest:
-    specs = {
-        n: _function_spec(staged.function(n), executable.transients.get(f"{n}_into", 0)) for n in (FORWARD, BACKWARD)
-    }
+@dataclass(frozen=True)
+class _Options:
+    """What a compilation is asked for; refused where there is no such thing."""
+
+    target: str = "cpu"
+    partition: str = "min-cut"
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        find_target(self.target)
+        if self.partition not in PARTITIONS:
+            raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A module that went all the way: its stages, executable and loaded program."""
+
+    staged: StagedModule
+    executable: Executable
+    program: Program
+    specs: dict[str, FunctionSpec]
+    cached: bool
+
+    def function(self, name: str) -> CompiledFunction:
+        """One function of it, on the names that the frontend knows values by."""
+        spec, interface = self.specs[name], self.staged.function(name)
+        return CompiledFunction(
+            arguments=tuple(a.value for a in interface.arguments),
+            results=tuple(r.value for r in interface.results),
+            copied=frozenset(r.value for r in interface.results if r.role == "saved"),
+            call=lambda tensors: run_function(self.program, spec, tensors),
+        )
+
+
+def _build(module: Any, options: _Options, phases: Progress) -> _Built:
+    target = find_target(options.target)
+    staged = stage_module(module, options.partition, phases)
+    executable, cached = build_executable(staged, target, _versions(), phases, _Store() if options.cache else None)
+    with phases.phase("load"):
+        program = Program.load(executable.vmfb, driver=target.driver)
+    specs = {f.name: _function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.functions}
+    return _Built(staged, executable, program, specs, cached)
+
+
+def _manifest(captured: CapturedGraph, built: _Built, options: _Options, name: str, phases: Progress) -> Manifest:
+    forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
     report = {
         "name": name,
-        "target": target,
-        "partition": staged.partition["policy"],
-        "flags": list(executable.flags),
-        "cached": cached,
-        "stages": len(specs),
-        "saved_values": sum(r.role == "saved" for r in specs[FORWARD].results),
-        **{key: value for key, value in staged.partition.items() if key != "policy"},
-        "forward_transient_bytes": specs[FORWARD].transient_bytes,
-        "backward_transient_bytes": specs[BACKWARD].transient_bytes,
-        "peak_bytes_predicted": predict_peak(specs[FORWARD], specs[BACKWARD]),
+        "target": options.target,
+        "flags": list(built.executable.flags),
+        "cached": built.cached,
+        "stages": len(built.specs),
+        "saved_values": sum(r.role == "saved" for r in forward.results),
+        **built.staged.partition,
+        "partition": options.partition,
+        "forward_transient_bytes": forward.transient_bytes,
+        "backward_transient_bytes": backward.transient_bytes,
+        "peak_bytes_predicted": predict_peak(forward, backward),
         "peak_bytes_measured": None,
-        "vmfb_bytes": len(executable.vmfb),
-        "compile_seconds": {},
+        "vmfb_bytes": len(built.executable.vmfb),
+        "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
     signature = captured.signature.to_dict()
-    return Manifest(
-        FORMAT_VERSION, tuple(specs.values()), (target,), staged.partition["policy"], _versions(), signature, report
-    )
+    functions = (forward, backward)
+    return Manifest(FORMAT_VERSION, functions, (options.target,), options.partition, _versions(), signature, report)
 
 
 def _function_spec(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:

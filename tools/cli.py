@@ -152,7 +152,7 @@ def add_run(commands: Any) -> None:
         nargs="+",
         default=[],
         metavar="FILE.safetensors",
-        help="arguments by the names that `retrograd explain` lists; these files hold bfloat16 and float8 too, .npy do not",
+        help="arguments by the names that `retrograd explain` lists; for bfloat16 and float8, which .npy cannot hold",
     )
     outputs = parser.add_mutually_exclusive_group()
     outputs.add_argument("--output-dir", type=Path, metavar="FOLDER", help="write each result there as .npy")

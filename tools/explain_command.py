@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.manifest import FunctionSpec, TensorSpec
-from retrograd.runtime.report import Report, format_bytes
+from retrograd.runtime.report import Report
 from retrograd.tools.console import print_json, print_rich, print_table
 
 
@@ -32,8 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def print_function(function: FunctionSpec) -> None:
     """Print the arguments and results of a function, in calling order, as tables."""
-    scratch = format_bytes(function.transient_bytes)
-    _print_tensors(f"arguments of {function.name}, which takes {scratch} of scratch memory", function.arguments)
+    _print_tensors(f"arguments of {function.name}", function.arguments)
     _print_tensors(f"results of {function.name}", function.results)
 
 

@@ -116,7 +116,8 @@ def _load_file(path: Path) -> ModuleType:
         raise CommandError(f"{path}: no such file")
     # What lies beside a file is importable from it, as when Python runs it.
     sys.path.insert(0, str(path.resolve().parent))
-    name = f"__{path.stem}__"
+    # No name that an import of the user's could mean: a file may be called torch.py.
+    name = f"__retrograd_{path.stem}__"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise CommandError(f"{path}: cannot be imported")

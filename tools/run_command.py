@@ -106,7 +106,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_errors(errors: dict[str, float], expected: dict[str, torch.Tensor], tolerance: float | None) -> None:
-    """Raise CommandError where a result differs by more than ``tolerance`` allows, or, without it, rounding explains."""
+    """Raise CommandError where a result differs by more than ``tolerance``, or, if None, than rounding explains."""
     allowed = {n: _TOLERANCES.get(t.dtype, 0.0) if tolerance is None else tolerance for n, t in expected.items()}
     wrong = [name for name, error in errors.items() if not error <= allowed[name]]
     if wrong:

@@ -26,8 +26,7 @@ aten = torch.ops.aten
 
 # Columns past this size cost more to write than they save; they are then built for one row of the filter at a time.
 COLUMN_BYTES = 1 << 20
-# From this many taps on, torch-mlir's own dense convolution of stride 1 beats columns; it is slow with a stride, with a
-# small filter, and with one channel.
+# From this many taps and channels on, torch-mlir's own dense convolution of stride 1 beats columns.
 DIRECT_TAPS = 9
 DIRECT_CHANNELS = 2
 # With fewer input channels than this, folding writes so little that it beats a correlation with the turned filter.
@@ -47,16 +46,15 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """``aten.convolution``: ``x [N, C, *spatial]`` with ``weight [O, C / groups, *kernel]``, transposed ``[C, O /
-    groups, *kernel]``.
+    """``aten.convolution``: ``x [N, C, *spatial]`` with ``weight [O, C / groups, *kernel]``.
 
-    Returns ``NotImplemented`` for unbatched tensors, for filters of too many taps, and where torch-mlir's own
-    lowering is faster.
+    A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32. Returns
+    ``NotImplemented`` for unbatched tensors, for filters of too many taps, and where torch-mlir's own lowering is
+    faster.
     """
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     taps = len(window.taps())
-    unstrided = taps >= DIRECT_TAPS and all(s == 1 for s in window.stride)
-    direct = not transposed and groups == 1 and unstrided and weight.shape[1] >= DIRECT_CHANNELS
+    direct = not transposed and groups == 1 and _is_direct(window, weight)
     half = x.dtype in (torch.bfloat16, torch.float16)
     if x.dim() != window.rank + 2 or taps > MAX_TAPS or (direct and not half):
         return NotImplemented
@@ -69,6 +67,12 @@ def convolution(
     if bias is not None:
         y = y + _computed(bias).reshape(1, -1, *[1] * window.rank)
     return y.to(x.dtype)
+
+
+def _is_direct(window: Window, weight: Tensor) -> bool:
+    """Whether torch-mlir's own loops for a dense convolution are faster than columns; those over volumes never are."""
+    plain = window.rank <= 2 and all(s == 1 for s in window.stride)
+    return plain and math.prod(window.kernel) >= DIRECT_TAPS and weight.shape[1] >= DIRECT_CHANNELS
 
 
 def convolution_backward(
@@ -134,7 +138,7 @@ def correlation(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tenso
 def input_gradient(grad: Tensor, weight: Tensor, window: Window, size: Sequence[int], groups: int) -> Tensor:
     """The adjoint of ``correlation`` in its input: ``grad [N, O, *out]`` to ``[N, C, *size]``.
 
-    As correlations with the turned filter where that is possible and pays, else as one product whose columns are folded.
+    As correlations with the turned filter where that is possible and pays, else as a product whose columns are folded.
     """
     narrow = groups == 1 and weight.shape[1] < TURNED_CHANNELS
     static = all(isinstance(n, int) for n in (*size, *grad.shape[2:]))
@@ -205,7 +209,7 @@ def _turned_correlations(grad: Tensor, weight: Tensor, window: Window, size: Seq
 
 
 def _turned_filter(weight: Tensor, groups: int) -> Tensor:
-    """``[O, C / groups, *kernel]`` turned about its middle, inputs and filters swapped: ``[C, O / groups, *kernel]``."""
+    """``[O, C / groups, *kernel]`` turned about its middle, inputs and filters swapped: ``[C, O / groups, ...]``."""
     filters, depth, *kernel = weight.shape
     swapped = weight.reshape(groups, filters // groups, depth, *kernel).transpose(1, 2)
     return swapped.reshape(groups * depth, filters // groups, *kernel).flip(list(range(2, weight.dim())))

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Indexing, padding and the gradients of views."""
+"""Indexing, padding and the gradient of a table of rows."""
 
 from __future__ import annotations
 
@@ -74,43 +74,7 @@ def embedding_dense_backward(
     return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
 
 
-def select_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Any:
-    """``aten.select_backward`` as a pad; ``NotImplemented`` for a symbolic size."""
-    dim %= len(input_sizes)
-    size = input_sizes[dim]
-    if not isinstance(size, int) or not isinstance(index, int):
-        return NotImplemented
-    start = index % size
-    return _pad_axis(grad.unsqueeze(dim), dim, start, size - start - 1)
-
-
-def slice_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
-    """``aten.slice_backward`` as a pad, with zeros between the elements of a step; ``NotImplemented`` for a symbolic
-    size.
-    """
-    dim %= len(input_sizes)
-    size, length = input_sizes[dim], grad.shape[dim]
-    if not all(isinstance(n, int) for n in (size, start, end, step, length)):
-        return NotImplemented
-    if length == 0:
-        return grad.new_zeros(input_sizes)
-    first = min(max(start + size if start < 0 else start, 0), size)
-    spread = grad
-    if step > 1:
-        lead, tail = grad.shape[:dim], grad.shape[dim + 1 :]
-        spread = _pad_axis(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).reshape(*lead, length * step, *tail)
-        spread = aten.slice.Tensor(spread, dim, 0, (length - 1) * step + 1, 1)
-    return _pad_axis(spread, dim, first, size - first - spread.shape[dim])
-
-
-def _pad_axis(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    if before == after == 0:
-        return x.clone()
-    return aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], 0)
-
-
 _LEFT_OUT = "torch-mlir lowers index_put only when no axis is left out before an index"
-_PAD = "a scatter into zeros keeps what stands around it from fusing; a pad does not"
 
 ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
@@ -119,8 +83,6 @@ ENTRIES = (
     Decomposition(
         aten.embedding_dense_backward.default,
         embedding_dense_backward,
-        "PyTorch's form masks every index against the bounds, which doubles the time",
+        "PyTorch's form checks every index against the bounds, which eager refuses anyway, and takes a fifth longer",
     ),
-    Decomposition(aten.select_backward.default, select_backward, _PAD),
-    Decomposition(aten.slice_backward.default, slice_backward, _PAD),
 )

@@ -67,7 +67,8 @@ def max_pool_backward(
     window = Window.of(spread_axes(kernel_size, rank), stride, padding, dilation)
     size = x.shape[x.dim() - rank :]
     own = _flat_positions(size, x.device)
-    grads, picks = _computed(grad), indices
+    # Four bytes compare twice as many at a time as eight, and no plane has 2^31 elements.
+    grads, picks = _computed(grad), indices.to(torch.int32)
     total: Tensor | None = None
     for offsets in itertools.product(*(range(_covers(window.axis(axis))) for axis in range(rank))):
         value, pick = grads, picks

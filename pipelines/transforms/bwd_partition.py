@@ -90,7 +90,7 @@ def check_plan(func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None
     if unsavable is not None:
         raise PassFailure(
             read.ops[unsavable],
-            "bwd-partition: the backward needs a result of it that is no tensor, and so is not saved, and it cannot run twice",
+            "bwd-partition: the backward needs a result that is no tensor, so not saved, of what must not run twice",
             "give the backward a tensor or a constant in its place",
         )
     for op in graph.ops:

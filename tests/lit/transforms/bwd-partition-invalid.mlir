@@ -1,0 +1,97 @@
+// RUN: retrograd-opt %s --split-input-file --verify-diagnostics -p 'bwd-partition'
+// RUN: retrograd-opt %s --split-input-file --verify-diagnostics -p 'bwd-partition{policy=default}'
+
+// expected-error @below {{bwd-partition: no function @joint in the module; import a joint graph first}}
+module @nothing_to_split {
+  func.func @forward() {
+    return
+  }
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// expected-error @below {{bwd-partition: 'func.func' op: @joint has no result with bwd.role = "grad", nothing to differentiate; mark the gradients among its results with bwd.role = "grad"}}
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}) -> (!one {bwd.role = "output", bwd.name = "out"}) {
+  return %x : !one
+}
+
+// -----
+
+// expected-error @below {{bwd-partition: 'func.func' op: @joint has 0 blocks, expected one; capture the graph without control flow}}
+func.func private @joint(!torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32>
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// expected-error @below {{bwd-partition: 'func.func' op: @joint has 2 blocks, expected one; capture the graph without control flow}}
+func.func @joint(%t: !one {bwd.role = "tangent", bwd.name = "t"}) -> (!one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  cf.br ^next
+^next:
+  return %t : !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %true = torch.constant.bool true
+  // expected-error @below {{bwd-partition: 'torch.prim.If' op: an op with a region can be in neither half; capture the graph without control flow}}
+  %grad = torch.prim.If %true -> (!one) {
+    torch.prim.If.yield %x : !one
+  } else {
+    torch.prim.If.yield %t : !one
+  }
+  return %grad : !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// expected-error @below {{bwd-partition: 'func.func' op: a result of the forward depends on a tangent; mark it with bwd.role = "grad" if it belongs to the backward}}
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %out = torch.aten.mul.Tensor %x, %t : !one, !one -> !one
+  return %out, %t : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// expected-error @below {{bwd-partition: 'func.func' op: a result of the forward depends on a tangent; mark it}}
+func.func @joint(%t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  return %t, %t : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// A number that is read out of a tensor, by an op that nobody knows to be free of effects.
+func.func @joint(%x: !torch.vtensor<[],si64> {bwd.role = "input", bwd.name = "x"},
+                 %y: !one {bwd.role = "input", bwd.name = "y"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  // expected-error @below {{bwd-partition: 'torch.aten.Int.Tensor' op: the backward needs a result that is no tensor, so not saved, of what must not run twice; give the backward a tensor or a constant in its place}}
+  %n = torch.aten.Int.Tensor %x : !torch.vtensor<[],si64> -> !torch.int
+  %out = torch.aten.mul.Scalar %y, %n : !one, !torch.int -> !one
+  %grad = torch.aten.mul.Scalar %t, %n : !one, !torch.int -> !one
+  return %out, %grad : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+func.func @joint(%t: !one {bwd.role = "tangent", bwd.name = "t"}) -> (!one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  // expected-error @below {{bwd-partition: 'bwd.accumulate_grad' op: no result of @joint depends on this op, so that neither half would run it; lower it first, or return what it gives}}
+  %next = "bwd.accumulate_grad"(%t, %start) {param = 0 : i64} : (!one, !bwd.token) -> !bwd.token
+  return %t : !one
+}
