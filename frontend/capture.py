@@ -99,7 +99,7 @@ def capture_joint(
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     flat.tracing = True
     try:
-        with fx_traceback.preserve_node_meta():
+        with fx_traceback.preserve_node_meta(), portable_ops():
             joint = aot_export_joint_with_descriptors(stack, flat, tensors, decompositions=decomposition_table())
     except CaptureError:
         raise
@@ -125,6 +125,12 @@ def capture_joint(
         mutated=tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data),
     )
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward)
+
+
+def portable_ops() -> contextlib.AbstractContextManager[Any]:
+    """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library (oneDNN's LSTM)."""
+    flags: contextlib.AbstractContextManager[Any] = torch.backends.mkldnn.flags(enabled=False)
+    return flags
 
 
 def state_name(qualified: str) -> str:

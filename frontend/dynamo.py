@@ -11,7 +11,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from retrograd.frontend.capture import check_random
+from retrograd.frontend.capture import check_random, portable_ops
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, split_joint
 from retrograd.frontend.importer import JOINT
@@ -59,7 +59,8 @@ def compile_with_dynamo(
         partition_fn=partition,
         decompositions=decomposition_table(),
     )
-    compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
+    with portable_ops():
+        compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
     return compiled
 
 

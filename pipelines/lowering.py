@@ -26,8 +26,10 @@ LOWERING_PIPELINE = (
 )
 
 
-def lower_to_linalg(staged: bytes) -> str:
+def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
+
+    ``locations`` says whether the result has them too.
 
     Raises:
         CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
@@ -37,7 +39,8 @@ def lower_to_linalg(staged: bytes) -> str:
         folder = Path(name)
         source, target = folder / "staged.mlir", folder / "linalg.mlir"
         source.write_bytes(staged)
-        options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect", "--mlir-print-debuginfo"]
+        options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect"]
+        options += ["--mlir-print-debuginfo"] * locations
         result = run_tool([sys.executable, "-m", "retrograd.tools.opt", source, "-o", target, *options], folder=folder)
         if result.returncode == 0:
             return target.read_text(encoding="utf-8")

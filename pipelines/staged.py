@@ -17,8 +17,8 @@ from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.pipelines.targets import Target, host_cpu
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
@@ -59,9 +59,7 @@ class StagedModule:
 
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""
-        module_text = lower_to_linalg(self.source.encode())
-        context = ir.make_context(allow_unregistered_dialects=True)
-        return str(ir.Module.parse(module_text, context))
+        return lower_to_linalg(self.source.encode(), locations=False)
 
 
 @dataclass

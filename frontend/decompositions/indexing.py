@@ -74,7 +74,7 @@ def embedding_dense_backward(
     return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
 
 
-_LEFT_OUT = "torch-mlir lowers index_put only when no axis is left out before an index"
+_LEFT_OUT = "torch-mlir refuses indices that stand apart, and is slow with axes left out before the first"
 
 ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),

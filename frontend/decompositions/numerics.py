@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Variance, softmax and activations in the precision that eager computes them in."""
+"""Variance, activations and batch norm, where torch-mlir has other digits or no form at all."""
 
 from __future__ import annotations
 
@@ -46,16 +46,6 @@ def var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None
     return both if both is NotImplemented else both[0]
 
 
-def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """``aten._softmax``: f32 inside for half types; a row of ``-inf`` gives NaN, as in eager."""
-    values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    if x.numel() == 0:
-        return values.clone().to(torch.float32 if half_to_float else x.dtype)
-    exponentials = torch.exp(values - values.amax(dim, keepdim=True))
-    result = exponentials / exponentials.sum(dim, keepdim=True)
-    return result if half_to_float else result.to(x.dtype)
-
-
 def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
     return aten.squeeze.dims(x, axes)
 
@@ -66,22 +56,20 @@ def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
-_WIDE = "torch-mlir adds up a variance in f64, which is slow on a CPU and does not compile for CUDA"
+_WIDE = "torch-mlir adds up a variance in f64, which does not compile for CUDA"
+_BATCH_NORM = "a form of batch norm that training graphs hold, and that torch-mlir does not lower"
 
 ENTRIES = (
     Decomposition(aten.var_mean.correction, var_mean, _WIDE),
     Decomposition(aten.var.correction, var, _WIDE),
-    Decomposition(aten._softmax.default, softmax, "torch-mlir's form keeps half types throughout"),
-    *(
-        Decomposition(op, _from_pytorch(op), "torch-mlir's constant of the tanh form is off in the fifth digit")
-        for op in (aten.gelu.default, aten.gelu_backward.default)
+    Decomposition(
+        aten.gelu.default,
+        _from_pytorch(aten.gelu.default),
+        "torch-mlir's constant of the tanh form is off in the fifth digit",
     ),
     *(
-        Decomposition(
-            op, _from_pytorch(op), "a form of batch norm that training graphs hold and torch-mlir does not lower"
-        )
+        Decomposition(op, _from_pytorch(op), _BATCH_NORM)
         for op in (
-            aten.native_batch_norm.default,
             aten.batch_norm_backward.default,
             aten._batch_norm_with_update_functional.default,
             aten._batch_norm_no_update.default,

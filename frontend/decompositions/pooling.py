@@ -237,8 +237,8 @@ def _computed(x: Tensor) -> Tensor:
 
 
 _NONE = "neither PyTorch nor torch-mlir decomposes it"
-_SCATTER = "torch-mlir's form is a scatter, one element at a time, which no GPU runs in parallel"
-_UNEVEN = "torch-mlir lowers it only where one size divides the other"
+_SCATTER = "torch-mlir's form is a scatter whose targets repeat, which IREE runs as one loop in sequence"
+_WHOLE = "PyTorch's form gathers the windows of all axes at once, in twice the time"
 _ABORT = "torch-mlir's lowering ends the process"
 
 ENTRIES = (
@@ -246,10 +246,10 @@ ENTRIES = (
     Decomposition(aten.avg_pool3d_backward.default, partial(avg_pool_backward, 3), _NONE),
     Decomposition(aten.max_pool2d_with_indices_backward.default, partial(max_pool_backward, 2), _SCATTER),
     Decomposition(aten.max_pool3d_with_indices_backward.default, partial(max_pool_backward, 3), _SCATTER),
-    Decomposition(aten._adaptive_avg_pool2d.default, adaptive_avg_pool, _UNEVEN),
-    Decomposition(aten._adaptive_avg_pool3d.default, adaptive_avg_pool, _UNEVEN),
-    Decomposition(aten._adaptive_avg_pool2d_backward.default, partial(adaptive_avg_pool_backward, 2), _UNEVEN),
-    Decomposition(aten._adaptive_avg_pool3d_backward.default, partial(adaptive_avg_pool_backward, 3), _UNEVEN),
+    Decomposition(aten._adaptive_avg_pool2d.default, adaptive_avg_pool, _WHOLE),
+    Decomposition(aten._adaptive_avg_pool3d.default, adaptive_avg_pool, _WHOLE),
+    Decomposition(aten._adaptive_avg_pool2d_backward.default, partial(adaptive_avg_pool_backward, 2), _NONE),
+    Decomposition(aten._adaptive_avg_pool3d_backward.default, partial(adaptive_avg_pool_backward, 3), _NONE),
     Decomposition(aten.adaptive_max_pool2d_backward.default, partial(adaptive_max_pool_backward, 2), _ABORT),
     Decomposition(aten.adaptive_max_pool3d_backward.default, partial(adaptive_max_pool_backward, 3), _ABORT),
 )

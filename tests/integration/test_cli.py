@@ -98,14 +98,14 @@ def run_eager() -> dict[str, torch.Tensor]:
     return tensors | {f"grad.{name}": p.grad for name, p in model.named_parameters()}
 
 
-def run_here(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+def run_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """The command in this process: loading torch takes most of its time."""
     status = cli.main([str(argument) for argument in arguments])
     return status, *capsys.readouterr()
 
 
 def test_compile_tells_what_it_does(compiled: Compiled) -> None:
-    lines = compiled.progress.splitlines()
+    lines = [line for line in compiled.progress.splitlines() if line.startswith("retrograd: ")]
     assert lines[:3] == ["retrograd: loading torch", "retrograd: capture", "retrograd: import"]
     assert lines[-2:] == ["retrograd: write linalg.mlir", "retrograd: write mlp.vmfb"]
     assert "retrograd: iree-compile" in lines
@@ -118,7 +118,7 @@ def test_emitted_mlir(compiled: Compiled) -> None:
     assert '"bwd.save"' in (compiled.folder / "partitioned.mlir").read_text(encoding="utf-8")
     linalg = (compiled.folder / "linalg.mlir").read_text(encoding="utf-8")
     assert "linalg." in linalg
-    assert "bwd." not in linalg.replace("bwd.role", "").replace("bwd.name", "").replace("bwd.value", "")
+    assert '"bwd.' not in linalg
 
 
 def test_forward_and_backward_on_npy(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:

@@ -355,22 +355,6 @@ def test_embedding_backward(dtype: torch.dtype, padding_idx: int, by_frequency: 
     check(aten.embedding_dense_backward.default, grad, indices, 9, padding_idx, by_frequency)
 
 
-@pytest.mark.parametrize("case", [(0, 0), (1, -1), (-1, 3), (1, 2)])
-def test_select_backward(case: tuple[int, int]) -> None:
-    sizes, (dim, index) = [4, 5, 6], case
-    grad = torch.randn([n for axis, n in enumerate(sizes) if axis != dim % 3])
-    check(aten.select_backward.default, grad, sizes, dim, index)
-
-
-@pytest.mark.parametrize(
-    "case", [(0, 1, 3, 1), (1, 0, 9, 2), (2, -4, -1, 1), (-1, 1, 6, 3), (1, 0, 5, 1), (1, 4, 2, 1)]
-)
-def test_slice_backward(case: tuple[int, int, int, int]) -> None:
-    dim, start, end, step = case
-    grad = torch.randn_like(aten.slice.Tensor(torch.empty(4, 5, 6), dim, start, end, step))
-    check(aten.slice_backward.default, grad, [4, 5, 6], dim, start, end, step)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize(("dim", "correction"), [(None, None), ([1], 0), ([0, -1], 1), ([2], 2)])
@@ -386,15 +370,6 @@ def test_variance_without_freedom(correction: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_softmax(dtype: torch.dtype) -> None:
-    x = (torch.randn(4, 5) * 10).to(dtype)
-    x[0, 1] = -math.inf
-    x[2] = -math.inf
-    check(aten._softmax.default, x, 1, False)
-    check(aten._softmax.default, x, 0, False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu(dtype: torch.dtype, approximate: str) -> None:
     x = torch.linspace(-6, 6, 49).to(dtype)
@@ -405,7 +380,6 @@ def test_gelu(dtype: torch.dtype, approximate: str) -> None:
 def test_batch_norm_variants() -> None:
     x, weight, bias = torch.randn(4, 3, 5, 5), torch.randn(3), torch.randn(3)
     mean, variance = torch.randn(3), torch.rand(3) + 0.5
-    check(aten.native_batch_norm.default, x, weight, bias, None, None, True, 0.1, 1e-5)
     ours = traced(aten._batch_norm_with_update_functional.default, x, weight, bias, mean, variance, 0.1, 1e-5)
     theirs = aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, variance, True, 0.1, 1e-5)
     assert_close([ours[0], *ours[4:]], [theirs[0], *theirs[3:]])

@@ -64,7 +64,7 @@ def test_npy_count(save: Save) -> None:
         read_npy(SIDE, [file])
     assert "forward has 2 arguments, but 1 .npy files are given" in str(caught.value)
     assert "nothing is given for argument 1, args[0] (input, int64 [])" in str(caught.value)
-    with pytest.raises(CommandError, match="third.npy is one too many"):
+    with pytest.raises(CommandError, match=r"third.npy is one too many"):
         read_npy(SIDE, [file, file, "third.npy"])
 
 
@@ -137,7 +137,7 @@ def test_safetensors_that_do_not_fit(tmp_path: Path, save: Save) -> None:
     with pytest.raises(CommandError, match=r"weight of forward: expected float32 \[2, 3\], found float16 \[2, 3\] in "):
         read_safetensors(SIDE, [half])
     (tmp_path / "cut.safetensors").write_bytes(Path(weight).read_bytes()[:-1])
-    with pytest.raises(CommandError, match="not a whole .safetensors file"):
+    with pytest.raises(CommandError, match=r"not a whole \.safetensors file"):
         read_safetensors(SIDE, [str(tmp_path / "cut.safetensors")])
     with pytest.raises(FileNotFoundError):
         read_safetensors(SIDE, [str(tmp_path / "none.safetensors")])
@@ -151,7 +151,7 @@ def test_expected_results(save: Save) -> None:
     assert set(read_expected(side, [some])) == {"args[0]"}
     with pytest.raises(UsageError, match="give one kind"):
         read_expected(side, [weight, some])
-    with pytest.raises(CommandError, match="forward has 2 results, but 1 .npy files"):
+    with pytest.raises(CommandError, match=r"forward has 2 results, but 1 \.npy files"):
         read_expected(side, [weight])
     typing_error = save("typo.safetensors", {"wieght": torch.ones(2, 3)})
     with pytest.raises(CommandError, match="wieght is no result of forward; it gives weight, args"):
@@ -182,7 +182,7 @@ def test_written_files_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_npy_cannot_hold(dtype: str) -> None:
     side = Side("backward", "result", (TensorSpec("grad.x", "grad", (2,), dtype),))
-    with pytest.raises(CommandError, match=f"result grad.x of backward is {dtype}, which .npy files cannot hold"):
+    with pytest.raises(CommandError, match=rf"result grad.x of backward is {dtype}, which .npy files cannot hold"):
         check_npy_can_hold(side)
     check_npy_can_hold(Side("backward", "result", (WEIGHT, INDEX)))
 
@@ -206,7 +206,7 @@ def test_tolerance_is_that_of_the_dtype_unless_given() -> None:
     check_errors({"a": 5e-5, "b": 5e-10, "i": 0.0}, expected, None)
     with pytest.raises(CommandError, match=r"1 of 3 results differ .* first b by 5.00e-05 .* 1e-09 is allowed"):
         check_errors({"a": 5e-5, "b": 5e-5, "i": 0.0}, expected, None)
-    with pytest.raises(CommandError, match="first i by 1.00e-06"):
+    with pytest.raises(CommandError, match=r"first i by 1.00e-06"):
         check_errors({"a": 0.0, "b": 0.0, "i": 1e-6}, expected, None)
     with pytest.raises(CommandError, match="first a by nan"):
         check_errors({"a": math.nan}, expected, None)

@@ -219,7 +219,7 @@ module @two_results {
 
 // A gradient that is an argument is handed through; a tangent that no gradient uses is not taken.
 // CHECK-LABEL: module @handed_through
-// CHECK: func.func @forward(%[[X:.*]]: {{.*}}bwd.name = "x"{{.*}}, %[[Y:.*]]: {{.*}}bwd.name = "y"{{[^,]*}}) ->
+// CHECK: func.func @forward(%[[X:.*]]: {{.*}}bwd.name = "x"{{.*}}, %[[Y:.*]]: {{.*}}bwd.name = "y", bwd.role = "input"}) ->
 // CHECK-NEXT: %[[OUT:.*]] = torch.aten.mul.Tensor %[[X]], %[[Y]]
 // CHECK-NEXT: return %[[OUT]], %[[X]]
 // CHECK: func.func @backward(%[[Y:.*]]: !torch.vtensor<[4],f32> {bwd.name = "y", bwd.role = "input"}, %[[T:.*]]: !torch.vtensor<[4],f32> {bwd.name = "t0", bwd.role = "tangent"}) ->
@@ -292,5 +292,50 @@ module @overwritten {
     %next = torch.aten.neg %count : !one -> !one
     %grad = torch.aten.mul.Tensor %t, %count : !one, !one -> !one
     return %out, %next, %grad : !one, !one, !one
+  }
+}
+
+// -----
+
+!square = !torch.vtensor<[4,4],f32>
+
+// What a matrix product of the backward reads stands in memory there anyway: it is kept, though it could run again.
+// CHECK-LABEL: module @materialized
+// CHECK-SAME: saved_bytes = 64 : i64
+// CHECK: %[[E:.*]] = torch.aten.exp
+// CHECK: "bwd.save"(%[[E]])
+// CHECK: func.func @backward(
+// CHECK-NOT: torch.aten.exp
+// CHECK: return
+module @materialized {
+  func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x"}, %t: !square {bwd.role = "tangent", bwd.name = "t"})
+      -> (!square {bwd.role = "output", bwd.name = "out"}, !square {bwd.role = "grad", bwd.name = "grad.x"}) {
+    %e = torch.aten.exp %x : !square -> !square
+    %out = torch.aten.neg %e : !square -> !square
+    %grad = torch.aten.mm %t, %e : !square, !square -> !square
+    return %out, %grad : !square, !square
+  }
+}
+
+// -----
+
+!square = !torch.vtensor<[4,4],f32>
+!places = !torch.vtensor<[4,4],si64>
+
+// CHECK-LABEL: module @scatter
+// CHECK: %[[S:.*]] = torch.aten.scatter_add
+// CHECK: "bwd.save"(%[[S]])
+// CHECK: func.func @backward(
+// CHECK-NOT: torch.aten.scatter_add
+// CHECK: return
+module @scatter {
+  func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x"}, %i: !places {bwd.role = "input", bwd.name = "i"},
+                   %t: !square {bwd.role = "tangent", bwd.name = "t"})
+      -> (!square {bwd.role = "output", bwd.name = "out"}, !square {bwd.role = "grad", bwd.name = "grad.x"}) {
+    %zero = torch.constant.int 0
+    %s = torch.aten.scatter_add %x, %zero, %i, %x : !square, !torch.int, !places, !square -> !square
+    %out = torch.aten.neg %s : !square -> !square
+    %grad = torch.aten.mul.Tensor %t, %s : !square, !square -> !square
+    return %out, %grad : !square, !square
   }
 }

@@ -249,7 +249,7 @@ def test_factory_that_cannot_be_called(text: str, parts: list[str], tmp_path: Pa
     ],
 )
 def test_factory_that_returns_something_else(made: object, message: str) -> None:
-    with pytest.raises(CommandError, match="^m:f ") as caught:
+    with pytest.raises(CommandError, match=r"^m:f ") as caught:
         read_example(Factory("m", "f"), made)
     assert message in str(caught.value)
 

@@ -1,0 +1,65 @@
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results' | FileCheck %s
+
+// The function stays; in its twin the result goes to storage where it is computed, and is read from there.
+// CHECK-LABEL: func.func @chain(%arg0: tensor<2xf32> {bwd.name = "x"}) -> (tensor<2xf32> {bwd.name = "e"}, tensor<2xf32> {bwd.name = "n"}) {
+// CHECK-NEXT: %[[E:.*]] = math.exp %arg0
+// CHECK-NEXT: %[[N:.*]] = arith.negf %[[E]]
+// CHECK-NEXT: return %[[E]], %[[N]]
+// CHECK-LABEL: func.func @chain_into(
+// CHECK-SAME: %arg0: tensor<2xf32> {bwd.name = "x"}, %[[TO_E:.*]]: !hal.buffer_view, %[[TO_N:.*]]: !hal.buffer_view) -> (tensor<2xf32> {bwd.name = "e"}, tensor<2xf32> {bwd.name = "n"}) {
+// CHECK-NEXT: %[[E:.*]] = math.exp %arg0
+// CHECK-NEXT: %[[STORED_E:.*]] = "hal.tensor.alias"(%[[E]], %[[TO_E]]) {operandSegmentSizes = array<i32: 1, 0, 1, 0>} : (tensor<2xf32>, !hal.buffer_view) -> tensor<2xf32>
+// CHECK-NEXT: %[[N:.*]] = arith.negf %[[STORED_E]]
+// CHECK-NEXT: %[[STORED_N:.*]] = "hal.tensor.alias"(%[[N]], %[[TO_N]])
+// CHECK-NEXT: return %[[STORED_E]], %[[STORED_N]]
+func.func @chain(%x: tensor<2xf32> {bwd.name = "x"}) -> (tensor<2xf32> {bwd.name = "e"}, tensor<2xf32> {bwd.name = "n"}) {
+  %e = math.exp %x : tensor<2xf32>
+  %n = arith.negf %e : tensor<2xf32>
+  return %e, %n : tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
+// An argument that is returned, and a result that is returned twice: each storage gets a copy of its own.
+// CHECK-LABEL: func.func @copies_into(
+// CHECK-SAME: %[[X:.*]]: tensor<2xf32>, %[[A:.*]]: !hal.buffer_view, %[[B:.*]]: !hal.buffer_view, %[[C:.*]]: !hal.buffer_view)
+// CHECK-DAG: %[[STORED_A:.*]] = "hal.tensor.alias"(%[[X]], %[[A]])
+// CHECK-DAG: %[[E:.*]] = math.exp %[[X]]
+// CHECK-DAG: %[[STORED_B:.*]] = "hal.tensor.alias"(%[[E]], %[[B]])
+// CHECK-DAG: %[[STORED_C:.*]] = "hal.tensor.alias"(%[[STORED_B]], %[[C]])
+// CHECK: return %[[STORED_A]], %[[STORED_B]], %[[STORED_C]]
+func.func @copies(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>, tensor<2xf32>) {
+  %e = math.exp %x : tensor<2xf32>
+  return %x, %e, %e : tensor<2xf32>, tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
+// Sizes that are not known are read from the value itself.
+// CHECK-LABEL: func.func @sizes_into(
+// CHECK-SAME: %[[X:.*]]: tensor<?x3xf32>, %[[A:.*]]: !hal.buffer_view, %[[B:.*]]: !hal.buffer_view)
+// CHECK-NEXT: %[[ZERO:.*]] = arith.constant 0 : index
+// CHECK-NEXT: %[[ROWS:.*]] = tensor.dim %[[X]], %[[ZERO]]
+// CHECK-NEXT: %[[STORED_A:.*]] = "hal.tensor.alias"(%[[X]], %[[ROWS]], %[[A]]) {operandSegmentSizes = array<i32: 1, 1, 1, 0>}
+// CHECK-NEXT: %[[E:.*]] = math.exp %[[X]]
+// CHECK-NEXT: %[[ZERO:.*]] = arith.constant 0 : index
+// CHECK-NEXT: %[[ROWS:.*]] = tensor.dim %[[E]], %[[ZERO]]
+// CHECK-NEXT: %[[STORED_B:.*]] = "hal.tensor.alias"(%[[E]], %[[ROWS]], %[[B]])
+// CHECK-NEXT: return %[[STORED_A]], %[[STORED_B]]
+func.func @sizes(%x: tensor<?x3xf32>) -> (tensor<?x3xf32>, tensor<?x3xf32>) {
+  %e = math.exp %x : tensor<?x3xf32>
+  return %x, %e : tensor<?x3xf32>, tensor<?x3xf32>
+}
+
+// -----
+
+// Without results the twin has no storage; what has no body has no twin.
+// CHECK-LABEL: func.func @nothing()
+// CHECK-LABEL: func.func @nothing_into() {
+// CHECK-NEXT: return
+// CHECK: func.func private @elsewhere
+// CHECK-NOT: @elsewhere_into
+func.func @nothing() {
+  return
+}
+func.func private @elsewhere(tensor<2xf32>) -> tensor<2xf32>

@@ -1,0 +1,68 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Joint graphs from a few lines of text, for tests of what decides on them.
+
+    input x 64           an argument of 64 bytes; `tangent`, and `mutated` for what the step overwrites, go alike
+    y = compute x x 64   an op of that kind on two operands, and its result's bytes
+    a b = random y 4 8   two results; `-` in place of bytes: no tensor
+    forward y            results of the forward, then of the backward
+    backward t
+
+A `!` before the kind says that the op costs 100 floating-point operations in place of none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.op_kinds import OpKind
+
+ARGUMENTS = ("input", "tangent", "mutated")
+
+
+def parse_graph(text: str) -> JointGraph:
+    """The graph that `text` describes."""
+    numbers: dict[str, int] = {}
+    values: list[Value] = []
+    ops: list[Op] = []
+    marked: dict[str, list[int]] = {word: [] for word in (*ARGUMENTS, "forward", "backward")}
+
+    def add(name: str, size: str, producer: int | None) -> int:
+        numbers[name] = len(values)
+        values.append(Value(len(values), name, 0 if size == "-" else int(size), producer, size != "-"))
+        return numbers[name]
+
+    for line in text.strip().splitlines():
+        left, equals, right = line.strip().partition("=")
+        words = left.split()
+        if not equals and words[0] in ARGUMENTS:
+            marked[words[0]].append(add(words[1], words[2], None))
+        elif not equals:
+            marked[words[0]] += [numbers[name] for name in words[1:]]
+        else:
+            kind, *rest = right.split()
+            operands = tuple(numbers[name] for name in rest[: len(rest) - len(words)])
+            results = tuple(add(name, size, len(ops)) for name, size in zip(words, rest[-len(words) :], strict=True))
+            flops = 100 if kind.startswith("!") else 0
+            kind = kind.removeprefix("!")
+            ops.append(Op(len(ops), f"test.{kind}", OpKind(kind), operands, results, flops))
+    return JointGraph(
+        values=tuple(values),
+        ops=tuple(ops),
+        arguments=tuple(v.id for v in values if v.producer is None),
+        tangents=frozenset(marked["tangent"]),
+        forward_results=tuple(marked["forward"]),
+        backward_results=tuple(marked["backward"]),
+        mutated=frozenset(marked["mutated"]),
+    )
+
+
+def value_names(graph: JointGraph, values: Iterable[int]) -> list[str]:
+    """Names of values given by number, in the order given."""
+    return [graph.values[value].name for value in values]
+
+
+def op_names(graph: JointGraph, ops: Iterable[int]) -> list[str]:
+    """Ops by the name of their first result, in program order."""
+    return [graph.values[graph.ops[op].results[0]].name for op in sorted(ops)]
