@@ -205,7 +205,7 @@ SUITE: dict[str, Entry] = {
             _cnn,
             {
                 "small": {"batch": 4, "channels": 4, "image": 8, "classes": 5},
-                "bench": {"batch": 16, "channels": 32, "image": 32, "classes": 10},
+                "bench": {"batch": 32, "channels": 32, "image": 32, "classes": 10},
             },
         ),
         Entry(

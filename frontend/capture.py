@@ -9,7 +9,7 @@ wrong into errors that name them. After ``torch._functorch.aot_autograd.aot_expo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,10 +127,16 @@ def capture_joint(
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward)
 
 
-def portable_ops() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def portable_ops() -> Iterator[None]:
     """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library (oneDNN's LSTM)."""
-    flags: contextlib.AbstractContextManager[Any] = torch.backends.mkldnn.flags(enabled=False)
-    return flags
+    # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def state_name(qualified: str) -> str:

@@ -46,7 +46,13 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
             return target.read_text(encoding="utf-8")
         kept = keep_for_replay(source)
         replay = shlex.join(["retrograd-opt", str(kept), *options])
-        raise CompileError("lower", first_error(result), result.stderr, replay)
+        raise tool_failure("lower", result, source, kept, replay)
+
+
+def tool_failure(phase: str, result: ToolResult, source: Path, kept: Path, replay: str) -> CompileError:
+    """The error for a tool that failed on ``source``; what it said of that file is said of the copy that was ``kept``."""
+    log = result.stderr.replace(str(source), str(kept))
+    return CompileError(phase, first_error(ToolResult(result.returncode, log)), log, replay)
 
 
 def keep_for_replay(source: Path) -> Path:

@@ -38,7 +38,13 @@ CPU = Target(
         # f64 stays f64: torch-mlir accumulates variances in it, and signatures may have it.
         "--iree-input-demote-f64-to-f32=false",
     ),
-    ladder=(("--iree-opt-data-tiling",), ()),
+    # Data tiling makes matrix products fast; where producers with several users are fused into it, vectors of 32 KiB come out
+    # and the compilation fails.
+    ladder=(
+        ("--iree-opt-data-tiling", "--iree-dispatch-creation-fuse-multi-use=false"),
+        ("--iree-opt-level=O1",),
+        (),
+    ),
 )
 
 TARGETS: dict[str, Target] = {CPU.name: CPU}

@@ -263,7 +263,8 @@ class _Function:
 
 
 def _parse_results(declaration: str) -> tuple[_Declared, ...]:
-    found = _TENSOR_TYPE.findall(declaration.partition(" -> ")[2])
+    # Attributes of a result hold types of their own.
+    found = _TENSOR_TYPE.findall(re.sub(r"\{[^}]*\}", "", declaration.partition(" -> ")[2]))
     return tuple(
         _Declared(tuple(None if size == "?" else int(size) for size in sizes.split("x")[:-1]), element)
         for sizes, element in found

@@ -20,7 +20,6 @@ from retrograd.tools.console import CommandError, UsageError, print_table
 from retrograd.tools.tensor_files import Side
 
 # Largest relative error (norm of the difference over the norm of what is expected) that rounding explains.
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -107,7 +106,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def check_errors(errors: dict[str, float], expected: dict[str, torch.Tensor], tolerance: float | None) -> None:
     """Raise CommandError where a result differs by more than ``tolerance``, or, if None, than rounding explains."""
-    allowed = {n: _TOLERANCES.get(t.dtype, 0.0) if tolerance is None else tolerance for n, t in expected.items()}
+    allowed = {n: TOLERANCES.get(t.dtype, 0.0) if tolerance is None else tolerance for n, t in expected.items()}
     wrong = [name for name, error in errors.items() if not error <= allowed[name]]
     if wrong:
         first = f"{wrong[0]} by {errors[wrong[0]]:.2e} (relative norm; {allowed[wrong[0]]:.0e} is allowed)"

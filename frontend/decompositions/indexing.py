@@ -74,11 +74,32 @@ def embedding_dense_backward(
     return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
 
 
+def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """``aten.diagonal_scatter``: ``x`` with ``src`` (``[..., length]``) on a diagonal of its axes ``dim1`` and ``dim2``."""
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    order = [axis for axis in range(x.dim()) if axis not in (dim1, dim2)] + [dim1, dim2]
+    back = [order.index(axis) for axis in range(x.dim())]
+    height, width = x.shape[dim1], x.shape[dim2]
+    rows = torch.arange(height, device=x.device).unsqueeze(-1)
+    columns = torch.arange(width, device=x.device)
+    # Above the main diagonal an element is known by its row, below it by its column.
+    along, length = (-1, height) if offset >= 0 else (-2, width)
+    spread = aten.constant_pad_nd.default(src, [0, length - src.shape[-1]], 0).unsqueeze(along)
+    return torch.where(columns - rows == offset, spread, x.permute(order)).permute(back)
+
+
+def diagonal_backward(grad: Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Tensor:
+    """``aten.diagonal_backward``: zeros of ``input_sizes`` with ``grad`` on the diagonal."""
+    return diagonal_scatter(grad.new_zeros(input_sizes), grad, offset, dim1, dim2)
+
+
 _LEFT_OUT = "torch-mlir refuses indices that stand apart, and is slow with axes left out before the first"
 
 ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
+    Decomposition(aten.diagonal_scatter.default, diagonal_scatter, "torch-mlir has no lowering for it"),
+    Decomposition(aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(
         aten.embedding_dense_backward.default,

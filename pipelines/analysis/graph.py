@@ -69,6 +69,11 @@ class JointGraph:
         return self.required_ops(self.forward_results, ())
 
     @cached_property
+    def backward_ops(self) -> frozenset[int]:
+        """Ops that the backward's results need, with nothing but the arguments at hand."""
+        return self.required_ops(self.backward_results, ())
+
+    @cached_property
     def tangent_ops(self) -> frozenset[int]:
         """Ops that depend on a tangent: they can run in the backward only."""
         reached = set(self.tangents)

@@ -89,7 +89,7 @@ def _shrinks(graph: JointGraph, op: Op, ratio: int) -> bool:
 def find_materialized(graph: JointGraph) -> frozenset[int]:
     """Fusible forward ops whose result a non-fusible op of the backward takes directly, or through views."""
     found: set[int] = set()
-    for number in graph.tangent_ops:
+    for number in graph.tangent_ops & graph.backward_ops:
         if graph.ops[number].kind in _FUSIBLE:
             continue
         for operand in graph.ops[number].operands:
@@ -123,12 +123,17 @@ def find_far_apart(graph: JointGraph, banned: frozenset[int] | set[int], options
 
 
 def find_distances(graph: JointGraph) -> list[int]:
-    """For each op the number of steps to the nearest op that depends on a tangent (0 for those themselves)."""
+    """For each op the number of steps to the backward: to an op that depends on a tangent (0 for those themselves), or
+    to being a gradient that depends on none."""
     far = 10**9
     distance = [far] * len(graph.ops)
-    pending = deque(sorted(graph.tangent_ops))
-    for op in pending:
+    gradients = {p for r in graph.backward_results if (p := graph.values[r].producer) is not None} - graph.tangent_ops
+    tangent_ops = graph.tangent_ops & graph.backward_ops
+    for op in tangent_ops:
         distance[op] = 0
+    for op in gradients:
+        distance[op] = 1
+    pending = deque([*sorted(tangent_ops), *sorted(gradients)])
     while pending:
         op = pending.popleft()
         for operand in graph.ops[op].operands:
@@ -145,12 +150,15 @@ def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) 
     Capacities are scaled to integers below 2**40, so that sums of infinite ones stay below 2**63.
     """
     weights = find_weights(graph, options)
-    scale = min(1.0, 2**38 / max(1.0, sum(w for w in weights if math.isfinite(w))))
+    # Nothing flows through what the backward does not need, so that its weight must not cost the others precision.
+    crossing = {o for op in graph.backward_ops for o in graph.ops[op].operands} | set(graph.backward_results)
+    scale = min(1.0, 2**38 / max(1.0, sum(weights[v] for v in crossing if math.isfinite(weights[v]))))
     infinite = 2**40
     source, sink = 2 * len(graph.values), 2 * len(graph.values) + 1
     arcs: list[tuple[int, int, int]] = []
     for value, weight in zip(graph.values, weights, strict=True):
-        capacity = infinite if math.isinf(weight) else max(1, round(weight * scale)) if weight else 0
+        unbounded = math.isinf(weight) or value.id not in crossing
+        capacity = infinite if unbounded else max(1, round(weight * scale)) if weight else 0
         arcs.append((2 * value.id, 2 * value.id + 1, capacity))
     for argument in graph.arguments:
         # An argument of the whole step is at hand in the backward at no cost: nothing flows to it from the source.
@@ -160,7 +168,8 @@ def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) 
             arcs.append((source, 2 * argument, infinite))
     for op in graph.ops:
         if op.id in graph.tangent_ops:
-            arcs.extend((2 * v + 1, sink, infinite) for v in op.operands if not _backward_only(graph, v))
+            if op.id in graph.backward_ops:
+                arcs.extend((2 * v + 1, sink, infinite) for v in op.operands if not _backward_only(graph, v))
             continue
         arcs.extend((2 * v + 1, 2 * r, infinite) for v in dict.fromkeys(op.operands) for r in op.results)
         if op.id in banned:

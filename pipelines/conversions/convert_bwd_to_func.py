@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,6 +13,7 @@ from retrograd.dialects import bwd, ir
 from retrograd.pipelines.analysis.read_graph import attribute_dicts, function_type
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
+_SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
 # An op of these calls back into the process that runs the module; the attribute numbers what it calls.
 _CALLS = {"bwd.call_hook": ("hook", "hook"), "bwd.call_backward": ("function", "backward")}
 
@@ -36,6 +38,20 @@ class ConvertBwdToFunc(ModulePass):
             _check_body(func)
             added = _convert_body(module, func)
             _append_results(func, added)
+            _keep_signs(func)
+
+
+def _keep_signs(func: ir.Operation) -> None:
+    """Say on integer results whether they are signed: linalg drops it, and readers of the results compare types."""
+    results = []
+    for type_, attributes in zip(function_type(func).results, attribute_dicts(func, "res_attrs"), strict=True):
+        entry: dict[str, ir.Attribute] = {k: ir.StringAttr.get(v) for k, v in attributes.items()}
+        signed = _SIGNED.fullmatch(str(type_))
+        if signed:
+            shape = "".join(f"{n}x" for n in signed[1].split(",") if n)
+            entry["iree.abi.encoding"] = ir.TypeAttr.get(ir.Type.parse(f"tensor<{shape}{signed[2]}>"))
+        results.append(ir.DictAttr.get(entry))
+    func.attributes["res_attrs"] = ir.ArrayAttr.get(results)
 
 
 def functions(module: ir.Operation) -> list[ir.Operation]:

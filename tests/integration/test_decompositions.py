@@ -346,6 +346,16 @@ def test_negative_pad(pad: list[int]) -> None:
     check(aten.constant_pad_nd.default, x, pad, 1.5, gone=only_cuts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", [-2, 0, 1])
+@pytest.mark.parametrize("dims", [(0, 1), (2, 1), (-3, -1)])
+def test_diagonal(dtype: torch.dtype, offset: int, dims: tuple[int, int]) -> None:
+    x = torch.randn(3, 5, 4).to(dtype)
+    src = torch.diagonal(torch.randn(3, 5, 4).to(dtype), offset, *dims).contiguous()
+    check(aten.diagonal_scatter.default, x, src, offset, *dims)
+    check(aten.diagonal_backward.default, src, [3, 5, 4], offset, *dims)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("padding_idx", [-1, 3])
 @pytest.mark.parametrize("by_frequency", [False, True])

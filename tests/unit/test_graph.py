@@ -14,7 +14,7 @@ GRAPH = parse_graph("""
     mask = pointwise x 16
     loss = reduction y 4
     gy = pointwise t y 64
-    gx = compute gy v 64
+    gx = compute gy v y 64
     gw = pointwise mask mask 16
     nobody = pointwise x 64
     forward loss
@@ -28,6 +28,10 @@ def test_forward_ops_are_those_that_its_results_need() -> None:
 
 def test_tangent_ops_depend_on_a_tangent() -> None:
     assert op_names(GRAPH, GRAPH.tangent_ops) == ["gy", "gx"]
+
+
+def test_backward_ops_are_those_that_its_results_need() -> None:
+    assert op_names(GRAPH, GRAPH.backward_ops) == ["c", "v", "y", "mask", "gy", "gx", "gw"]
 
 
 def test_a_tangent_that_is_not_used_reaches_nothing() -> None:
@@ -47,7 +51,7 @@ def test_required_ops() -> None:
     assert required("gx", "y v") == ["gy", "gx"]
     assert required("gx", "gx") == []
     assert required("x t") == []
-    assert required("gw gx", "gy") == ["c", "v", "mask", "gx", "gw"]
+    assert required("gw gx", "gy y") == ["c", "v", "mask", "gx", "gw"]
 
 
 def test_users_are_in_order_and_each_is_listed_once() -> None:

@@ -1,0 +1,272 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The minimum cut: what each heuristic changes, what values weigh, and graphs of a real model's size."""
+
+import math
+
+import pytest
+from graph_text import op_names, parse_graph, value_names
+
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.min_cut import (
+    MinCutOptions,
+    find_banned,
+    find_distances,
+    find_min_cut_partition,
+    find_weights,
+)
+from retrograd.pipelines.analysis.op_kinds import OpKind
+
+# `y` out of `x` by an op of some kind; forward and backward use it each.
+ONE = """
+    input x {taken}
+    tangent t 64
+    y = {kind} x {given}
+    z = pointwise y 64
+    g = {user} t y 64
+    forward z
+    backward g
+"""
+# A chain of fusible ops, the first and last of which the backward uses.
+CHAIN = """
+    input x 64
+    tangent t 64
+    a = pointwise x 64
+    b = pointwise a 64
+    c = pointwise b 64
+    d = pointwise c a 64
+    out = compute d 64
+    ga = pointwise t a 64
+    gd = pointwise ga d 64
+    forward out
+    backward gd
+"""
+
+
+def saved(text: str, options: MinCutOptions | None = None) -> list[str]:
+    graph = parse_graph(text)
+    return value_names(graph, find_min_cut_partition(graph, options).saved)
+
+
+def one(kind: str, taken: int = 64, given: int = 64, user: str = "pointwise") -> str:
+    return ONE.format(kind=kind, taken=taken, given=given, user=user)
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "data-movement", "view", "reduction", "constant"])
+def test_cheap_ops_on_arguments_run_again(kind: str) -> None:
+    assert saved(one(kind)) == []
+
+
+@pytest.mark.parametrize("kind", ["random", "opaque"])
+def test_what_must_not_run_twice_is_saved_whatever_the_options(kind: str) -> None:
+    assert saved(one(kind)) == ["y"]
+    assert saved(one(kind), MinCutOptions(False, False, 4, False, False)) == ["y"]
+
+
+def test_ban_compute() -> None:
+    assert saved(one("compute")) == ["y"]
+    assert saved(one("compute"), MinCutOptions(ban_compute=False)) == []
+
+
+def test_ban_scatter() -> None:
+    assert saved(one("scatter")) == ["y"]
+    assert saved(one("scatter"), MinCutOptions(ban_scatter=False)) == []
+
+
+def test_ban_reductions() -> None:
+    assert saved(one("reduction", taken=64, given=15)) == ["y"]
+    assert saved(one("reduction", taken=64, given=15), MinCutOptions(ban_reductions=False)) == []
+
+
+def test_reduction_ratio() -> None:
+    assert saved(one("reduction", taken=64, given=16)) == []
+    assert saved(one("reduction", taken=64, given=16), MinCutOptions(reduction_ratio=3)) == ["y"]
+    assert saved(one("reduction", taken=64, given=15), MinCutOptions(reduction_ratio=5)) == []
+
+
+def test_a_view_is_no_reduction() -> None:
+    assert saved(one("view", taken=64, given=4)) == []
+
+
+def test_ban_materialized() -> None:
+    text = one("pointwise", user="compute")
+    assert saved(text) == ["y"]
+    assert saved(text, MinCutOptions(ban_materialized=False)) == []
+
+
+def test_materialized_through_views_is_the_value_that_they_look_at() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        y = pointwise x 64
+        v = view y 64
+        g = compute t v 64
+        forward v
+        backward g
+    """
+    graph = parse_graph(text)
+    assert op_names(graph, find_banned(graph, MinCutOptions())) == ["y"]
+    assert saved(text.replace("y = pointwise x 64", "y = view x 64")) == []
+
+
+def test_max_distance() -> None:
+    assert saved(CHAIN) == []
+    assert saved(CHAIN, MinCutOptions(max_distance=3)) == []
+    # From `a` to its use in `d` it is three ops; `d` then runs again, from `a` on.
+    assert saved(CHAIN, MinCutOptions(max_distance=2)) == ["a"]
+
+
+def test_max_chain() -> None:
+    assert saved(CHAIN, MinCutOptions(max_chain=4)) == []
+    assert saved(CHAIN, MinCutOptions(max_chain=3)) == ["d"]
+
+
+def test_distance_base() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        y = compute x 10
+        z = pointwise y 10
+        out = pointwise z 10
+        g = pointwise t z 64
+        forward out
+        backward g
+    """
+    # `y` is written in any case, and weighs 10 times the base squared; `z` 2 * 10 times the base.
+    assert saved(text) == ["y"]
+    assert saved(text, MinCutOptions(distance_base=1.9)) == ["y"]
+    assert saved(text, MinCutOptions(distance_base=2.1)) == ["z"]
+
+
+def test_the_smallest_of_a_chain_is_saved() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        y = compute x 64
+        a = pointwise y 64
+        b = pointwise a 8
+        c = pointwise b 64
+        g = pointwise t c 64
+        forward c
+        backward g
+    """
+    assert saved(text) == ["b"]
+    assert saved(text.replace("b = pointwise a 8", "b = pointwise a 0")) == ["b"]
+
+
+def test_of_several_results_those_that_the_backward_uses_are_saved() -> None:
+    text = "input x 64\n tangent t 64\n a b c = random x 64 32 16\n g = pointwise t b c 64\n forward a\n backward g"
+    assert saved(text) == ["b", "c"]
+
+
+def test_an_op_of_the_backward_alone_is_not_dragged_into_the_forward() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        y = compute x 64
+        only = compute y 128
+        g = pointwise t only 64
+        forward y
+        backward g
+    """
+    assert saved(text) == ["y"]
+    assert saved(text.replace("128", "16")) == ["only"]
+
+
+def test_an_op_that_must_not_run_twice_is_saved_though_the_backward_alone_needs_it() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        r = random x 64
+        small = pointwise r 4
+        g = pointwise t r small 64
+        forward x
+        backward g
+    """
+    assert saved(text) == ["r"]
+
+
+def test_what_the_step_overwrites_is_saved_or_what_is_smaller() -> None:
+    text = "mutated m 64\n tangent t 64\n y = pointwise m {bytes}\n g = pointwise t y 64\n forward y\n backward g"
+    assert saved(text.format(bytes=64)) == ["y"]
+    assert saved(text.format(bytes=640)) == ["m"]
+
+
+def test_weights() -> None:
+    graph = parse_graph("""
+        input x 10
+        mutated m 10
+        tangent t 10
+        c = constant -
+        k = constant 10
+        product = compute x m 10
+        fused = pointwise product k c 10
+        taken = pointwise fused 10
+        out = compute taken 10
+        alone = pointwise x 10
+        g = pointwise t fused 10
+        forward out alone
+        backward g
+    """)
+    weights = dict(
+        zip(
+            value_names(graph, range(len(graph.values))),
+            find_weights(graph, MinCutOptions(distance_base=2.0)),
+            strict=True,
+        )
+    )
+    assert weights["x"] == 0
+    assert weights["m"] == 20
+    assert weights["c"] == weights["k"] == math.inf
+    # Twice for a value that the forward need not write; then a factor of 2 for each step from the backward.
+    assert weights["product"] == 10 * 2**2
+    assert weights["fused"] == 2 * 10 * 2
+    # No way leads from these to the backward: as far as can be.
+    assert weights["taken"] == weights["out"] == weights["alone"] == 10 * 2.0**100
+
+
+def test_an_op_that_no_gradient_needs_has_no_say() -> None:
+    assert saved(one("compute").replace("backward g", "dead = compute t z 64\n backward g")) == ["y"]
+    assert saved(one("pointwise").replace("backward g", "dead = compute t y 64\n backward g")) == []
+
+
+def test_distances() -> None:
+    graph = parse_graph(CHAIN)
+    assert dict(zip(op_names(graph, range(len(graph.ops))), find_distances(graph), strict=True)) == {
+        "a": 1,
+        "b": 3,
+        "c": 2,
+        "d": 1,
+        "out": 10**9,
+        "ga": 0,
+        "gd": 0,
+    }
+
+
+def test_a_gradient_that_depends_on_no_tangent_is_near() -> None:
+    graph = parse_graph("input x 64\n y = compute x 64\n z = pointwise y 64\n forward y\n backward z")
+    assert find_distances(graph) == [2, 1]
+
+
+def test_twenty_thousand_ops() -> None:
+    """Layers of a product and an activation: of each layer the activation, which the next product reads, is saved."""
+    layers = 6_667
+    values = [Value(0, "x", 64, None), Value(1, "t", 64, None)]
+    ops: list[Op] = []
+
+    def add(kind: OpKind, *operands: int) -> int:
+        values.append(Value(len(values), f"v{len(values)}", 64, len(ops)))
+        ops.append(Op(len(ops), f"test.{kind.value}", kind, operands, (len(values) - 1,)))
+        return len(values) - 1
+
+    activations = [0]
+    for _ in range(layers):
+        activations.append(add(OpKind.POINTWISE, add(OpKind.COMPUTE, activations[-1])))
+    gradient = 1
+    for activation in reversed(activations[1:]):
+        gradient = add(OpKind.POINTWISE, gradient, activation)
+    graph = JointGraph(tuple(values), tuple(ops), (0, 1), frozenset({1}), (activations[-1],), (gradient,))
+    assert len(graph.ops) > 20_000
+    found = find_min_cut_partition(graph)
+    assert found.saved == tuple(activations[1:])
+    assert found.saved_bytes == 64 * layers

@@ -1,0 +1,138 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Joint functions and interfaces as read off MLIR."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.read_graph import read_joint, tensor_bytes, tensor_shape
+from retrograd.pipelines.interface import FunctionInterface, TensorPort, read_interface
+
+JOINT = """
+!rows = !torch.vtensor<[4,64],f32>
+!values = !torch.vtensor<[4,1],f32>
+!places = !torch.vtensor<[4,1],si64>
+func.func @joint(%x: !rows {bwd.role = "input", bwd.name = "x", bwd.value = "primals_1"},
+                 %count: !values {bwd.role = "buffer", bwd.name = "count"},
+                 %t: !rows {bwd.role = "tangent", bwd.name = "t"})
+    -> (!values {bwd.role = "output", bwd.name = "out"}, !values {bwd.role = "mutation", bwd.name = "count"},
+        !values {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %one = torch.constant.int 1
+  %true = torch.constant.bool true
+  %max, %at = torch.aten.max.dim %x, %one, %true {bwd.values = ["max", "at"]}
+      : !rows, !torch.int, !torch.bool -> !values, !places
+  %next = torch.aten.neg %count : !values -> !values
+  %grad = torch.aten.gather %t, %one, %at, %true : !rows, !torch.int, !places, !torch.bool -> !values
+  return %max, %next, %grad : !values, !values, !values
+}
+"""
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    with ir.make_context() as context, ir.Location.unknown():
+        yield context
+
+
+def first_function(module: Any) -> Any:
+    return module.body.operations[0].operation
+
+
+def test_read_joint(context: Any) -> None:
+    module = ir.Module.parse(JOINT)
+    read = read_joint(first_function(module))
+    graph = read.graph
+    assert [(v.name, v.bytes, v.producer, v.is_tensor) for v in graph.values] == [
+        ("primals_1", 1024, None, True),
+        ("arg1", 16, None, True),
+        ("arg2", 1024, None, True),
+        ("op0.0", 0, 0, False),
+        ("op1.0", 0, 1, False),
+        ("max", 16, 2, True),
+        ("at", 32, 2, True),
+        ("op3.0", 16, 3, True),
+        ("op4.0", 16, 4, True),
+    ]
+    assert [(op.name, op.kind, op.operands, op.results, op.flops) for op in graph.ops] == [
+        ("torch.constant.int", OpKind.CONSTANT, (), (3,), 0),
+        ("torch.constant.bool", OpKind.CONSTANT, (), (4,), 0),
+        ("torch.aten.max.dim", OpKind.REDUCTION, (0, 3, 4), (5, 6), 256),
+        ("torch.aten.neg", OpKind.POINTWISE, (1,), (7,), 4),
+        ("torch.aten.gather", OpKind.DATA_MOVEMENT, (2, 3, 6, 4), (8,), 0),
+    ]
+    assert (graph.arguments, graph.tangents, graph.mutated) == ((0, 1, 2), {2}, {1})
+    assert (graph.forward_results, graph.backward_results) == ((5, 7), (8,))
+    assert [op.name for op in read.ops] == [op.name for op in graph.ops]
+    assert [str(v.type) for v in read.values[:2]] == ["!torch.vtensor<[4,64],f32>", "!torch.vtensor<[4,1],f32>"]
+
+
+def test_without_roles_all_belongs_to_the_forward(context: Any) -> None:
+    module = ir.Module.parse("func.func @joint(%x: i32) -> i32 { return %x : i32 }")
+    graph = read_joint(first_function(module)).graph
+    assert (graph.tangents, graph.mutated, graph.forward_results, graph.backward_results) == (set(), set(), (0,), ())
+
+
+@pytest.mark.parametrize(
+    ("type_", "shape", "size"),
+    [
+        ("!torch.vtensor<[2,3],f32>", (2, 3), 24),
+        ("!torch.vtensor<[2,3],bf16>", (2, 3), 12),
+        ("!torch.vtensor<[3],f64>", (3,), 24),
+        ("!torch.vtensor<[3],si64>", (3,), 24),
+        ("!torch.vtensor<[3],ui8>", (3,), 3),
+        ("!torch.vtensor<[3],i1>", (3,), 3),
+        ("!torch.vtensor<[3],f8E4M3FN>", (3,), 3),
+        ("!torch.vtensor<[3],complex<f32>>", (3,), 24),
+        ("!torch.vtensor<[],f32>", (), 4),
+        ("!torch.vtensor<[0,3],f32>", (0, 3), 0),
+        # A size that is not known counts as one.
+        ("!torch.vtensor<[?,3],f32>", (1, 3), 12),
+        ("!torch.int", None, 0),
+        ("!torch.list<vtensor<[2,3],f32>>", None, 0),
+        ("!torch.vtensor", None, 0),
+        ("tensor<2x3xf32>", None, 0),
+        ("!bwd.token", None, 0),
+    ],
+)
+def test_shapes_and_bytes(context: Any, type_: str, shape: tuple[int, ...] | None, size: int) -> None:
+    parsed = ir.Type.parse(type_)
+    assert tensor_shape(parsed) == shape
+    assert tensor_bytes(parsed) == size
+
+
+def test_read_interface(context: Any) -> None:
+    module = ir.Module.parse("""
+        func.func @forward(%x: !torch.vtensor<[2,3],f32> {bwd.role = "input", bwd.name = "x", bwd.value = "primals_1"},
+                           %n: !torch.vtensor<[],i1>)
+            -> (!torch.vtensor<[2,3],f32> {bwd.role = "output", bwd.name = "out"}) {
+          return %x : !torch.vtensor<[2,3],f32>
+        }
+    """)
+    assert read_interface(first_function(module)) == FunctionInterface(
+        "forward",
+        (TensorPort("x", "input", "primals_1", (2, 3), "float32"), TensorPort("", "", "", (), "bool")),
+        (TensorPort("out", "output", "", (2, 3), "float32"),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"),
+    [
+        *[("f64", "float64"), ("f16", "float16"), ("bf16", "bfloat16"), ("f8E5M2", "float8_e5m2")],
+        *[("si64", "int64"), ("si32", "int32"), ("si16", "int16"), ("si8", "int8"), ("ui8", "uint8")],
+    ],
+)
+def test_dtypes(context: Any, element: str, dtype: str) -> None:
+    module = ir.Module.parse(f"func.func @f(%x: !torch.vtensor<[2],{element}>) {{ return }}")
+    assert read_interface(first_function(module)).arguments[0].dtype == dtype
+
+
+@pytest.mark.parametrize("type_", ["!torch.int", "tensor<2xf32>", "!torch.vtensor<[2],complex<f32>>"])
+def test_an_interface_is_made_of_tensors_that_torch_has(context: Any, type_: str) -> None:
+    module = ir.Module.parse(f'func.func @f(%x: {type_} {{bwd.name = "x"}}) {{ return }}')
+    with pytest.raises(ValueError, match=r"x has type .*, which no torch tensor has"):
+        read_interface(first_function(module))

@@ -1,0 +1,103 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tools as child processes: what they say, how they end, and that none is left behind."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrograd.pipelines.subprocesses import ToolResult, run_tool, tool_environment
+
+# A child that starts a grandchild, writes both their numbers to a file and waits.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open("numbers.part", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename("numbers.part", "numbers")
+time.sleep(600)
+"""
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def is_alive(number: int) -> bool:
+    """Whether a process runs; one that ended and that nobody waited for does not."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_what_a_tool_says_and_how_it_ends(tmp_path: Path) -> None:
+    result = run_tool(python("import sys; print('lost'); print('kept', file=sys.stderr); sys.exit(3)"), folder=tmp_path)
+    assert result == ToolResult(3, "kept\n")
+    assert result.crashed is None
+
+
+def test_output_that_is_no_text_is_no_error(tmp_path: Path) -> None:
+    result = run_tool(python(r"import sys; sys.stderr.buffer.write(b'\xff!')"), folder=tmp_path)
+    assert result == ToolResult(0, "\ufffd!")
+
+
+def test_a_tool_runs_in_its_folder_and_reads_nothing(tmp_path: Path) -> None:
+    code = "import os, sys; open('here', 'w'); sys.exit(len(sys.stdin.read()))"
+    assert run_tool(python(code), folder=tmp_path).returncode == 0
+    assert (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
+def test_a_crash_is_named_by_its_signal(tmp_path: Path, name: str) -> None:
+    result = run_tool(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"), folder=tmp_path)
+    assert result.crashed == name
+
+
+def test_a_tool_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-tool"):
+        run_tool([tmp_path / "no-such-tool"], folder=tmp_path)
+
+
+def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+
+    def interrupt() -> None:
+        wait_for(numbers.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        helper.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_tool(python(FAMILY), folder=tmp_path)
+    finally:
+        helper.join()
+        signal.signal(signal.SIGINT, old)
+    family = [int(number) for number in numbers.read_text(encoding="utf-8").split()]
+    assert len(family) == 2
+    # The child was waited for; its own child is init's to wait for.
+    assert not is_alive(family[0])
+    assert wait_for(lambda: not is_alive(family[1]))
+
+
+def test_tools_do_not_start_interactively(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    monkeypatch.setenv("RETROGRAD_TEST", "kept")
+    assert "PYTHONINSPECT" not in tool_environment()
+    assert tool_environment()["RETROGRAD_TEST"] == "kept"
