@@ -1,0 +1,121 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The generator: published vectors, its distribution, and one seed for a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from retrograd.frontend.random_ops import DRAW_SEED, UNIFORM, draw_seed, find_seed, philox, share_seed, uniform
+from retrograd.frontend.source import CaptureError
+
+# Random123's kat_vectors: counter, key, result of philox4x32 with 10 rounds.
+VECTORS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(int(word, 16)) for word in text.split())
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), VECTORS)
+def test_published_vectors(counter: str, key: str, result: str) -> None:
+    assert [int(w) for w in philox(words(counter), words(key))] == [int(w) for w in words(result)]
+
+
+def signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def test_what_makes_counter_and_key() -> None:
+    seed = torch.tensor([signed(0x299F31D0A4093822), signed(0x0370734413198A2E)])
+    (expected, *_) = philox(words("00000005 00000009 13198a2e 03707344"), words("a4093822 299f31d0"))
+    assert float(uniform(seed, 9, (2, 3))[1, 2]) == (int(expected) >> 8) / 2**24
+    assert float(uniform(torch.tensor([0, 0]), 0, ())) == 0x6627E8 / 2**24
+
+
+def test_shape_changes_no_number() -> None:
+    seed = torch.tensor([3, -4])
+    assert torch.equal(uniform(seed, 1, (4, 6)).flatten(), uniform(seed, 1, (24,)))
+    assert uniform(seed, 1, (0, 3)).shape == (0, 3)
+
+
+def test_distribution() -> None:
+    count, bins = 1 << 18, 256
+    numbers = uniform(torch.tensor([11, 12]), 0, (count,)).double()
+    assert float(numbers.min()) >= 0 and float(numbers.max()) < 1
+    # Five standard errors each.
+    assert abs(float(numbers.mean()) - 0.5) < 5 * (1 / 12 / count) ** 0.5
+    assert abs(float(numbers.var()) - 1 / 12) < 5 * (1 / 180 / count) ** 0.5
+    expected = count / bins
+    chi_square = float(((torch.histc(numbers, bins, 0, 1) - expected) ** 2 / expected).sum())
+    assert abs(chi_square - (bins - 1)) < 5 * (2 * (bins - 1)) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "other", [uniform(torch.tensor([11, 12]), 1, (1 << 16,)), uniform(torch.tensor([11, 13]), 0, (1 << 16,))]
+)
+def test_streams_and_seeds_are_independent(other: Tensor) -> None:
+    numbers = uniform(torch.tensor([11, 12]), 0, (1 << 16,))
+    for a, b in ((numbers, other), (numbers[1:], other[:-1]), (numbers[1:], numbers[:-1])):
+        correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+        assert abs(correlation) < 5 / len(a) ** 0.5
+
+
+def test_seed_follows_the_default_generator() -> None:
+    torch.manual_seed(5)
+    first, second = draw_seed(), draw_seed()
+    torch.manual_seed(5)
+    assert torch.equal(torch.ops.retrograd.draw_seed(), first)
+    assert not torch.equal(first, second)
+    assert first.dtype is torch.int64 and first.shape == (2,)
+
+
+def graph_of(backward: bool = False) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    results: list[Any] = []
+    for _ in range(3):
+        y = graph.call_function(torch.ops.aten.neg.default, (x,))
+        seed = graph.call_function(DRAW_SEED)
+        numbers = graph.call_function(UNIFORM, (seed, 0, [4]))
+        results.append(graph.call_function(torch.ops.aten.add.Tensor, (y, numbers)))
+    if backward:
+        numbers.meta["partitioner_tag"] = "is_backward"
+        numbers.stack_trace = 'File "model.py", line 3, in forward\n    dropout(x)'
+    graph.output(tuple(results))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_share_seed() -> None:
+    graph_module = graph_of()
+    share_seed(graph_module)
+    nodes = list(graph_module.graph.nodes)
+    assert nodes[1] is find_seed(graph_module.graph)
+    assert len([n for n in nodes if n.target is DRAW_SEED]) == 1
+    assert [n.args for n in nodes if n.target is UNIFORM] == [(nodes[1], stream, [4]) for stream in range(3)]
+    torch.manual_seed(2)
+    found = graph_module(torch.zeros(4))
+    torch.manual_seed(2)
+    seed = draw_seed()
+    assert all(torch.equal(t, uniform(seed, stream, (4,))) for stream, t in enumerate(found))
+
+
+def test_share_seed_leaves_other_graphs_alone() -> None:
+    graph_module = torch.fx.symbolic_trace(lambda x: x + 1)
+    before = graph_module.code
+    share_seed(graph_module)
+    assert graph_module.code == before
+    assert find_seed(graph_module.graph) is None
+
+
+def test_random_backward_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"backward draws random numbers, at File \"model.py\", line 3"):
+        share_seed(graph_of(backward=True))
