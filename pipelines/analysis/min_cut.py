@@ -161,9 +161,7 @@ def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) 
         capacity = infinite if unbounded else max(1, round(weight * scale)) if weight else 0
         arcs.append((2 * value.id, 2 * value.id + 1, capacity))
     for argument in graph.arguments:
-        # An argument of the whole step is at hand in the backward at no cost: nothing flows to it from the source.
-        if argument in graph.tangents:
-            arcs.append((2 * argument, sink, infinite))
+        # Any other argument is at hand in the backward at no cost: nothing flows to it from the source.
         if argument in graph.mutated:
             arcs.append((source, 2 * argument, infinite))
     for op in graph.ops:

@@ -74,6 +74,8 @@ KINDS: dict[str, OpKind] = {_PREFIX + name: kind for kind, names in _TABLE.items
     "torch.prims.var": OpKind.REDUCTION,
     "torch.prims.sqrt": OpKind.POINTWISE,
     "torch.vtensor.literal": OpKind.CONSTANT,
+    # Library ops, with no op of their own in the torch dialect.
+    "torch.retrograd.uniform": OpKind.POINTWISE,
     "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
 }
 

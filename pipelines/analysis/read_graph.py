@@ -5,19 +5,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
-from retrograd.pipelines.analysis.op_kinds import op_kind
+from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
 _BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
 BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
 MUTATION = "mutation"
+SEED = "seed"
+_OPERATOR = "torch.operator"
+# What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
+_REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,18 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             continue
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
-        kind = op_kind(op.name, has_tensor_result=any(values[r].is_tensor for r in results))
+        name = operator_name(op)
+        kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
         flops = count_flops(
-            op.name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results]
+            name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results]
         )
-        ops.append(Op(len(ops), op.name, kind, operands, results, flops))
+        ops.append(Op(len(ops), name, kind, operands, results, flops))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
     graph = JointGraph(
         values=tuple(values),
-        ops=tuple(ops),
+        ops=mark_seeded(ops, values, [a for a, role in zip(arguments, roles, strict=True) if _is_seed(role)]),
         arguments=tuple(arguments),
         tangents=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.role") == TANGENT),
         forward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role != BACKWARD_RESULT),
@@ -74,6 +80,36 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
     return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
+
+
+def mark_seeded(ops: Sequence[Op], values: Sequence[Value], seeds: Iterable[int]) -> tuple[Op, ...]:
+    """The ops; those that give functions of a seed and of constants alone, element by element, are CONSTANT.
+
+    The seed is one value for the whole step: the backward works such a value out again, be it a mask or noise, rather
+    than keep it alive.
+    """
+    seeded = set(seeds)
+    fixed = set(seeded)
+    marked = []
+    for op in ops:
+        if op.kind in _REPEATED and fixed.issuperset(op.operands):
+            fixed.update(op.results)
+            if not seeded.isdisjoint(op.operands):
+                seeded.update(r for r in op.results if values[r].is_tensor)
+                op = replace(op, kind=OpKind.CONSTANT if op.kind is OpKind.POINTWISE else op.kind)
+        marked.append(op)
+    return tuple(marked)
+
+
+def _is_seed(attributes: Mapping[str, str]) -> bool:
+    return attributes.get("bwd.role") == SEED
+
+
+def operator_name(op: ir.Operation) -> str:
+    """The op's name; of an op of a torch library that the dialect has no op for, the name it is called by."""
+    if op.name == _OPERATOR and "name" in op.attributes:
+        return str(ir.StringAttr(op.attributes["name"]).value)
+    return str(op.name)
 
 
 def attribute_dicts(func: ir.Operation, name: str) -> list[dict[str, str]]:

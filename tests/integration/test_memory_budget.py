@@ -1,0 +1,118 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiling within a memory budget: gradients stay eager's, and the measured peak stays within the budget."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from suite import SUITE, Case
+from torch import nn
+
+import retrograd
+from retrograd.dialects import ir
+from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.importer import import_graph
+from retrograd.pipelines.analysis.budget import find_curve
+from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.liveness import compute_peak
+from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.read_graph import read_joint
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
+
+TOLERANCE = 2e-5
+
+
+def make(name: str) -> Case:
+    if name == "transformer":
+        return SUITE["transformer"].make("small")
+    # Narrow and deep on a large batch: residuals are most of its memory.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        stages = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())]
+        return Case(nn.Sequential(*stages), (torch.randn(256, 16),), lambda y: F.mse_loss(y, torch.zeros(256, 16)))
+
+
+def gradients(case: Case, step: object) -> dict[str, torch.Tensor]:
+    assert callable(step)
+    case.loss(step(*case.args)).backward()
+    return {name: t.grad for name, t in case.leaves().items() if t.grad is not None}
+
+
+def joint_graph(case: Case) -> JointGraph:
+    with contextlib.ExitStack() as stack:
+        captured = capture_joint(stack, case.model, case.args, None)
+        module = import_graph(captured.graph_module, captured.signature)
+    with module.context, ir.Location.unknown():
+        function = find_function(module.operation, JOINT)
+        assert function is not None
+        return read_joint(function).graph
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_more_memory_never_means_more_recomputation(name: str) -> None:
+    graph = joint_graph(SUITE[name].make("small"))
+    curve = find_curve(graph)
+    high, low = compute_peak(graph, find_default_partition(graph)).bytes, curve.points[-1].peak
+    picked = [curve.pick(low + (high - low) * step // 20) for step in range(21)]
+    assert [p.peak for p in picked] == sorted(p.peak for p in picked)
+    assert [p.cost for p in picked] == sorted((p.cost for p in picked), reverse=True)
+    assert picked[-1].cost == 0
+    for point in curve.points:
+        assert find_unsavable(graph, point.plan) is None
+        assert 0 <= curve.gap(point.peak) <= point.cost
+    with pytest.raises(retrograd.InfeasibleBudget, match=f"the least feasible one is {low} bytes"):
+        curve.pick(low - 1)
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_budgets_are_honoured(name: str) -> None:
+    ours, theirs = make(name), make(name)
+    expected = gradients(theirs, theirs.model)
+    with pytest.raises(retrograd.InfeasibleBudget, match="the least feasible one is") as caught:
+        retrograd.compile_backward(ours.model, ours.args, partition="budget", memory_budget=0.01)
+    least, whole = caught.value.least, caught.value.budget / 0.01
+    assert least < 0.7 * whole
+    reports = []
+    for budget in (1.0, 0.7, max(0.5 * whole, least), least):
+        case = make(name)
+        size = budget if budget <= 1 else int(budget)
+        step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=size)
+        found = gradients(case, step)
+        assert found.keys() == expected.keys()
+        for leaf, gradient in expected.items():
+            error = float((found[leaf] - gradient).norm() / gradient.norm().clamp_min(1e-12))
+            assert error <= TOLERANCE, f"budget {budget}, gradient of {leaf}: {error:.2e}"
+        report = step.explain().to_dict()
+        assert report["peak_bytes_measured"] <= report["memory_budget"]
+        assert report["partition"] == "budget"
+        reports.append(report)
+    assert [r["memory_budget"] for r in reports[-1:]] == [least]
+    assert reports[0]["recompute_seconds"] == 0
+    peaks = [r["peak_bytes_measured"] for r in reports]
+    assert peaks == sorted(peaks, reverse=True)
+    assert reports[-1]["recompute_seconds"] > 0
+    curve = reports[-1]["pareto"]
+    assert [peak for peak, _ in curve] == sorted((peak for peak, _ in curve), reverse=True)
+    assert [cost for _, cost in curve] == sorted(cost for _, cost in curve)
+    assert "peak by seconds recomputed" in str(step.explain())
+
+
+@pytest.mark.parametrize(
+    ("partition", "budget", "message"),
+    [
+        ("budget", None, "unreadable memory budget None; give bytes"),
+        ("budget", True, "unreadable memory budget True; give bytes"),
+        ("budget", "plenty", "unreadable memory budget 'plenty'; give bytes"),
+        ("budget", 0, "memory budget 0 is not above zero; give bytes"),
+        ("budget", -1.0, "memory budget -1.0 is not above zero; give bytes"),
+        ("min-cut", "64MiB", "partition 'min-cut' takes no memory_budget; use partition='budget'"),
+    ],
+)
+def test_budgets_that_make_no_sense(partition: str, budget: object, message: str) -> None:
+    case = make("mlp")
+    with pytest.raises(ValueError, match=message):
+        retrograd.compile_backward(case.model, case.args, partition=partition, memory_budget=budget)  # type: ignore[arg-type]

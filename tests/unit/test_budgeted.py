@@ -1,0 +1,132 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiling within a budget, on modules of a few ops: what is tried, what is refused, what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retrograd.dialects import ir
+from retrograd.pipelines import budgeted
+from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.interface import TensorPort
+from retrograd.pipelines.staged import Progress, StagedModule
+from retrograd.pipelines.targets import CPU, Target
+from retrograd.runtime.report import plot_curve
+
+JOINT = """
+!wide = !torch.vtensor<[16,16],f32>
+func.func @joint(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.role = "tangent", bwd.name = "t"})
+    -> (!wide {bwd.role = "output", bwd.name = "out"}, !wide {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %e = torch.aten.exp %x : !wide -> !wide
+  %s = torch.aten.sin %e : !wide -> !wide
+  %out = torch.aten.neg %s : !wide -> !wide
+  %a = torch.aten.mul.Tensor %t, %s : !wide, !wide -> !wide
+  %grad = torch.aten.mul.Tensor %a, %e : !wide, !wide -> !wide
+  return %out, %grad : !wide, !wide
+}
+"""
+# Output, gradient, and both residuals; output, gradient and one.
+ALL, LESS = 4096, 3072
+
+
+class FakeIree:
+    """Says what scratch memory a module takes: `scratch` with packed operands, `plain` with plain flags."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: int = 0, plain: int = 0, surprise: int = 0) -> None:
+        self.scratch, self.plain, self.surprise = scratch, plain, surprise
+        self.compiled: list[tuple[int, bool]] = []
+        monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source: "")
+        monkeypatch.setattr(budgeted, "measure_scratch", lambda linalg, target: self.sizes(target))
+        monkeypatch.setattr(budgeted, "build_executable", self.build)
+
+    def sizes(self, target: Target, more: int = 0) -> dict[str, int]:
+        return {"forward_into": 0, "backward_into": (self.plain if is_plain(target) else self.scratch) + more}
+
+    def build(self, staged: StagedModule, target: Target, *_: Any) -> tuple[Executable, bool]:
+        self.compiled.append((staged.partition["saved_bytes"], is_plain(target)))
+        return Executable(b"", (), self.sizes(target, 0 if is_plain(target) else self.surprise), 0.0), False
+
+
+def is_plain(target: Target) -> bool:
+    return target.ladder == CPU.ladder[-1:]
+
+
+def build(budget: int | float) -> dict[str, Any]:
+    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    return builder.build(budget)[0].partition
+
+
+def test_what_default_saves_is_kept_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch)
+    report = build(ALL)
+    assert iree.compiled == [(2048, False)]
+    assert (report["policy"], report["memory_budget"], report["recompute_seconds"]) == ("budget", ALL, 0.0)
+    assert build(1.0)["memory_budget"] == ALL
+    assert [peak for peak, _ in report["pareto"]] == [ALL, LESS]
+
+
+def test_a_lower_budget_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch)
+    report = build(0.75)
+    assert iree.compiled == [(1024, False)]
+    assert report["memory_budget"] == LESS
+    assert report["recompute_seconds"] > 0
+
+
+def test_scratch_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch, scratch=100, plain=100)
+    build(LESS + 100)
+    assert iree.compiled == [(1024, False)]
+    with pytest.raises(InfeasibleBudget) as caught:
+        build(LESS)
+    assert caught.value.least == LESS + 100
+    build(caught.value.least)
+
+
+def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch, scratch=2000, plain=500)
+    build(LESS + 2000)
+    assert iree.compiled == [(1024, False)]
+    # With plain flags what default saves fits once more.
+    report = build(ALL + 500)
+    assert iree.compiled[1:] == [(2048, True)]
+    assert report["plans_refused"] >= 1
+    build(LESS + 500)
+    assert iree.compiled[2:] == [(1024, True)]
+
+
+def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch, surprise=10_000)
+    build(ALL)
+    assert iree.compiled[0] == (2048, False)
+    assert iree.compiled[-1] == (2048, True)
+
+
+def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    staged = builder._stage("default")
+    assert step_peak(staged, {}) == ALL
+    assert step_peak(staged, {"forward_into": 5000, "backward_into": 7}) == 3072 + 5000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1), ("int64", 8), ("uint8", 1), ("bool", 1)],
+)
+def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
+    assert port_bytes(TensorPort("x", "input", "x", (3, 5), dtype)) == 15 * size
+
+
+def test_a_curve_as_text() -> None:
+    lines = plot_curve([[4096, 0.0], [2048, 1e-3]], width=8).splitlines()
+    assert lines[0].split() == ["0.0e+00", "s", "4.0", "KiB", "#" * 8]
+    assert lines[1].split() == ["1.0e-03", "s", "2.0", "KiB", "#" * 4]
+    many = plot_curve([[100 - i, float(i)] for i in range(50)])
+    assert len(many.splitlines()) <= 9
+    assert many.splitlines()[-1].startswith("4.9e+01")
+    assert plot_curve([]) == ""
