@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The models that are benchmarked, and whose gradients the tests compare: one of each common kind, in two sizes.
 
-``small`` compiles in seconds and is for tests; ``bench`` has a backward pass of 5 to 100 ms in eager PyTorch on two cores.
+``small`` compiles in seconds and is for tests; the backward pass of ``bench`` takes 5 to 100 ms in eager PyTorch on
+two cores.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _lstm(batch: int, steps: int, features: int, hidden: int, classes: int) -> C
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network, each after a layer norm and with a residual: [batch, tokens, width] to the same."""
+    """Attention, then a feed-forward network, each on a layer norm and with a residual: [batch, tokens, width]."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
@@ -160,10 +161,10 @@ def _language_model(batch: int, tokens: int, width: int, heads: int, layers: int
 
 
 def contrast(pair: Mapping[str, Tensor], weights: list[Tensor], temperature: float) -> dict[str, Any]:
-    """Similarity of two batches of rows, [batch, features] each, under two projections, with what a caller wants to log.
+    """Similarity of two batches of rows, [batch, features] each, under two projections, with what is logged of it.
 
-    Gives ``{"loss": scalar, "projected": (left, right), "log": {"best": int64 [batch], "mean": scalar}}``; what is under
-    ``"log"`` needs no gradient.
+    Gives ``{"loss": scalar, "projected": (left, right), "log": {"best": int64 [batch], "mean": scalar}}``; what is
+    under ``"log"`` needs no gradient.
     """
     left = F.normalize(torch.tanh(pair["left"] @ weights[0]), dim=-1)
     right = F.normalize(torch.tanh(pair["right"] @ weights[1]), dim=-1)

@@ -1,0 +1,203 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Backward passes side by side: eager PyTorch, `torch.compile` and retrograd, for each model of the suite.
+
+python benchmarks/backward.py
+python benchmarks/backward.py --models mlp transformer --repeats 50 --json figures.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import ENGINES, Row, measure
+from rich.console import Console
+from rich.table import Table
+from suite import SIZES, SUITE
+
+from retrograd.runtime.report import format_bytes
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PACKAGES = ("retrograd", "torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")
+COLUMNS = (
+    "model",
+    "through",
+    "forward ms",
+    "backward ms",
+    "to eager",
+    "compile s",
+    "saved",
+    "peak predicted",
+    "peak measured",
+    "gradient error",
+)
+EXPLANATION = """\
+Each engine runs the same model on the same arguments in the same process; the engines take turns, step by step, and
+each round begins with another one. Times are medians over the steps, the loss outside the model included.
+
+- *to eager*: time of the backward divided by eager's; less than 1 is faster.
+- *compile*: caches off. For Inductor the first step, in which it compiles.
+- *saved*: bytes kept from the forward for the backward, without parameters, buffers and arguments, each storage once.
+- *peak*: the most bytes alive at one time in a step: results, saved values, gradients and scratch memory, as predicted
+  when compiling and as measured with IREE's allocator. Eager and Inductor have no such count on CPU.
+- *gradient error*: the largest difference from eager's gradients, relative to the largest element of each.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.threads is not None:
+        # IREE takes this number too, when its device is opened for the first program.
+        torch.set_num_threads(options.threads)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    rows: list[Row] = []
+    with console.status("") as status:
+        for name in options.models:
+            rows += measure(name, SUITE[name].make(options.size), options.repeats, Progress(console, status))
+            # The table takes minutes to fill: each row is shown as soon as it is there.
+            for row in rows[-len(ENGINES) :]:
+                console.print(brief(row), markup=False, highlight=False, soft_wrap=True)
+    facts = environment(options.size, options.repeats)
+    console.print(table(rows, facts))
+    for row in rows:
+        if row.note:
+            console.print(f"{row.model}, {row.engine}: {row.note}", markup=False, soft_wrap=True)
+    if options.json is not None:
+        content = {"environment": facts, "rows": [dataclasses.asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if options.write:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(document(rows, facts, command(arguments)), encoding="utf-8")
+        console.print(f"written: {DOCUMENT}", soft_wrap=True)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time backward passes: eager PyTorch, torch.compile and retrograd.")
+    parser.add_argument(
+        "--models", nargs="+", choices=SUITE, default=list(SUITE), metavar="MODEL", help=", ".join(SUITE)
+    )
+    parser.add_argument(
+        "--size", choices=SIZES, default="bench", help="bench takes minutes, small is to try the command"
+    )
+    parser.add_argument("--repeats", type=_positive, default=20, help="steps timed per model and engine")
+    parser.add_argument("--threads", type=_positive, help="threads of every engine; torch's own choice if not given")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
+    return parser.parse_args(arguments)
+
+
+class Progress:
+    """Shows what is being done: as a spinner on a terminal, else as plain lines."""
+
+    def __init__(self, console: Console, status: Any) -> None:
+        self._console, self._status = console, status
+
+    def __call__(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(text)
+        else:
+            self._console.print(text)
+
+
+def environment(size: str, repeats: int) -> dict[str, str]:
+    """What the figures depend on, by name."""
+    return {
+        "CPU": cpu_model(),
+        "threads": str(torch.get_num_threads()),
+        "size": size,
+        "steps timed": str(repeats),
+        "Python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, as the kernel gives it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cells(row: Row) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``."""
+    return [
+        row.model,
+        row.engine,
+        _number(row.forward_ms, ".2f"),
+        _number(row.backward_ms, ".2f"),
+        _number(row.ratio, ".2f"),
+        _number(row.compile_seconds, ".1f"),
+        *(
+            "-" if n is None else format_bytes(n)
+            for n in (row.saved_bytes, row.peak_bytes_predicted, row.peak_bytes_measured)
+        ),
+        _number(row.gradient_error, ".0e"),
+    ]
+
+
+def brief(row: Row) -> str:
+    """The row in a line."""
+    if row.backward_ms is None:
+        return f"{row.model}, {row.engine}: {row.note}"
+    return f"{row.model}, {row.engine}: backward {row.backward_ms:.2f} ms, {_number(row.ratio, '.2f')} of eager's"
+
+
+def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
+    """All rows for a terminal, a rule after each model; the model's name stands in its first row only."""
+    result = Table(title=f"{facts['CPU']}, {facts['threads']} threads", title_justify="left")
+    for column in COLUMNS:
+        is_name = column in ("model", "through")
+        result.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
+    for i, row in enumerate(rows):
+        is_first = i == 0 or rows[i - 1].model != row.model
+        is_last = i + 1 == len(rows) or rows[i + 1].model != row.model
+        name, *rest = cells(row)
+        result.add_row(name if is_first else "", *rest, end_section=is_last)
+    return result
+
+
+def document(rows: Sequence[Row], facts: dict[str, str], command_line: str) -> str:
+    """The page that ``--write`` writes, in Markdown."""
+    lines = ["# Backward passes side by side", "", "```", command_line, "```", "", EXPLANATION]
+    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 2 + ['---:'] * (len(COLUMNS) - 2))} |"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    notes = [f"- {row.model}, {row.engine}: {row.note}" for row in rows if row.note]
+    lines += ["", *notes, ""] if notes else [""]
+    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return "\n".join(lines) + "\n"
+
+
+def command(arguments: Sequence[str] | None) -> str:
+    """The command that repeats the run."""
+    return shlex.join(["python", "benchmarks/backward.py", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
