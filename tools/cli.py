@@ -26,6 +26,7 @@ INTERRUPTED = 130
 EXPECTED_ERRORS = (
     ("retrograd.frontend.source", "CaptureError"),
     ("retrograd.frontend.verification", "VerificationError"),
+    ("retrograd.pipelines.analysis.pareto", "InfeasibleBudget"),
     ("retrograd.pipelines.diagnostics", "PipelineError"),
     ("retrograd.pipelines.errors", "CompileError"),
     ("retrograd.pipelines.targets", "UnknownTarget"),
@@ -116,9 +117,14 @@ def add_compile(commands: Any) -> None:
     parser.add_argument("--target", default="cpu", help="kind of device to compile for (cpu)")
     parser.add_argument(
         "--partition",
-        choices=("min-cut", "default"),
+        choices=("min-cut", "default", "budget"),
         default="min-cut",
-        help="save between forward and backward the fewest bytes (min-cut), or what eager saves",
+        help="save between forward and backward the fewest bytes (min-cut), what eager saves, or what a budget allows",
+    )
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="for --partition budget: most bytes alive at once, as 64MiB, or a fraction of the default's, as 0.5",
     )
     parser.add_argument("--verify", action="store_true", help="run a step and compare it with eager's before writing")
     parser.add_argument("--no-cache", action="store_true", help="compile even what the cache has, and keep nothing")

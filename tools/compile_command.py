@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.targets import find_target
 from retrograd.tools.console import CommandError, UsageError, print_rich, show_progress
 from retrograd.tools.factory import Factory, make_example
@@ -18,6 +19,7 @@ def execute(arguments: argparse.Namespace) -> int:
     # All that can be found out at once comes before torch is loaded.
     factory = Factory.parse(arguments.factory)
     find_target(arguments.target)
+    check_budget(arguments.partition, arguments.memory_budget)
     emitted = read_emitted(arguments.emit_mlir)
     for file in (arguments.o, *emitted.values()):
         check_writable(file)
@@ -32,6 +34,7 @@ def execute(arguments: argparse.Namespace) -> int:
             example.kwargs,
             target=arguments.target,
             partition=arguments.partition,
+            memory_budget=arguments.memory_budget,
             verify=arguments.verify,
             cache=not arguments.no_cache,
             progress=announce,
@@ -47,6 +50,22 @@ def execute(arguments: argparse.Namespace) -> int:
         compiled.save(arguments.o)
     print_rich(compiled.explain().table())
     return 0
+
+
+def check_budget(partition: str, budget: str | None) -> None:
+    """Refuse a memory budget that makes no sense, and one that is missing.
+
+    Raises:
+        UsageError: says which.
+    """
+    if partition != "budget":
+        if budget is not None:
+            raise UsageError(f"--memory-budget is for --partition budget, found --partition {partition}")
+        return
+    try:
+        parse_memory_size(budget)
+    except ValueError as error:
+        raise UsageError(f"--memory-budget: {error}") from error
 
 
 def read_emitted(options: Sequence[str]) -> dict[str, Path]:

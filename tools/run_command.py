@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from retrograd.frontend.verification import TOLERANCES
 from retrograd.pipelines.targets import find_target
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
@@ -18,8 +19,6 @@ from retrograd.tools import tensor_files
 from retrograd.tools.compile_command import check_writable
 from retrograd.tools.console import CommandError, UsageError, print_table
 from retrograd.tools.tensor_files import Side
-
-# Largest relative error (norm of the difference over the norm of what is expected) that rounding explains.
 
 
 def execute(arguments: argparse.Namespace) -> int:
