@@ -52,13 +52,17 @@ def __getattr__(name: str) -> Any:
 
 
 def make_context(*, allow_unregistered_dialects: bool = False) -> Any:
-    """A new ``ir.Context`` that knows the torch and bwd dialects, and with it torch-mlir's passes."""
+    """A new ``ir.Context`` that knows the torch, torch_c and bwd dialects, and with it torch-mlir's passes."""
     bwd = import_module("retrograd.dialects.bwd")  # bwd is built from this module's names
     context = _bindings.Context()
     torch.register_dialect(context)
     context.allow_unregistered_dialects = allow_unregistered_dialects
     with _LOADING, context:
         bwd.Bwd.load()
+        # The bindings do not register torch_c, which casts torch's tensors to built-in ones; a pass that needs it does.
+        PassManager.parse("builtin.module(torch-func-backend-type-conversion)").run(
+            _bindings.Module.parse("module {}").operation
+        )
     return context
 
 

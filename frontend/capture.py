@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Capture of a model's joint forward and backward graph, ahead of time.
 
-AOTAutograd's joint export does the tracing; this file gives it flat tensors, keeps the user's source lines, and turns what can go
-wrong into errors that name them. After ``torch._functorch.aot_autograd.aot_export_joint_with_descriptors``.
+AOTAutograd's joint export does the tracing; this file gives it flat tensors, keeps the user's source lines, and turns
+what can go wrong into errors that name them. After ``torch._functorch.aot_autograd.aot_export_joint_with_descriptors``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
@@ -22,7 +23,10 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.outputs import output_specs
-from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType
+from retrograd.frontend.random_ops import DRAW_SEED, share_seed
+from retrograd.frontend.recurrent import dropout_between_layers
+from retrograd.frontend.side_effects import contained
+from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
 from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
@@ -30,21 +34,26 @@ __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A joint graph: ``graph_module`` holds aten ops with ``val`` and ``desc`` metadata, ``signature`` what they mean to the user.
+    """A joint graph: ``graph_module`` holds aten ops with ``val`` and ``desc`` metadata, ``signature`` what they mean
+    to the user.
 
-    ``module`` is the flat module that was traced; its parameters and buffers, in the order of ``signature``, then the tensor
-    inputs, are the graph's primals. ``joint`` is AOTAutograd's own record, which its runtime wrappers are built from.
+    ``module`` is the flat module that was traced; its parameters and buffers, in the order of ``signature``, then the
+    tensor inputs, are the graph's primals. ``joint`` is AOTAutograd's own record, which its runtime wrappers are built
+    from.
     """
 
     graph_module: torch.fx.GraphModule
     joint: JointWithDescriptors
     signature: Signature
-    module: torch.nn.Module
+    module: FlatModule
     num_forward_outputs: int
 
 
 class FlatModule(torch.nn.Module):
     """The user's model as a function of its tensor leaves: constants are closed over, outputs flattened to tensors."""
+
+    model: torch.nn.Module | None
+    _call: Callable[..., Any]
 
     def __init__(self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
         super().__init__()
@@ -64,14 +73,37 @@ class FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         remaining = iter(tensors)
-        leaves = [next(remaining) if is_tensor else leaf for leaf, is_tensor in zip(self._leaves, self._is_tensor)]
+        leaves = [
+            next(remaining) if is_tensor else leaf
+            for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
-        with SourceTracker() if self.tracing else contextlib.nullcontext():
+        if self.tracing:
+            with SourceTracker(), contained(self.model):
+                result = self._call(*args, **kwargs)
+        else:
             result = self._call(*args, **kwargs)
         out_leaves, self.out_spec = pytree.tree_flatten(result)
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
         self.out_leaves = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
+
+    # The tracer swaps tensors in by name and puts the old ones back in the same order: of two names for one place (a
+    # submodule that is used twice) the second would bring the tracer's tensor back for good. One name for each place.
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Each parameter once for every module that holds it, whatever ``remove_duplicate`` says."""
+        for path, module in self.named_modules(prefix=prefix):
+            yield from ((f"{path}.{name}", p) for name, p in module._parameters.items() if p is not None)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each buffer once for every module that holds it, whatever ``remove_duplicate`` says."""
+        for path, module in self.named_modules(prefix=prefix):
+            yield from ((f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None)
 
 
 _TENSOR = object()
@@ -93,8 +125,10 @@ def capture_joint(
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    _check_differentiable(flat, tensors)
     inputs = _input_specs(args, dict(kwargs or {}))
+    for spec, leaf in zip(inputs, leaves, strict=True):
+        _check_leaf(spec.name, leaf)
+    _check_differentiable(flat, tensors)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None)
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     flat.tracing = True
@@ -109,8 +143,16 @@ def capture_joint(
         flat.tracing = False
     graph_module = joint.graph_module
     _check_gradients(graph_module)
+    share_seed(graph_module)
     check_random(graph_module)
     metadata = joint._aot_state.fw_metadata
+    if len(metadata.input_info) != len(joint.params_spec) + len(joint.buffers_spec) + len(tensors):
+        raise shared_memory_error()
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
+        raise CaptureError(
+            "the model changes the shape, strides or storage of an argument, parameter or buffer",
+            "work on a view instead: x = x.unsqueeze(0), not x.unsqueeze_(0)",
+        )
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")
     signature = Signature(
@@ -123,20 +165,34 @@ def capture_joint(
         in_spec=in_spec,
         out_spec=flat.out_spec,
         mutated=tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data),
+        autocast=_autocast(),
+        training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
     )
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward)
 
 
 @contextlib.contextmanager
 def portable_ops() -> Iterator[None]:
-    """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library (oneDNN's LSTM)."""
+    """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library
+    (oneDNN's LSTM), and tangents as tensors of their own memory.
+
+    A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
+    one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
+    """
     # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        yield
+        with dropout_between_layers(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
+            yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def _autocast() -> dict[str, str]:
+    """The dtype of ``torch.autocast`` for each type of device that it is on for."""
+    devices = ("cpu", "cuda")
+    return {d: dtype_name(torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)}
 
 
 def state_name(qualified: str) -> str:
@@ -160,6 +216,23 @@ def _input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputS
     return tuple(specs)
 
 
+def _check_leaf(name: str, leaf: Any) -> None:
+    """Refuse an argument whose tensors would not be seen."""
+    remedy = "pass its tensors; or tell torch of a class of your own with torch.utils._pytree.register_dataclass"
+    if isinstance(leaf, torch.Tensor):
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
+    elif isinstance(leaf, np.ndarray):
+        raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
+    elif not isinstance(leaf, type) and any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(_attributes(leaf))):
+        raise CaptureError(f"{name} is a {type(leaf).__name__}, whose tensors would be constants", remedy)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
+    return getattr(value, "__dict__", {}) | slots
+
+
 def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
     if not any(t.requires_grad for t in (*flat.parameters(), *tensors)):
         raise CaptureError(
@@ -177,13 +250,28 @@ def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
         )
 
 
+def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Tensors that a graph reads and that are neither parameters, buffers nor arguments: the user's own, not copies."""
+    values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
+    return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
+
+
+def shared_memory_error() -> CaptureError:
+    """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
+    return CaptureError(
+        "the model writes to an argument, parameter or buffer that shares its memory with another",
+        "give each of them memory of its own, with clone()",
+    )
+
+
 def check_random(graph_module: torch.fx.GraphModule) -> None:
-    """Raise :class:`CaptureError` where a graph holds a random op: a second run in the backward would draw other values."""
+    """Raise :class:`CaptureError` where a graph holds a random op that is no function of the seed: a second run in the
+    backward would draw other values."""
     for node in graph_module.graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if torch.Tag.nondeterministic_seeded in tags and node.target is not DRAW_SEED:
             where = (node.stack_trace or "unknown location").strip().splitlines()
             raise CaptureError(
                 f"the random op {node.target} is not supported, at {where[0].strip()}",
-                "set its probability to 0 or call model.eval() before compiling",
+                "draw the values outside of the model, with torch's default generator, and pass them as an argument",
             )

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from retrograd.frontend.capture import check_random, portable_ops
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, split_joint
+from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, split_joint
 from retrograd.frontend.importer import JOINT
+from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.source import CaptureError
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -29,13 +30,13 @@ def compile_with_dynamo(
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
     Raises:
-        CaptureError: symbolic sizes, or random ops.
+        CaptureError: symbolic sizes, or random ops that are no function of a seed.
     """
     functions: dict[str, CompiledFunction] = {}
     outputs: list[int] = []
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        _check(joint)
+        _prepare(joint)
         functions.update(build(joint, JOINT))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
@@ -44,10 +45,11 @@ def compile_with_dynamo(
         return make_boxed_func(graph_caller(traced, functions[FORWARD], restride=outputs[-1]))
 
     def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
+        keep_residuals()
         return make_boxed_func(graph_caller(traced, functions[BACKWARD], restride=0))
 
     def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        _check(traced)
+        _prepare(traced)
         (output,) = traced.graph.find_nodes(op="output")
         count = len(torch.utils._pytree.arg_tree_leaves(*output.args))
         return make_boxed_func(graph_caller(traced, build(traced, FORWARD)[FORWARD], restride=count))
@@ -64,7 +66,9 @@ def compile_with_dynamo(
     return compiled
 
 
-def _check(traced: torch.fx.GraphModule) -> None:
+def _prepare(traced: torch.fx.GraphModule) -> None:
+    """Give the random ops one seed; refuse what cannot be compiled."""
+    share_seed(traced)
     check_random(traced)
     for node in traced.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
@@ -72,4 +76,6 @@ def _check(traced: torch.fx.GraphModule) -> None:
             isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape)
         )
         if symbolic:
-            raise CaptureError(f"the graph has symbolic sizes ({node.name}: {value})", "call torch.compile with dynamic=False")
+            raise CaptureError(
+                f"the graph has symbolic sizes ({node.name}: {value})", "call torch.compile with dynamic=False"
+            )

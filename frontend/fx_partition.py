@@ -2,22 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The partition that was decided on MLIR, carried out on the captured FX graph as well.
 
-AOTAutograd gets an ordinary forward and backward pair, and its runtime wrappers look after mutated inputs, aliases and views. Its
-compiler callbacks return calls of the compiled functions: values are matched by FX name, nothing is imported a second time.
+AOTAutograd gets an ordinary forward and backward pair, and its runtime wrappers look after mutated inputs, aliases and
+views. Its compiler callbacks return calls of the compiled functions: values are matched by FX name, nothing is imported
+a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
-from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 
-from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.capture import CapturedGraph, capture_joint
+from retrograd.frontend.outputs import result_strides
+from retrograd.frontend.random_ops import draw_seed, find_seed
 
 Tensors = Sequence[torch.Tensor]
 
@@ -35,8 +39,11 @@ class CompiledFunction:
     call: Callable[[Tensors], Tensors]
 
 
-def bind(captured: CapturedGraph, forward: CompiledFunction, backward: CompiledFunction) -> Callable[[Tensors], Tensors]:
-    """A differentiable function of the graph's primals (params, buffers, tensor inputs) that gives the model's tensor outputs.
+def bind(
+    captured: CapturedGraph, forward: CompiledFunction, backward: CompiledFunction
+) -> Callable[[Tensors], Tensors]:
+    """A differentiable function of the graph's primals (params, buffers, tensor inputs) that gives the model's tensor
+    outputs.
 
     Must be called while the stack that the graph was captured in is open.
     """
@@ -44,16 +51,60 @@ def bind(captured: CapturedGraph, forward: CompiledFunction, backward: CompiledF
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
         return split_joint(joint, backward, num_fwd_outputs)
 
-    def compile_forward(graph_module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(graph_module, forward, restride=captured.num_forward_outputs))
+    def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        return make_boxed_func(graph_caller(gm, forward, restride=captured.num_forward_outputs))
 
-    def compile_backward(graph_module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(graph_module, backward, restride=0))
+    def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        keep_residuals()
+        return make_boxed_func(graph_caller(gm, backward, restride=0))
 
+    return _wrap(captured, partition, compile_forward, compile_backward)
+
+
+def bind_traced(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Callable[[Tensors], Tensors]:
+    """As :func:`bind`, with the traced graph itself, op by op, cut as PyTorch does: what a program with random ops is
+    compared with.
+
+    The model in eager draws other numbers; the trace draws a seed as the compiled program does, and its random ops are
+    functions of it. Traced anew, since a capture can be bound once.
+    """
+
+    def interpret(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        keep_residuals()
+        return make_boxed_func(gm)
+
+    with ExitStack() as stack:
+        return _wrap(capture_joint(stack, model, args, kwargs), default_partition, interpret, interpret)
+
+
+def _wrap(
+    captured: CapturedGraph, partition: Callable[..., Any], compile_forward: Any, compile_backward: Any
+) -> Callable[[Tensors], Tensors]:
     wrapped = aot_compile_joint_with_descriptors(
         captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
     )
-    return lambda tensors: wrapped(*tensors)
+
+    def call(tensors: Tensors) -> Tensors:
+        if torch.is_grad_enabled():
+            return wrapped(*tensors)
+        # AOTAutograd records its calls in any mode: there is nothing to record where no argument requires grad.
+        detached = [t.detach() if t.requires_grad else t for t in tensors]
+        given = {id(d): t for d, t in zip(detached, tensors, strict=True)}
+        return [given.get(id(output), output) for output in wrapped(*detached)]
+
+    return call
+
+
+def keep_residuals() -> None:
+    """Tell AOTAutograd that no residual is overwritten, so that a backward may run twice (``retain_graph=True``).
+
+    For its compiler callbacks, while it compiles.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def split_joint(
@@ -69,8 +120,13 @@ def split_joint(
 def graph_caller(
     graph_module: torch.fx.GraphModule, function: CompiledFunction, *, restride: int
 ) -> Callable[..., list[Any]]:
-    """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of the trace."""
+    """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
+    the trace."""
     places = {node.name: i for i, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
+    seed = find_seed(graph_module.graph)
+    if seed is not None:
+        # Drawn at each call, and then like an argument.
+        places[seed.name] = len(places)
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
     taken = [places[name] for name in function.arguments]
@@ -84,6 +140,8 @@ def graph_caller(
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 
     def call(*tensors: torch.Tensor) -> list[Any]:
+        if seed is not None:
+            tensors = (*tensors, draw_seed())
         results = function.call([tensors[i] for i in taken])
         out: list[Any] = []
         for argument, result, stride in zip(through, computed, strides, strict=True):
@@ -97,14 +155,16 @@ def graph_caller(
 
 
 def _strides_of(node: Any) -> tuple[int, ...] | None:
-    """Strides to restore: those of a traced result that was dense but not contiguous."""
+    """Strides to restore, where they are not those that a compiled function gives."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return None
-    return tuple(int(s) for s in value.stride())
+    return result_strides(value)
 
 
 def _with_strides(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
     if stride is None:
         return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    once = tensor[tuple(slice(None) if step else slice(1) for step in stride)]
+    copy = torch.empty_strided(once.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(once)
+    return copy.expand(tensor.shape)

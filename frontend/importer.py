@@ -1,9 +1,11 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Import of a captured joint graph to MLIR: one function ``@joint`` of torch ops, with roles and names on arguments and results.
+"""Import of a captured joint graph to MLIR: one function ``@joint`` of torch ops, with roles and names on arguments and
+results.
 
-torch-mlir's importer does the translation, unpatched. Added here: ``bwd.role`` and ``bwd.name`` on arguments and results (what they
-are to the user), ``bwd.value`` (the FX node), and ``bwd.values`` on ops, so that a decision made on MLIR can be carried out on FX.
+torch-mlir's importer does the translation, unpatched. Added here: ``bwd.role`` and ``bwd.name`` on arguments and
+results (what they are to the user), ``bwd.value`` (the FX node), and ``bwd.values`` on ops, so that a decision made on
+MLIR can be carried out on FX.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
-from retrograd.frontend.capture import state_name
+from retrograd.frontend.capture import shared_memory_error, state_name
+from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.source import CaptureError
 
 JOINT = "joint"
 
 
-def import_graph(traced: torch.fx.GraphModule, signature: Signature | None = None, *, function: str = JOINT) -> ir.Module:
+class SeedAOTInput(d.AOTInput):
+    """Describes the seed of the random ops as AOTAutograd's descriptors do the other arguments."""
+
+
+def import_graph(
+    traced: torch.fx.GraphModule, signature: Signature | None = None, *, function: str = JOINT
+) -> ir.Module:
     """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types.
 
-    Results that have no gradient (``None``) are left out. The FX graph is not changed. Without a signature, arguments and results
-    are known by their numbers.
+    Results that have no gradient (``None``) are left out. The FX graph is not changed. Without a signature, arguments
+    and results are known by their numbers.
 
     Raises:
         CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
@@ -64,7 +73,7 @@ def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphMod
     val_map: dict[torch.fx.Node, torch.fx.Node] = {}
     output = graph.graph_copy(graph_module.graph, val_map)
     (old,) = graph_module.graph.find_nodes(op="output")
-    kept = [(node, desc) for node, desc in zip(_flat(output), old.meta["desc"]) if node is not None]
+    kept = [(node, desc) for node, desc in zip(_flat(output), old.meta["desc"], strict=True) if node is not None]
     for source, target in val_map.items():
         target.meta = dict(source.meta)
     graph.output(tuple(node for node, _ in kept))
@@ -72,8 +81,17 @@ def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphMod
         if node.op == "call_function" and node.kwargs.get("device") is not None:
             # The module is compiled per target; a device here would pin it to the one it was traced on.
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+    _take_seed(graph)
     # The constants among the module's attributes come along with the graph.
     return torch.fx.GraphModule(graph_module, graph), [desc for _, desc in kept]
+
+
+def _take_seed(graph: torch.fx.Graph) -> None:
+    """The seed becomes an argument of the function: whoever calls it draws it."""
+    seed = find_seed(graph)
+    if seed is not None:
+        seed.op, seed.target = "placeholder", seed.name
+        seed.meta["desc"] = SeedAOTInput()
 
 
 def _flat(output: Any) -> list[Any]:
@@ -133,6 +151,10 @@ def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
             return "buffer", state_name(desc.target)
         case d.PlainAOTInput():
             return "input", _input_name(desc.idx, signature)
+        case SeedAOTInput():
+            return "seed", _seed_name(signature)
+        case d.ViewBaseAOTInput() | d.SyntheticBaseAOTInput():
+            raise shared_memory_error()
         case d.TangentAOTInput():
             return "tangent", f"tangent.{_result_role(desc.output, signature)[1]}"
     raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
@@ -149,6 +171,13 @@ def _result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
         case d.GradAOTOutput():
             return "grad", f"grad.{_argument_role(desc.grad_of, signature)[1]}"
     raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
+
+
+def _seed_name(signature: Signature | None) -> str:
+    name = "seed"
+    while signature is not None and name in [s.name for s in (*signature.params, *signature.buffers)]:
+        name += "_"
+    return name
 
 
 def _input_name(index: int, signature: Signature | None) -> str:

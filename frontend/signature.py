@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What a captured program takes and gives, in the user's words.
 
-A :class:`Signature` says how the arguments of a call map to the tensors of the captured graph and how the graph's results map
-back to the values the call returns. It is plain data: ``to_dict()`` is what an artifact's manifest keeps.
+A :class:`Signature` says how the arguments of a call map to the tensors of the captured graph and how the graph's
+results map back to the values the call returns. It is plain data: ``to_dict()`` is what an artifact's manifest keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape, dtype (torch's name without the prefix, such as ``float32``), strides in elements and device type of a tensor."""
+    """Shape, dtype (torch's name without the prefix, such as ``float32``), strides in elements and device type of a
+    tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,8 +60,9 @@ class InputSpec:
 class OutputSpec:
     """A leaf of what the model returns.
 
-    ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input``, ``view_of_output`` and
-    ``view_of_base`` (a view of argument, tensor output or intermediate base number ``base``), or ``constant``. ``offset`` is the storage offset of a view, in elements.
+    ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input``, ``view_of_output``
+    and ``view_of_base`` (a view of argument, tensor output or intermediate base number ``base``), or ``constant``.
+    ``offset`` is the storage offset of a view, in elements.
     """
 
     name: str
@@ -73,7 +75,11 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs."""
+    """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs.
+
+    ``mutated`` are those that a step overwrites, by number. ``autocast`` is what ``torch.autocast`` was set to: a dtype
+    for each type of device that it was on for. ``training`` is the mode of each module by its path.
+    """
 
     params: tuple[StateSpec, ...]
     buffers: tuple[StateSpec, ...]
@@ -82,9 +88,12 @@ class Signature:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     mutated: tuple[int, ...]
+    autocast: dict[str, str]
+    training: dict[str, bool]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their repr."""
+        """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their
+        repr."""
         data = {
             "params": [dataclasses.asdict(p) for p in self.params],
             "buffers": [dataclasses.asdict(b) for b in self.buffers],
@@ -93,6 +102,8 @@ class Signature:
             "in_tree": _dump_tree(self.in_spec),
             "out_tree": _dump_tree(self.out_spec),
             "mutated": list(self.mutated),
+            "autocast": self.autocast,
+            "training": self.training,
         }
         plain: dict[str, Any] = json.loads(json.dumps(data))
         return plain
@@ -104,10 +115,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _leaf_dict(leaf: InputSpec | OutputSpec) -> dict[str, Any]:
-    data = dataclasses.asdict(leaf)
-    if not isinstance(leaf.constant, (bool, int, float, str, type(None))):
-        data["constant"] = {"repr": repr(leaf.constant)}
-    return data
+    # Without the constant, of which asdict would take a deep copy.
+    data = dataclasses.asdict(dataclasses.replace(leaf, constant=None))
+    plain = isinstance(leaf.constant, (bool, int, float, str, type(None)))
+    return data | {"constant": leaf.constant if plain else {"repr": repr(leaf.constant)}}
 
 
 def _dump_tree(spec: pytree.TreeSpec) -> str | None:

@@ -20,11 +20,12 @@ _TORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parent)
 # Frames of these places are never the user's code.
-_NOT_USER = (_TORCH, _OURS, str(Path(contextlib.__file__)))
+_NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[1] / "runtime"), str(Path(contextlib.__file__)))
 
 
 class CaptureError(RuntimeError):
-    """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about it."""
+    """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about
+    it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"capture: {message}\n  remedy: {remedy}")
@@ -35,8 +36,8 @@ class CaptureError(RuntimeError):
 class SourceTracker(TorchFunctionMode):
     """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
 
-    A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be traced as a
-    constant and get no gradient.
+    A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
+    traced as a constant and get no gradient.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,8 +51,8 @@ class SourceTracker(TorchFunctionMode):
                 and not torch._is_functional_tensor(leaf)
             ):
                 raise CaptureError(
-                    f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter of the "
-                    f"module{_at(frame)}",
+                    f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
+                    f"of the module{_at(frame)}",
                     "pass it as an argument, register it as a parameter, or detach() it",
                 )
         return func(*args, **(kwargs or {}))

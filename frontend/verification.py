@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from retrograd.frontend.capture import CapturedGraph
 
-# Largest relative error (norm of the difference over the norm of eager's) that rounding explains, by dtype; 0 for the others.
+# Largest relative error (norm of the difference over the norm of eager's) that rounding explains, by dtype; 0 for the
+# others.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -20,30 +22,39 @@ class VerificationError(RuntimeError):
     """A compiled output, buffer or gradient differs from eager's by more than rounding; the message names it."""
 
 
-def verified(call: Call, captured: CapturedGraph) -> Call:
-    """``call``, whose first use is compared with the captured model on copies of its arguments."""
+def verified(call: Call, captured: CapturedGraph, reference: Call | None = None) -> Call:
+    """``call``, whose first use is compared with the captured model, or ``reference``, on copies of its arguments."""
     pending = [True]
 
     def checked(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if pending:
-            compare_with_eager(call, captured, primals)
+            compare_with_eager(call, captured, primals, reference)
             pending.clear()
         return call(primals)
 
     return checked
 
 
-def compare_with_eager(call: Call, captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> None:
-    """Run both on copies of ``primals``, backpropagate the same random tangents, compare all.
+def compare_with_eager(
+    call: Call, captured: CapturedGraph, primals: Sequence[torch.Tensor], reference: Call | None = None
+) -> None:
+    """Run ``call`` and the captured model on copies of ``primals``, backpropagate the same tangents, compare all.
+
+    A ``reference`` takes the place of the captured model. Both start from the same state of torch's default generator,
+    which is as before afterwards.
 
     Raises:
         VerificationError: they differ; names the first output, buffer or gradient that does, and by how much.
     """
     names = [s.name for s in (*captured.signature.params, *captured.signature.buffers)]
     names += [i.name for i in captured.signature.inputs if i.type is not None]
-    with torch.enable_grad():
+    run_eager = reference or partial(_run_eager, captured)
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=()):
         ours, theirs = _copies(primals), _copies(primals)
-        compiled, eager = list(call(ours)), list(_run_eager(captured, theirs))
+        state = torch.get_rng_state()
+        compiled = list(call(ours))
+        torch.set_rng_state(state)
+        eager = list(run_eager(theirs))
         outputs = [o.name for o in captured.signature.outputs if o.kind != "constant"]
         for name, a, b in zip(outputs, compiled, eager, strict=True):
             _compare(name, a, b)
@@ -53,10 +64,14 @@ def compare_with_eager(call: Call, captured: CapturedGraph, primals: Sequence[to
         tangents = [torch.randn_like(b) for _, b in differentiable]
         wanted = [i for i, t in enumerate(theirs) if t.requires_grad]
         gradients = (
-            torch.autograd.grad([p[side] for p in differentiable], [tensors[i] for i in wanted], tangents, allow_unused=True)
+            torch.autograd.grad(
+                [p[side] for p in differentiable], [tensors[i] for i in wanted], tangents, allow_unused=True
+            )
             for side, tensors in enumerate((ours, theirs))
         )
-        pairs = [[torch.zeros_like(ours[i]) if g is None else g for g in p] for i, *p in zip(wanted, *gradients, strict=True)]
+        pairs = [
+            [torch.zeros_like(ours[i]) if g is None else g for g in p] for i, *p in zip(wanted, *gradients, strict=True)
+        ]
         # A gradient that is zero but for rounding (a bias in front of a batch norm) is measured against the others.
         floor = 1e-2 * max((float(b.double().norm()) for _, b in pairs), default=0.0)
         for i, (a, b) in zip(wanted, pairs, strict=True):
@@ -79,13 +94,15 @@ def _run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequ
 
 def _compare(name: str, compiled: torch.Tensor, eager: torch.Tensor, *, floor: float = 0.0) -> None:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
-        raise VerificationError(f"{name}: compiled {compiled.dtype} {tuple(compiled.shape)}, eager {eager.dtype} {tuple(eager.shape)}")
+        raise VerificationError(
+            f"{name}: compiled {compiled.dtype} {tuple(compiled.shape)}, eager {eager.dtype} {tuple(eager.shape)}"
+        )
     a, b = compiled.detach().double(), eager.detach().double()
     difference = float((a - b).norm())
     error = 0.0 if difference == 0 else difference / max(float(b.norm()), floor, 1e-30)
     tolerance = TOLERANCES.get(eager.dtype, 0.0)
     if not error <= tolerance:
         raise VerificationError(
-            f"{name}: the compiled value differs from eager's by {error:.2e} (relative norm; {tolerance:.0e} is allowed for "
-            f"{eager.dtype}); the model is not compiled correctly, please report it"
+            f"{name}: the compiled value differs from eager's by {error:.2e} (relative norm; {tolerance:.0e} is "
+            f"allowed for {eager.dtype}); the model is not compiled correctly, please report it"
         )

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.lowering import first_error, keep_for_replay
+from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.subprocesses import run_tool
 from retrograd.pipelines.targets import Target
 
@@ -66,8 +65,29 @@ def compile_executable(
             if result.returncode == 0:
                 transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
                 return Executable(vmfb.read_bytes(), flags, transients, time.perf_counter() - start)
-        replay = shlex.join(["iree-compile", str(keep_for_replay(source)), "-o", "module.vmfb", *target.flags, *flags])
-        raise CompileError("iree-compile", first_error(result), result.stderr, replay)
+        kept = keep_for_replay(source)
+        replay = shlex.join(["iree-compile", str(kept), "-o", "module.vmfb", *target.flags, *flags])
+        raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
+    """Peak scratch bytes of each exported function with the first set of flags that leads to IREE's stream phase.
+
+    Raises:
+        CompileError: no set does; reports the last one's first error, and the replay command.
+    """
+    with tempfile.TemporaryDirectory(prefix="retrograd-scratch-") as name:
+        folder = Path(name)
+        source, stream = folder / "linalg.mlir", folder / "stream.mlir"
+        source.write_text(linalg, encoding="utf-8")
+        for flags in target.ladder:
+            options = ["--compile-to=stream", *target.flags, *flags]
+            result = run_tool([str(iree_tool("iree-compile")), str(source), "-o", str(stream), *options], folder=folder)
+            if result.returncode == 0:
+                return read_transients(stream.read_text(encoding="utf-8"))
+        kept = keep_for_replay(source)
+        replay = shlex.join(["iree-compile", str(kept), "-o", "stream.mlir", *options])
+        raise tool_failure("iree-compile", result, source, kept, replay)
 
 
 def read_transients(stream: str) -> dict[str, int]:

@@ -17,6 +17,7 @@ from retrograd.pipelines.subprocesses import ToolResult, run_tool
 
 LOWERING_PIPELINE = (
     "builtin.module("
+    "bwd-functionalize-rng,"
     "func.func(torch-match-quantized-custom-ops),"
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
     "torch-backend-to-linalg-on-tensors-backend-pipeline,"
@@ -50,7 +51,7 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
 
 
 def tool_failure(phase: str, result: ToolResult, source: Path, kept: Path, replay: str) -> CompileError:
-    """The error for a tool that failed on ``source``; what it said of that file is said of the copy that was ``kept``."""
+    """The error for a tool that failed on ``source``; what it said of that file is said of the ``kept`` copy."""
     log = result.stderr.replace(str(source), str(kept))
     return CompileError(phase, first_error(ToolResult(result.returncode, log)), log, replay)
 

@@ -12,6 +12,7 @@ from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
+    "bwd-functionalize-rng": "retrograd.pipelines.transforms.bwd_functionalize_rng:BwdFunctionalizeRng",
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",

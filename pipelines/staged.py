@@ -23,7 +23,7 @@ from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-partition{policy=POLICY},bwd-verify-legality{level=imported}",
+    "partitioned": "bwd-partition{POLICY},bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
 STAGE_NAMES = (*STAGES, "linalg")
@@ -81,8 +81,9 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def stage_module(module: ir.Module, policy: str, progress: Progress) -> StagedModule:
+def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int | None = None) -> StagedModule:
     """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
+    ``budget`` is in bytes, for the policy of that name.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
@@ -90,11 +91,12 @@ def stage_module(module: ir.Module, policy: str, progress: Progress) -> StagedMo
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
+    chosen = f"policy={policy}" + (f" budget={budget}" if budget is not None else "")
     for stage, passes in STAGES.items():
         if stage == "partitioned" and not joint:
             continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
-            run_pipeline(module, f"builtin.module({passes.replace('POLICY', policy)})")
+            run_pipeline(module, f"builtin.module({passes.replace('POLICY', chosen)})")
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)
@@ -113,13 +115,7 @@ def build_executable(
     Raises:
         CompileError: an op has no lowering, or iree-compile failed with every set of flags.
     """
-    parts = {
-        "module": staged.texts["scheduled"],
-        "lowering": LOWERING_PIPELINE,
-        "target": repr(target),
-        "cpu": host_cpu(),
-        **versions,
-    }
+    parts = executable_parts(staged, target, versions)
     found = store.get(parts) if store is not None else None
     if found is not None:
         return _decode(found), True
@@ -130,6 +126,17 @@ def build_executable(
     if store is not None:
         store.put(parts, _encode(executable))
     return executable, False
+
+
+def executable_parts(staged: StagedModule, target: Target, versions: dict[str, str]) -> dict[str, str]:
+    """All that an executable depends on."""
+    return {
+        "module": staged.texts["scheduled"],
+        "lowering": LOWERING_PIPELINE,
+        "target": repr(target),
+        "cpu": host_cpu(),
+        **versions,
+    }
 
 
 def _encode(executable: Executable) -> bytes:

@@ -40,9 +40,9 @@ CPU = Target(
         # f64 stays f64: torch-mlir accumulates variances in it, and signatures may have it.
         "--iree-input-demote-f64-to-f32=false",
     ),
-    # Data tiling makes matrix products fast; where producers with several users are fused into it, vectors of 32 KiB come
-    # out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64 over a batch
-    # norm's thousands of elements.
+    # Data tiling makes matrix products fast; where producers with several users are fused into it, vectors of 32 KiB
+    # come out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64
+    # over a batch norm's thousands of elements.
     ladder=(
         (*_DATA_TILING, "--iree-dispatch-creation-enable-split-reduction"),
         _DATA_TILING,

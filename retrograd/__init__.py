@@ -9,14 +9,16 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd.api import CompiledBackward, compile_backward, load
+    from retrograd.api import compile_backward, load
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
+    from retrograd.pipelines.analysis.pareto import InfeasibleBudget
     from retrograd.pipelines.diagnostics import PipelineError
     from retrograd.pipelines.errors import CompileError
     from retrograd.pipelines.targets import UnknownTarget
     from retrograd.runtime.artifact import ArtifactError
     from retrograd.runtime.calling import ArgumentError
+    from retrograd.runtime.compiled import CompiledBackward
     from retrograd.runtime.executor import ExecutionError
     from retrograd.runtime.report import Report
 
@@ -28,8 +30,9 @@ _EXPORTS = {
     "ArtifactError": "retrograd.runtime.artifact",
     "CaptureError": "retrograd.frontend.source",
     "CompileError": "retrograd.pipelines.errors",
-    "CompiledBackward": "retrograd.api",
+    "CompiledBackward": "retrograd.runtime.compiled",
     "ExecutionError": "retrograd.runtime.executor",
+    "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
     "PipelineError": "retrograd.pipelines.diagnostics",
     "Report": "retrograd.runtime.report",
     "UnknownTarget": "retrograd.pipelines.targets",
@@ -45,6 +48,7 @@ __all__ = [
     "CompileError",
     "CompiledBackward",
     "ExecutionError",
+    "InfeasibleBudget",
     "PipelineError",
     "Report",
     "UnknownTarget",

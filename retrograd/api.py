@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,15 +14,20 @@ from typing import Any, Literal
 
 import torch
 
-from retrograd.frontend.capture import CapturedGraph, capture_joint
+from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import compile_with_dynamo
-from retrograd.frontend.fx_partition import CompiledFunction, bind
+from retrograd.frontend.fx_partition import CompiledFunction, bind, bind_traced
 from retrograd.frontend.importer import import_graph
+from retrograd.frontend.random_ops import find_seed
+from retrograd.frontend.signature import Signature
 from retrograd.frontend.verification import verified
+from retrograd.pipelines.analysis.memory_size import parse_memory_size
+from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import STAGE_NAMES, Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, Bridge, run_function
 from retrograd.runtime.cache import Cache, cache_key
@@ -32,8 +38,15 @@ from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, T
 from retrograd.runtime.peak import predict_peak
 from retrograd.runtime.state import ModelState
 
-PARTITIONS = ("default", "min-cut")
-PACKAGES = {"retrograd": "retrograd", "torch": "torch", "torch-mlir": "torch-mlir", "iree-compiler": "iree-base-compiler"}
+# PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
+_COMPILING = threading.RLock()
+PARTITIONS = ("default", "min-cut", "budget")
+PACKAGES = {
+    "retrograd": "retrograd",
+    "torch": "torch",
+    "torch-mlir": "torch-mlir",
+    "iree-compiler": "iree-base-compiler",
+}
 
 
 def compile_backward(
@@ -42,7 +55,8 @@ def compile_backward(
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: str = "cpu",
-    partition: Literal["default", "min-cut"] = "min-cut",
+    partition: Literal["default", "min-cut", "budget"] = "min-cut",
+    memory_budget: int | float | str | None = None,
     verify: bool = False,
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -50,11 +64,16 @@ def compile_backward(
     """Compile the forward and backward of ``model`` for arguments like these.
 
     Args:
-        model: an ``nn.Module``, a bound method of one, or a function of tensors. Its mode (train or eval) is compiled in.
-        args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing runs.
+        model: an ``nn.Module``, a bound method of one, or a function of tensors. Its mode (train or eval) is compiled
+            in.
+        args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing
+            runs.
         kwargs: example keyword arguments.
         target: the kind of device to compile for; ``cpu`` is this machine's.
-        partition: what to save between forward and backward; ``default`` as eager does, ``min-cut`` the fewest bytes.
+        partition: what to save between forward and backward; ``default`` as eager does, ``min-cut`` the fewest bytes,
+            ``budget`` what keeps the peak of live bytes within ``memory_budget`` with the least recomputation.
+        memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
+            ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
         verify: compare every output and gradient of the first call with eager's, on copies.
         cache: keep the executable on disk and take it from there the next time.
         progress: called with the name of each phase as it begins.
@@ -64,29 +83,28 @@ def compile_backward(
 
     Raises:
         CaptureError: the model cannot be captured; names the line.
-        PipelineError, CompileError: it cannot be compiled; names the op, its source line and a command that replays the failure.
+        PipelineError, CompileError: it cannot be compiled; names the op, its source line and a command that replays the
+        failure.
         UnknownTarget: no such target.
+        InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
+        ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
     """
-    options = _Options(target, partition, cache)
+    options = _Options(target, partition, cache, memory_budget)
     phases = Progress(progress)
-    with contextlib.ExitStack() as stack:
+    with _COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs)
         with phases.phase("import"):
             module = import_graph(captured.graph_module, captured.signature)
         built = _build(module, options, phases)
         call = bind(captured, built.function(FORWARD), built.function(BACKWARD))
+        if verify:
+            random = find_seed(captured.graph_module.graph) is not None
+            call = verified(call, captured, bind_traced(model, args, kwargs) if random else None)
     manifest = _manifest(captured, built, options, _name_of(model), phases)
-    convention = CallingConvention(
-        manifest.signature,
-        in_spec=captured.signature.in_spec,
-        out_spec=captured.signature.out_spec,
-        constants=[i.constant for i in captured.signature.inputs],
-        out_constants=[o.constant for o in captured.signature.outputs],
-    )
-    state = ModelState([s.name for s in (*captured.signature.params, *captured.signature.buffers)], captured.module.model)
-    if verify:
-        call = verified(call, captured)
+    convention = _convention(captured.signature, manifest)
+    names, training = [e.name for e in convention.state], captured.signature.training
+    state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))
     return CompiledBackward(
         call, convention, state, built.program, built.executable.vmfb, manifest, _stage_reader(built.staged)
     )
@@ -99,8 +117,8 @@ def load(
 
     Args:
         path: the file. Its hash and versions are checked before anything of it runs.
-        model: whose parameters and buffers to run on: a module like the one compiled, or tensors by qualified name. Needed to
-            call the result if the model has any; ``bind(model)`` gives it later.
+        model: whose parameters and buffers to run on: a module like the one compiled, or tensors by qualified name.
+            Needed to call the result if the model has any; ``bind(model)`` gives it later.
 
     Raises:
         ArtifactError: no artifact, truncated, altered, or of another version; says which.
@@ -110,19 +128,23 @@ def load(
     manifest = artifact.manifest
     program = Program.load(artifact.vmfb, driver=find_target(manifest.targets[0]).driver)
     convention = CallingConvention(manifest.signature)
-    state = ModelState([e.name for e in convention.state], model)
+    state = ModelState([e.name for e in convention.state], model, manifest.signature.get("training", {}))
     if model is not None:
         convention.check_state(state.tensors())
     return CompiledBackward(Bridge(program, manifest), convention, state, program, artifact.vmfb, manifest, _no_ir)
 
 
 def dynamo_backend(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, options: Mapping[str, Any] | None = None
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The backend of ``torch.compile(model, backend="retrograd", dynamic=False)``; ``options`` are those of compile_backward.
+    """The backend of ``torch.compile(model, backend="retrograd", dynamic=False)``; ``options`` are those of
+    compile_backward.
 
     Raises:
-        CaptureError: the graph has symbolic sizes or random ops.
+        CaptureError: the graph has symbolic sizes, or random ops that are not supported.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     chosen = _Options(**(options or {}))
@@ -141,11 +163,16 @@ class _Options:
     target: str = "cpu"
     partition: str = "min-cut"
     cache: bool = True
+    memory_budget: int | float | str | None = None
 
     def __post_init__(self) -> None:
         find_target(self.target)
         if self.partition not in PARTITIONS:
             raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
+        if self.partition == "budget":
+            parse_memory_size(self.memory_budget)
+        elif self.memory_budget is not None:
+            raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
 
 
 @dataclass(frozen=True)
@@ -171,8 +198,15 @@ class _Built:
 
 def _build(module: Any, options: _Options, phases: Progress) -> _Built:
     target = find_target(options.target)
-    staged = stage_module(module, options.partition, phases)
-    executable, cached = build_executable(staged, target, _versions(), phases, _Store() if options.cache else None)
+    store = _Store() if options.cache else None
+    if options.partition == "budget" and find_function(module.operation, JOINT) is not None:
+        source = module.operation.get_asm(enable_debug_info=True)
+        builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)
+        staged, executable, cached = builder.build(parse_memory_size(options.memory_budget))
+    else:
+        # A forward alone has nothing to partition, whatever the policy.
+        staged = stage_module(module, options.partition, phases)
+        executable, cached = build_executable(staged, target, _versions(), phases, store)
     with phases.phase("load"):
         program = Program.load(executable.vmfb, driver=target.driver)
     specs = {f.name: _function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.functions}
@@ -200,6 +234,16 @@ def _manifest(captured: CapturedGraph, built: _Built, options: _Options, name: s
     signature = captured.signature.to_dict()
     functions = (forward, backward)
     return Manifest(FORMAT_VERSION, functions, (options.target,), options.partition, _versions(), signature, report)
+
+
+def _convention(signature: Signature, manifest: Manifest) -> CallingConvention:
+    return CallingConvention(
+        manifest.signature,
+        in_spec=signature.in_spec,
+        out_spec=signature.out_spec,
+        constants=[i.constant for i in signature.inputs],
+        out_constants=[o.constant for o in signature.outputs],
+    )
 
 
 def _function_spec(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from retrograd.runtime.artifact import ArtifactError
-from retrograd.runtime.executor import Program, allocate_results
+from retrograd.runtime.executor import ExecutionError, Program, allocate_results
 from retrograd.runtime.manifest import FunctionSpec, Manifest
 
 FORWARD, BACKWARD, INTO = "forward", "backward", "_into"
@@ -23,11 +23,20 @@ def run_function(program: Program, function: FunctionSpec, arguments: Sequence[t
     return results
 
 
+def draw_seed() -> torch.Tensor:
+    """A seed for the random ops of one step, int64 of shape (2,), from torch's default generator.
+
+    Drawn as the process that compiled does, so that after the same ``torch.manual_seed`` both have the same numbers.
+    """
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+
+
 class Bridge:
     """Runs a loaded artifact from the primals (params, buffers, tensor inputs, in the order of its signature).
 
     Raises:
-        ArtifactError: the model writes to an argument that requires grad, which only the process that compiled it can run.
+        ArtifactError: the model writes to an argument that requires grad, which only the process that compiled it can
+            run.
     """
 
     def __init__(self, program: Program, manifest: Manifest) -> None:
@@ -41,32 +50,40 @@ class Bridge:
         self.outputs = [o for o in signature["outputs"] if o["kind"] != "constant"]
         self.mutated = [self.names[i] for i in signature["mutated"]]
         if any(primals[i]["type"]["requires_grad"] for i in signature["mutated"]):
-            raise ArtifactError("the model writes to an argument that requires grad: compile it in this process instead of loading it")
+            raise ArtifactError(
+                "the model writes to an argument that requires grad: compile it in this process instead of loading it"
+            )
         self.requires_grad = {o["name"]: o["type"]["requires_grad"] for o in self.outputs}
 
     def __call__(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The model's tensor outputs, in order."""
-        results = dict(zip([r.name for r in self._given()], _Step.apply(self, *primals), strict=True))
+        given = _Step.apply(self, *primals)  # type: ignore[no-untyped-call]
+        results = dict(zip([r.name for r in self._given()], given, strict=True))
         with torch.no_grad():
             for name in self.mutated:
                 primals[self.names.index(name)].copy_(results[f"mutation.{name}"])
         return [self._output(spec, primals, results) for spec in self.outputs]
 
     def _given(self) -> list[Any]:
-        """Results of the forward that leave the step: all but what is saved. A mutation's key differs from its argument's."""
+        """Results of the forward that leave the step: all but what is saved. A mutation's key differs from its
+        argument's."""
         return [
             type(r)(f"mutation.{r.name}" if r.role == "mutation" else r.name, r.role, r.shape, r.dtype)
             for r in self.forward.results
             if r.role != "saved"
         ]
 
-    def _output(self, spec: dict[str, Any], primals: Sequence[torch.Tensor], results: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _output(
+        self, spec: dict[str, Any], primals: Sequence[torch.Tensor], results: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         kind, type_ = spec["kind"], spec["type"]
+        base: torch.Tensor
         if kind == "input":
-            return primals[spec["base"]]
+            base = primals[spec["base"]]
+            return base
         if kind == "tensor":
             return _restride(results[spec["name"]], type_["stride"])
-        sources = {
+        sources: dict[str, Sequence[torch.Tensor]] = {
             "view_of_input": primals,
             "view_of_output": [results[o["name"]] for o in self.outputs] if kind == "view_of_output" else [],
             "view_of_base": [t for name, t in results.items() if name.startswith("base.")],
@@ -82,8 +99,9 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
         by_name = dict(zip(bridge.names, primals, strict=True))
+        by_name |= {a.name: draw_seed() for a in bridge.forward.arguments if a.role == "seed"}
         results = run_function(bridge.program, bridge.forward, [by_name[a.name] for a in bridge.forward.arguments])
-        saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role == "saved"}
+        saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "mutation"}
         kept = [a.name for a in bridge.backward.arguments if a.role != "tangent"]
         ctx.save_for_backward(*[saved[name] if name in saved else by_name[name] for name in kept])
         ctx.kept, ctx.bridge = kept, bridge
@@ -93,26 +111,44 @@ class _Step(torch.autograd.Function):
         return tuple(t for _, t in given)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
-        values |= {f"tangent.{name}": g for name, g in zip(ctx.given, gradients, strict=True)}
-        function = ctx.bridge.backward
-        results = run_function(ctx.bridge.program, function, [values[a.name] for a in function.arguments])
+        names = [*ctx.kept, *[f"tangent.{name}" for name in ctx.given]]
+        return (None, *_Gradients.apply(ctx.bridge, names, *ctx.saved_tensors, *gradients))  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients, as a function of what was saved and the tangents.
+
+    ``once_differentiable`` would leave them without a connection to the primals, so that asking for their gradients
+    could give ``None`` instead of an error.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, names: Sequence[str], *tensors: torch.Tensor) -> tuple[Any, ...]:
+        values = dict(zip(names, tensors, strict=True))
+        function = bridge.backward
+        results = run_function(bridge.program, function, [values[a.name] for a in function.arguments])
         by_name = {r.name.removeprefix("grad."): t for r, t in zip(function.results, results, strict=True)}
-        return (None, *[by_name.get(name) for name in ctx.bridge.names])
+        return tuple(by_name.get(name) for name in bridge.names)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+        raise ExecutionError(
+            "gradients of gradients were not compiled; compute them in eager mode, on the model itself"
+        )
 
 
 def _is_differentiable(result: Any, bridge: Bridge) -> bool:
     if result.role != "output":
         return False
-    return result.name.startswith("base.") or bridge.requires_grad[result.name]
+    return bool(result.name.startswith("base.") or bridge.requires_grad[result.name])
 
 
 def _restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """``tensor`` with the strides that eager gives."""
     if tensor.stride() == tuple(stride) or tensor.numel() <= 1:
         return tensor
-    order = sorted(range(tensor.dim()), key=lambda d: (-stride[d], d))
-    back = [order.index(d) for d in range(tensor.dim())]
-    return tensor.permute(order).contiguous().permute(back)
+    # An expanded axis holds each element once.
+    once = tensor[tuple(slice(None) if step else slice(1) for step in stride)]
+    copy = torch.empty_strided(once.shape, stride, dtype=once.dtype, device=once.device).copy_(once)
+    return copy.expand(tensor.shape)

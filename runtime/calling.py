@@ -18,7 +18,8 @@ class ArgumentError(TypeError):
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """What an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not compiled is not given."""
+    """What an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not compiled is not
+    given."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,15 +30,24 @@ class ExpectedTensor:
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> ExpectedTensor:
         """Read one tensor of a manifest's signature."""
-        return cls(name, tuple(data["shape"]), getattr(torch, data["dtype"]), data["device"], bool(data["requires_grad"]))
+        return cls(
+            name, tuple(data["shape"]), getattr(torch, data["dtype"]), data["device"], bool(data["requires_grad"])
+        )
 
     def check(self, value: Any) -> None:
         """Raise :class:`ArgumentError` where ``value`` is not such a tensor."""
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(f"{self.name}: expected a tensor ({self}), found {type(value).__name__}")
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise ArgumentError(
+                f"{self.name}: expected a plain tensor, found the subclass {type(value).__name__}; pass the tensor "
+                "inside it; where it is a tracer's, trace the model itself, not what was compiled from it"
+            )
         if value.shape != self.shape or value.dtype != self.dtype or value.device.type != self.device:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-            raise ArgumentError(f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices")
+            raise ArgumentError(
+                f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices"
+            )
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
                 f"{self.name}: requires grad now, but did not when compiled, so that its gradient would be missing; "
@@ -53,8 +63,8 @@ class ExpectedTensor:
 class CallingConvention:
     """How a call's arguments become the tensors of the program, and its results what the call returns.
 
-    Built from a manifest's signature; ``constants`` and the two trees are taken from the live objects where these are at hand, so
-    that types which no manifest can hold still work in the process that compiled.
+    Built from a manifest's signature; ``constants`` and the two trees are taken from the live objects where these are
+    at hand, so that types which no manifest can hold still work in the process that compiled.
     """
 
     def __init__(
@@ -68,9 +78,15 @@ class CallingConvention:
     ) -> None:
         self.inputs = [_leaf(i) for i in signature["inputs"]]
         self.outputs = signature["outputs"]
-        self.state = [ExpectedTensor.from_dict(s["name"], s["type"]) for s in (*signature["params"], *signature["buffers"])]
+        self.state = [
+            ExpectedTensor.from_dict(s["name"], s["type"]) for s in (*signature["params"], *signature["buffers"])
+        ]
         self._constants = list(constants) if constants is not None else [i["constant"] for i in signature["inputs"]]
-        self._out_constants = list(out_constants) if out_constants is not None else [o["constant"] for o in self.outputs]
+        self._out_constants = (
+            list(out_constants) if out_constants is not None else [o["constant"] for o in self.outputs]
+        )
+        self._mutated: Sequence[int] = signature.get("mutated", ())
+        self._autocast: Mapping[str, str] = signature.get("autocast", {})
         self._in_spec = in_spec or _load_tree(signature["in_tree"])
         self._out_spec = out_spec or _load_tree(signature["out_tree"])
 
@@ -80,32 +96,78 @@ class CallingConvention:
         Raises:
             ArgumentError: other arguments than the program was compiled for; names the first.
         """
+        self._check_autocast()
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         if self._in_spec is not None and spec != self._in_spec:
             leaves = self._reorder(args, kwargs)
         if len(leaves) != len(self.inputs):
-            raise ArgumentError(f"expected {len(self.inputs)} values in the arguments ({self._names()}), found {len(leaves)}")
+            raise ArgumentError(
+                f"expected {len(self.inputs)} values in the arguments ({self._names()}), found {len(leaves)}"
+            )
         tensors = []
         for leaf, expected, constant in zip(leaves, self.inputs, self._constants, strict=True):
             if isinstance(expected, ExpectedTensor):
                 expected.check(leaf)
                 tensors.append(leaf)
             elif type(leaf) is not type(constant) or not _equal(leaf, constant):
-                raise ArgumentError(f"{expected}: compiled for the constant {constant!r}, found {leaf!r}; compile again for it")
+                raise ArgumentError(
+                    f"{expected}: compiled for the constant {constant!r}, found {leaf!r}; compile again for it"
+                )
         return tensors
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from its tensor outputs in order."""
         given = iter(tensors)
-        leaves = [c if o["kind"] == "constant" else next(given) for o, c in zip(self.outputs, self._out_constants, strict=True)]
+        leaves = [
+            c if o["kind"] == "constant" else next(given)
+            for o, c in zip(self.outputs, self._out_constants, strict=True)
+        ]
         if self._out_spec is None:
             return tuple(leaves)
         return pytree.tree_unflatten(leaves, self._out_spec)
 
-    def check_state(self, tensors: Sequence[Any]) -> None:
-        """Raise :class:`ArgumentError` where a parameter or buffer is not what the program was compiled for."""
+    def check_state(self, tensors: Sequence[Any]) -> list[torch.Tensor]:
+        """The parameters and buffers, once each is known to be what the program was compiled for.
+
+        Raises:
+            ArgumentError: one is not; names it.
+        """
         for expected, tensor in zip(self.state, tensors, strict=True):
             expected.check(tensor)
+        return list(tensors)
+
+    def check_memory(self, primals: Sequence[torch.Tensor]) -> None:
+        """Raise :class:`ArgumentError` where the program writes to a tensor whose memory an argument shares.
+
+        Eager sees the write in both of them, the program reads all its arguments before it writes. ``primals`` are
+        parameters, buffers and arguments, in the program's order.
+        """
+        if not self._mutated:
+            return
+        first = len(self.state)
+        given = {t.untyped_storage().data_ptr() for t in primals[first:]}
+        for i in self._mutated:
+            if i < first and primals[i].untyped_storage().data_ptr() not in given:
+                continue
+            start, end = _extent(primals[i])
+            for j in range(0 if i >= first else first, len(primals)):
+                other_start, other_end = _extent(primals[j])
+                if i != j and start < other_end and other_start < end:
+                    names = [e.name for e in (*self.state, *self.inputs) if isinstance(e, ExpectedTensor)]
+                    raise ArgumentError(
+                        f"{names[j]} shares memory with {names[i]}, which the model writes to; pass a clone() of it"
+                    )
+
+    def _check_autocast(self) -> None:
+        for device in ("cpu", "cuda"):
+            compiled = self._autocast.get(device)
+            enabled = torch.is_autocast_enabled(device)
+            found = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if enabled else None
+            if found != compiled:
+                raise ArgumentError(
+                    f"compiled with torch.autocast for {device} {compiled or 'off'}, and it is {found or 'off'} now; "
+                    "call it as it was compiled, or compile it again here"
+                )
 
     def _reorder(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves where only the order of keyword arguments differs; else an error that shows both structures."""
@@ -117,9 +179,17 @@ class CallingConvention:
                 return leaves
         missing = [f"kwargs[{name!r}]" for name in expected_kwargs if name not in kwargs]
         extra = [f"kwargs[{name!r}]" for name in kwargs if name not in expected_kwargs]
-        counts = f"expected {len(expected_args)} positional arguments, found {len(args)}; " if len(args) != len(expected_args) else ""
-        details = "".join([f"missing {', '.join(missing)}; " if missing else "", f"unexpected {', '.join(extra)}; " if extra else ""])
-        raise ArgumentError(f"arguments differ in structure from those compiled for: {counts}{details}expected {self._names()}")
+        counts = (
+            f"expected {len(expected_args)} positional arguments, found {len(args)}; "
+            if len(args) != len(expected_args)
+            else ""
+        )
+        details = "".join(
+            [f"missing {', '.join(missing)}; " if missing else "", f"unexpected {', '.join(extra)}; " if extra else ""]
+        )
+        raise ArgumentError(
+            f"arguments differ in structure from those compiled for: {counts}{details}expected {self._names()}"
+        )
 
     def _names(self) -> str:
         return ", ".join(i.name if isinstance(i, ExpectedTensor) else i for i in self.inputs)
@@ -130,8 +200,21 @@ def _leaf(data: Mapping[str, Any]) -> ExpectedTensor | str:
 
 
 def _equal(found: Any, constant: Any) -> bool:
-    same = found == constant or (found != found and constant != constant)
-    return same if isinstance(same, bool) else found is constant
+    if found is constant:
+        return True
+    try:
+        return bool(found == constant) or bool(found != found and constant != constant)
+    except (RuntimeError, TypeError, ValueError):
+        # Types that compare element by element give no one answer.
+        return False
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of what follows its last; (0, 0) if it has none."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _load_tree(text: str | None) -> pytree.TreeSpec | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,8 +26,8 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class CompiledBackward:
     """Call it like the model it was compiled from; ``.backward()`` on what comes out runs the compiled backward.
 
-    Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for. Parameters and
-    buffers are those of the model, read at each call; buffers are updated as eager does.
+    Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for.
+    Parameters and buffers are those of the model, read at each call; buffers are updated as eager does.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class CompiledBackward:
         """
         inputs = self._convention.flatten(args, kwargs)
         state = self._state.tensors()
-        self._convention.check_state(state)
-        outputs = self._call([*state, *inputs])  # type: ignore[list-item]
+        primals = [*self._convention.check_state(state), *inputs]
+        self._convention.check_memory(primals)
+        outputs = self._call(primals)
         self._has_run = True
         return self._convention.unflatten(outputs)
 
@@ -69,13 +70,13 @@ class CompiledBackward:
         Raises:
             ArgumentError: a parameter or buffer is missing or is not what the program was compiled for.
         """
-        names = [expected.name for expected in self._convention.state]
-        state = ModelState(names, model)
+        state = self._state.of(model)
         self._convention.check_state(state.tensors())
         return CompiledBackward(self._call, self._convention, state, self._program, self._vmfb, self.manifest, self._ir)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in it.
+        """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
+        it.
 
         Raises:
             OSError: the file cannot be written; nothing is left behind.
@@ -100,8 +101,11 @@ class CompiledBackward:
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**self.manifest.report, "peak_bytes_measured": measured})
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a CompiledBackward can be neither copied nor pickled: share it, or save() it to a file and load that"
+        )
+
     def __repr__(self) -> str:
         report = self.manifest.report
         return f"CompiledBackward({report['name']}, target={report['target']}, partition={report['partition']})"
-
-

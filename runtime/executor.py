@@ -8,7 +8,6 @@ allocated: the functions called here were compiled with `iree.abi.output` on the
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
+from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, get_device, process_lock
 from retrograd.runtime.manifest import TensorSpec
 
@@ -31,27 +31,6 @@ _BYTE_DTYPES = {
     torch.float8_e5m2: iree_runtime.HalElementType.FLOAT_8_E5M2,
     torch.float8_e5m2fnuz: iree_runtime.HalElementType.FLOAT_8_E5M2_FNUZ,
 }
-
-
-# The torch dtypes whose bytes an element of this MLIR type is; signs are the operations', not the type's.
-_ELEMENT_DTYPES = {
-    "bf16": {torch.bfloat16},
-    "f16": {torch.float16},
-    "f32": {torch.float32},
-    "f64": {torch.float64},
-    "f8E4M3FN": {torch.float8_e4m3fn},
-    "f8E4M3FNUZ": {torch.float8_e4m3fnuz},
-    "f8E5M2": {torch.float8_e5m2},
-    "f8E5M2FNUZ": {torch.float8_e5m2fnuz},
-    "i1": {torch.bool},
-    "i8": {torch.int8, torch.uint8},
-    "i16": {torch.int16, torch.uint16},
-    "i32": {torch.int32, torch.uint32},
-    "i64": {torch.int64, torch.uint64},
-    "complex<f32>": {torch.complex64},
-    "complex<f64>": {torch.complex128},
-}
-_TENSOR_TYPE = re.compile(r"tensor<((?:[0-9?]+x)*)([^<>]+(?:<[^<>]*>)?)>")
 
 
 class ExecutionError(RuntimeError):
@@ -190,9 +169,11 @@ class _Loaded:
                 ) from error
 
     def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
-        """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from pieces.
+        """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
+        pieces.
 
-        What comes by dlpack may be written by compute only; importing a host allocation takes 13 us instead of half of one.
+        What comes by dlpack may be written by compute only; importing a host allocation takes 13 us instead of half of
+        one.
         """
         view = self._import(name, index, tensor)
         if tensor.numel() == 0:
@@ -210,7 +191,7 @@ class _Loaded:
             if handle is None:
                 raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
             declaration = handle.reflection.get("iree.abi.declaration", "")
-            function = self._functions[name] = _Function(name, handle, declaration, _parse_results(declaration))
+            function = self._functions[name] = _Function(name, handle, declaration, parse_results(declaration))
         return function
 
     def _import(self, name: str, index: int, tensor: torch.Tensor) -> Any:
@@ -229,30 +210,11 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Declared:
-    """The type of an argument, None standing for a size that the function takes as it is."""
-
-    sizes: tuple[int | None, ...]
-    element: str
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        if tensor.shape != self.sizes:
-            if tensor.dim() != len(self.sizes):
-                return False
-            if any(size not in (None, given) for size, given in zip(self.sizes, tensor.shape, strict=True)):
-                return False
-        return tensor.dtype in _ELEMENT_DTYPES.get(self.element, {tensor.dtype})
-
-    def __str__(self) -> str:
-        return f"tensor<{''.join('?x' if size is None else f'{size}x' for size in self.sizes)}{self.element}>"
-
-
-@dataclass(frozen=True)
 class _Function:
     name: str
     handle: Any
     declaration: str
-    results: tuple[_Declared, ...]
+    results: tuple[DeclaredTensor, ...]
 
     def check_results(self, results: Sequence[torch.Tensor]) -> None:
         """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""
@@ -260,15 +222,6 @@ class _Function:
             if not declared.fits(tensor):
                 given = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
-
-
-def _parse_results(declaration: str) -> tuple[_Declared, ...]:
-    # Attributes of a result hold types of their own.
-    found = _TENSOR_TYPE.findall(re.sub(r"\{[^}]*\}", "", declaration.partition(" -> ")[2]))
-    return tuple(
-        _Declared(tuple(None if size == "?" else int(size) for size in sizes.split("x")[:-1]), element)
-        for sizes, element in found
-    )
 
 
 def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "cpu") -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 FORMAT_VERSION = 1
 """The only manifest format that this release writes and reads."""
 
-ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved"})
+ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved", "seed"})
 RESULT_ROLES = frozenset({"output", "mutation", "saved", "grad"})
 VERSION_KEYS = frozenset({"retrograd", "torch", "torch-mlir", "iree-compiler"})
 

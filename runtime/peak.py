@@ -15,10 +15,11 @@ from retrograd.runtime.memory import track_peak
 
 
 def predict_peak(forward: FunctionSpec, backward: FunctionSpec) -> int:
-    """Bytes at the worst moment of a step: results, residuals, gradients and scratch memory; parameters and inputs not counted.
+    """Bytes at the worst moment of a step: results, residuals, gradients and scratch memory; parameters and inputs not
+    counted.
 
-    The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals); updated buffers
-    are copied to their place and freed before it.
+    The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
+    updated buffers are copied to their place and freed before it.
     """
     kept = _bytes(r for r in forward.results if r.role != "mutation")
     during_forward = _bytes(forward.results) + forward.transient_bytes
@@ -32,7 +33,7 @@ def measure_peak(program: Program, forward: FunctionSpec, backward: FunctionSpec
         results = run_function(program, forward, _zeros(forward.arguments))
     during_forward = _storage(results) + scratch.peak_bytes - scratch.resident_bytes
     kept = [t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"]
-    saved = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role == "saved"}
+    saved = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"}
     arguments = [saved[a.name] if a.name in saved else _zeros([a])[0] for a in backward.arguments]
     with track_peak(program) as scratch:
         gradients = run_function(program, backward, arguments)

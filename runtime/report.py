@@ -5,13 +5,22 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-_BYTES = ("saved_bytes", "peak_bytes_predicted", "peak_bytes_measured", "vmfb_bytes", "forward_transient_bytes", "backward_transient_bytes")
+_BYTES = (
+    "saved_bytes",
+    "peak_bytes_predicted",
+    "peak_bytes_measured",
+    "vmfb_bytes",
+    "forward_transient_bytes",
+    "backward_transient_bytes",
+    "memory_budget",
+)
 _TITLES = {
     "forward_ops": "ops in forward",
     "backward_ops": "ops in backward",
@@ -22,6 +31,10 @@ _TITLES = {
     "stages": "stages",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
+    "memory_budget": "memory budget",
+    "recompute_seconds": "seconds recomputed, estimated",
+    "recompute_seconds_gap": "of them at most avoidable",
+    "plans_refused": "plans refused for IREE's scratch memory",
     "forward_transient_bytes": "scratch memory of forward",
     "backward_transient_bytes": "scratch memory of backward",
     "vmfb_bytes": "size of the executable",
@@ -54,7 +67,11 @@ class Report:
             table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
         names = self.data["recomputed"]
         if names:
-            table.add_row("recomputed", ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else ""))
+            table.add_row(
+                "recomputed", ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            )
+        if "pareto" in self.data:
+            table.add_row("peak by seconds recomputed", plot_curve(self.data["pareto"]))
         return table
 
     def __str__(self) -> str:
@@ -63,6 +80,17 @@ class Report:
         return buffer.getvalue().rstrip()
 
     __repr__ = __str__
+
+
+def plot_curve(points: Sequence[Sequence[float]], width: int = 24, rows: int = 8) -> str:
+    """A curve of ``[peak in bytes, seconds]`` as text: a bar for the peak of each of at most ``rows`` points."""
+    step = max(1, -(-len(points) // rows))
+    shown = [*points[:-1:step], points[-1]] if points else []
+    highest = max((peak for peak, _ in shown), default=1) or 1
+    return "\n".join(
+        f"{seconds:.1e} s {format_bytes(int(peak)):>9} {'#' * max(1, round(width * peak / highest)):<{width}}"
+        for peak, seconds in shown
+    )
 
 
 def format_bytes(count: int) -> str:
@@ -84,4 +112,6 @@ def _text(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return " ".join(value) or "none"
+    if isinstance(value, float):
+        return f"{value:.1e}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -75,7 +75,8 @@ def embedding_dense_backward(
 
 
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """``aten.diagonal_scatter``: ``x`` with ``src`` (``[..., length]``) on a diagonal of its axes ``dim1`` and ``dim2``."""
+    """``aten.diagonal_scatter``: ``x`` with ``src`` (``[..., length]``) on a diagonal of its axes ``dim1`` and
+    ``dim2``."""
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
     order = [axis for axis in range(x.dim()) if axis not in (dim1, dim2)] + [dim1, dim2]
     back = [order.index(axis) for axis in range(x.dim())]
@@ -99,7 +100,9 @@ ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten.diagonal_scatter.default, diagonal_scatter, "torch-mlir has no lowering for it"),
-    Decomposition(aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"),
+    Decomposition(
+        aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"
+    ),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(
         aten.embedding_dense_backward.default,

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Variance, activations and batch norm, where torch-mlir has other digits or no form at all."""
+"""Variance, thin products, activations and batch norm, where torch-mlir has other digits or no form at all."""
 
 from __future__ import annotations
 
@@ -46,6 +46,32 @@ def var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None
     return both if both is NotImplemented else both[0]
 
 
+def matrix_product(x: Tensor, y: Tensor) -> Any:
+    """``aten.mm`` of shapes ``[m, k]`` and ``[k, n]`` where one of the three sizes is 1: products and a sum."""
+    (m, k), n = x.shape, y.shape[1]
+    if not x.dtype.is_floating_point or 1 not in (m, k, n):
+        return NotImplemented
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    left, right = (x.float(), y.float()) if half else (x, y)
+    if k == 1:
+        product = left * right
+    elif n == 1:
+        product = (left * right.t()).sum(1, keepdim=True)
+    else:
+        product = (left.t() * right).sum(0, keepdim=True)
+    return product.to(x.dtype)
+
+
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """``aten._weight_norm_interface_backward``: gradients of ``v`` and ``g`` of ``w = g * v / norms`` along ``dim``.
+
+    Source: PyTorch's ``_weight_norm_differentiable_backward``.
+    """
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
+    along = (grad * v).sum(axes, keepdim=True)
+    return (g / norms) * (grad - v * (along / (norms * norms))), along / norms
+
+
 def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
     return aten.squeeze.dims(x, axes)
 
@@ -62,6 +88,14 @@ _BATCH_NORM = "a form of batch norm that training graphs hold, and that torch-ml
 ENTRIES = (
     Decomposition(aten.var_mean.correction, var_mean, _WIDE),
     Decomposition(aten.var.correction, var, _WIDE),
+    Decomposition(
+        aten.mm.default,
+        matrix_product,
+        "data tiling packs the whole matrix for a product with a vector, which takes longer than the product",
+    ),
+    Decomposition(
+        aten._weight_norm_interface_backward.default, weight_norm_backward, "torch-mlir has no lowering for it"
+    ),
     Decomposition(
         aten.gelu.default,
         _from_pytorch(aten.gelu.default),

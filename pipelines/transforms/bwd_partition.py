@@ -4,24 +4,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.budget import find_curve
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.liveness import compute_peak
+from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
 from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, ReadGraph, attribute_dicts, read_joint
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
 JOINT = "joint"
+OUTPUT = "output"
 POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
     "default": find_default_partition,
     "min-cut": find_min_cut_partition,
 }
+# Compiling within a budget asks for one point of the curve after another.
+_find_curve = lru_cache(maxsize=1)(find_curve)
 # Ops that do something besides giving results.
 _OBSERVED = ("bwd.accumulate_grad", "bwd.call_backward", "bwd.call_hook", "bwd.final_callbacks", "bwd.save")
 
@@ -38,9 +46,16 @@ class BwdPartition(ModulePass):
     name: ClassVar[str] = "bwd-partition"
     description: ClassVar[str] = "Split @joint into @forward and @backward, choosing what is saved between them"
 
-    policy: Literal["default", "min-cut"] = field(
+    policy: Literal["default", "min-cut", "budget"] = field(
         default="min-cut",
-        metadata={"help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap"},
+        metadata={
+            "help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap; "
+            "budget: recompute the least that keeps the peak of live bytes within the budget"
+        },
+    )
+    budget: str | None = field(
+        default=None,
+        metadata={"help": "for policy=budget: bytes, as 1048576 or 64MiB, or a fraction of default's peak, as 0.5"},
     )
 
     def apply(self, module: ir.Operation) -> None:
@@ -55,9 +70,30 @@ class BwdPartition(ModulePass):
                 'bwd-partition: @joint has no result with bwd.role = "grad", nothing to differentiate',
                 'mark the gradients among its results with bwd.role = "grad"',
             )
-        plan = POLICIES[self.policy](read.graph)
+        plan, bought = self._decide(func, read.graph)
         check_plan(func, read, plan)
         apply_partition(module, func, read, plan)
+        module.attributes["bwd.partition"] = summarize(plan, read.graph, bought)
+
+    def _decide(self, func: ir.Operation, graph: JointGraph) -> tuple[PartitionPlan, dict[str, Any]]:
+        """The plan, and what is to be said of it besides itself."""
+        if self.policy != "budget":
+            if self.budget is not None:
+                message = f"bwd-partition: a budget means nothing to policy={self.policy}"
+                raise PassFailure(func, message, "set policy=budget, or leave the budget out")
+            return POLICIES[self.policy](graph), {}
+        try:
+            size = parse_memory_size(self.budget)
+        except ValueError as error:
+            message, _, remedy = str(error).partition("; ")
+            raise PassFailure(func, f"bwd-partition: {message}", remedy) from error
+        budget = resolve_memory_size(size, compute_peak(graph, find_default_partition(graph)).bytes)
+        curve = _find_curve(graph)
+        try:
+            point = curve.pick(budget)
+        except InfeasibleBudget as error:
+            raise PassFailure(func, f"bwd-partition: {error}", f"set budget={error.least} or more") from error
+        return point.plan, _describe_purchase(curve, budget)
 
 
 def check_structure(func: ir.Operation) -> None:
@@ -108,7 +144,7 @@ def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
 
 
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
-    """Carry ``plan`` out on the module: two functions in the place of ``func``, and a summary as its attribute."""
+    """Carry ``plan`` out on the module: two functions in the place of ``func``."""
     graph = read.graph
     arguments = [
         Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
@@ -117,9 +153,12 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
     others = [a for a in results if a.get("bwd.role") != BACKWARD_RESULT]
     outputs = [Port(v, a) for v, a in zip(graph.forward_results, others, strict=True)]
-    saved = [Port(v, _saved_attributes(graph, v)) for v in plan.saved]
+    # An output that the backward needs is kept by whoever holds it: it is not returned a second time.
+    given = {p.value: p.attributes for p in outputs if p.attributes.get("bwd.role") == OUTPUT}
+    saved = [Port(v, _saved_attributes(graph, v, given.get(v))) for v in plan.saved]
+    saves = [p for p in saved if p.value not in given]
     primals = [p for p in arguments if p.value not in graph.tangents]
-    build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saved))
+    build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saves))
     # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
     kept = [p for p in primals if p.value in used and p.value not in plan.saved]
@@ -127,15 +166,24 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients, strict=True)]
     build_function(func, read, FunctionSketch("backward", [*kept, *saved, *tangents], plan.backward, grads))
     func.erase()
-    module.attributes["bwd.partition"] = _summary(plan, graph)
 
 
-def _saved_attributes(graph: JointGraph, value: int) -> dict[str, str]:
+def _saved_attributes(graph: JointGraph, value: int, output: Mapping[str, str] | None) -> dict[str, str]:
     name = graph.values[value].name
-    return {"bwd.role": "saved", "bwd.name": f"saved.{name}", "bwd.value": name}
+    known = f"saved.{name}" if output is None else output.get("bwd.name", f"saved.{name}")
+    return {"bwd.role": "saved", "bwd.name": known, "bwd.value": name}
 
 
-def _summary(plan: PartitionPlan, graph: JointGraph) -> ir.Attribute:
+def _describe_purchase(curve: Curve, budget: int) -> dict[str, Any]:
+    point = curve.pick(budget)
+    return {
+        "pareto": [[p.peak, p.cost] for p in curve.points],
+        "recompute_seconds": point.cost,
+        "recompute_seconds_gap": curve.gap(budget),
+    }
+
+
+def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any]) -> ir.Attribute:
     """What was decided, for reports: kept with the module so that nothing needs to be worked out again."""
     i64 = ir.IntegerType.get_signless(64)
     numbers = {
@@ -144,12 +192,22 @@ def _summary(plan: PartitionPlan, graph: JointGraph) -> ir.Attribute:
         "recomputed_ops": len(plan.recomputed),
         "forward_ops": _count_work(graph, plan.forward),
         "backward_ops": _count_work(graph, plan.backward),
+        "peak_bytes_planned": compute_peak(graph, plan).bytes,
     }
     attributes: dict[str, ir.Attribute] = {name: ir.IntegerAttr.get(i64, n) for name, n in numbers.items()}
     attributes["policy"] = ir.StringAttr.get(plan.policy)
     names = [graph.values[graph.ops[op].results[0]].name for op in plan.recomputed]
     attributes["recomputed"] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
+    attributes |= {key: _attribute(value) for key, value in more.items()}
     return ir.DictAttr.get(attributes)
+
+
+def _attribute(value: Any) -> ir.Attribute:
+    if isinstance(value, list):
+        return ir.ArrayAttr.get([_attribute(v) for v in value])
+    if isinstance(value, float):
+        return ir.FloatAttr.get_f64(value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
 def _count_work(graph: JointGraph, ops: tuple[int, ...]) -> int:

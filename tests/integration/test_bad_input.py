@@ -97,12 +97,24 @@ def line_of(text: str) -> int:
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (Branching(), (torch.randn(3, 4),), rf"data-dependent control flow.*{__file__}\", line {line_of('error names')}"),
-        (closure(), (torch.randn(3, 4, requires_grad=True),), r"requires grad is neither an argument nor a parameter.*weight"),
+        (
+            Branching(),
+            (torch.randn(3, 4),),
+            rf"data-dependent control flow.*{__file__}\", line {line_of('error names')}",
+        ),
+        (
+            closure(),
+            (torch.randn(3, 4, requires_grad=True),),
+            r"requires grad is neither an argument nor a parameter.*weight",
+        ),
         (nn.Linear(4, 2), (torch.randn(3, 5),), r"linear.py.*F.linear"),
         (lambda x: x * 2, (torch.randn(3),), r"nothing to differentiate"),
         (lambda x: x.detach() * 2, (torch.randn(3, requires_grad=True),), r"nothing to differentiate"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (torch.randn(3, 4),), r"random op .*dropout"),
+        (
+            lambda x: x[torch.randperm(3)],
+            (torch.randn(3, requires_grad=True),),
+            r"random op .*randperm.*test_bad_input.py",
+        ),
     ],
     ids=["branch", "closure", "shape", "no-grad", "detached", "random"],
 )
@@ -116,7 +128,7 @@ def test_unknown_options() -> None:
     model, args = nn.Linear(2, 2), (torch.randn(1, 2),)
     with pytest.raises(retrograd.UnknownTarget, match="'cpx' is not one of cpu; did you mean 'cpu'"):
         retrograd.compile_backward(model, args, target="cpx")
-    with pytest.raises(ValueError, match="partition 'max-cut' is not one of default, min-cut"):
+    with pytest.raises(ValueError, match="partition 'max-cut' is not one of default, min-cut, budget"):
         retrograd.compile_backward(model, args, partition="max-cut")  # type: ignore[arg-type]
 
 
@@ -126,6 +138,7 @@ def unsupported(x: Tensor) -> Tensor:
 
 def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(retrograd.CompileError) as caught:
         retrograd.compile_backward(unsupported, (torch.randn(3, 4, requires_grad=True),))
     message = str(caught.value)
@@ -134,10 +147,13 @@ def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert Cache().entries() == []
     replay = shlex.split(caught.value.replay)
     assert replay[0] == "retrograd-opt"
-    again = subprocess.run([sys.executable, "-m", "retrograd.tools.opt", *replay[1:]], capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        [sys.executable, "-m", "retrograd.tools.opt", *replay[1:]], capture_output=True, text=True, check=False
+    )
     assert again.returncode == 1
     assert "_cdist_forward" in again.stderr
-    Path(replay[1]).unlink()
+    # The input of the replay command, and nothing else.
+    assert os.listdir(tmp_path) == [Path(replay[1]).name]
 
 
 SLOW = """
@@ -153,7 +169,9 @@ retrograd.compile_backward(model, (torch.randn(2, 8, 16, 16),), cache=True, prog
 
 def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "RETROGRAD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == "iree-compile":
@@ -189,13 +207,12 @@ def test_broken_files(step: retrograd.CompiledBackward, tmp_path: Path) -> None:
         broken.write_bytes(data)
         with pytest.raises(retrograd.ArtifactError, match=message):
             retrograd.load(broken)
-    with pytest.raises(retrograd.ArtifactError, match="no such file|does not exist|missing"):
+    with pytest.raises(retrograd.ArtifactError, match="no such file"):
         retrograd.load(tmp_path / "nowhere.vmfb")
     with pytest.raises(retrograd.ArgumentError, match="no parameter or buffer 'weight'"):
         retrograd.load(path, nn.ReLU())
     with pytest.raises(retrograd.ArgumentError, match="load it with model="):
         retrograd.load(path)(torch.randn(3, 4))
-    assert not [f for f in os.listdir(tempfile.gettempdir()) if f.startswith("retrograd-lower-")]
 
 
 def test_save_to_nowhere(step: retrograd.CompiledBackward, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def assert_close(ours: Any, theirs: Any, *, strides: bool = False, least_scale: 
     assert len(tensors_of(ours)) == len(tensors_of(theirs))
     for mine, reference in zip(tensors_of(ours), tensors_of(theirs), strict=True):
         assert (mine is None) == (reference is None or not isinstance(reference, Tensor))
-        if mine is None:
+        if mine is None or reference is None:
             continue
         assert mine.dtype == reference.dtype and mine.shape == reference.shape
         if strides:
@@ -71,9 +71,10 @@ def traced(op: Any, *args: Any, gone: bool = True, **kwargs: Any) -> Any:
 
 def is_direct(node: torch.fx.Node) -> bool:
     """Whether a convolution is of the one kind that torch-mlir's own lowering is best at."""
-    _, weight, _, stride, _, _, transposed, _, groups = node.args
+    arguments: tuple[Any, ...] = node.args
+    _, weight, _, stride, _, _, transposed, _, groups = arguments
     kernel = weight.meta["val"].shape[2:]
-    return not transposed and groups == 1 and all(s == 1 for s in stride) and math.prod(kernel) >= 9
+    return bool(not transposed and groups == 1 and all(s == 1 for s in stride) and math.prod(kernel) >= 9)
 
 
 def check_convolution(op: Any, *args: Any) -> None:
@@ -411,6 +412,13 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_weight_norm(dim: int) -> None:
+    v, grad = torch.randn(4, 3), torch.randn(4, 3)
+    g, norms = torch.randn(v.sum(1 - dim, keepdim=True).shape), v.norm(dim=1 - dim, keepdim=True)
+    check(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim)
+
+
 class Pieces(nn.Module):
     """Slices, selects, pads, indexing and a variance: one small graph with all their gradients."""
 
@@ -420,6 +428,8 @@ class Pieces(nn.Module):
 
 
 class Loss(nn.Module):
+    target: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 6, padding_idx=1)
@@ -499,3 +509,15 @@ def test_a_symbolic_batch_stays_symbolic() -> None:
     graph = make_fx(call, decomposition_table=decomposition_table(), tracing_mode="symbolic")(grad, x, weight)
     grad, x = torch.randn(7, 5, 5, 5), torch.randn(7, 3, 9, 9)
     assert_close(graph(grad, x, weight), call(grad, x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(5, 7, 1), (1, 7, 5), (5, 1, 4), (1, 1, 1), (1, 6, 1)])
+def test_thin_products(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    check(aten.mm.default, torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype))
+
+
+def test_wide_products_are_kept() -> None:
+    check(aten.mm.default, torch.randn(2, 3), torch.randn(3, 2), gone=False)
+    check(aten.mm.default, torch.arange(3).view(1, 3), torch.arange(3).view(3, 1), gone=False)

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A compiled model does what the model does: outputs, gradients, buffers, structure of arguments and results.
 
-Each case runs eager, compiled, and loaded from a saved file; no argument's bytes may change but where eager changes them.
+Each case runs eager, compiled, and loaded from a saved file; no argument's bytes may change but where eager changes
+them.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ TOLERANCE = 2e-5
 class Case:
     """A model and its arguments.
 
-    `loadable`: an artifact can run it without what only this process knows. `tree`: an artifact knows the type of what it returns;
-    it cannot for a type of the user's own, and gives a flat tuple then.
+    `loadable`: an artifact can run it without what only this process knows. `tree`: an artifact knows the type of what
+    it returns; it cannot for a type of the user's own, and gives a flat tuple then.
     """
 
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
@@ -54,8 +55,25 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.embedding(tokens)))  # type: ignore[no-any-return]
 
 
+class Shared(nn.Module):
+    """One module at three places, used twice; parameters and a buffer that are used by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.same = self.norm
+        self.layers = nn.ModuleList([self.norm, nn.Linear(4, 4)])
+        self.unused = nn.Parameter(torch.randn(3))
+        self.register_buffer("unused_buffer", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.same(torch.relu(self.norm(x))))  # type: ignore[no-any-return]
+
+
 class Normalized(nn.Module):
     """Running statistics, a counter, and a buffer that it writes to itself."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,9 +165,16 @@ def handed_through(x: Tensor, y: Tensor) -> Any:
     return z, z, torch.ones(3, 4), torch.zeros_like(x)
 
 
+def odd_strides(x: Tensor) -> Any:
+    """A result with an expanded axis, one whose elements lie apart, one that is transposed."""
+    return (x[:1] * 2).expand(3, 4), (x * 4)[:, ::2], (x * 3).t()
+
+
 INDEX = torch.tensor([1, 1, 2])
 CASES: dict[str, Case] = {
     "tied_weights": Case(lambda: (Tied(), (torch.tensor([[1, 2, 2], [0, 10, 1]]),), {})),
+    "shared_module": Case(lambda: (Shared(), (randn(5, 4),), {})),
+    "odd_strides": Case(lambda: (odd_strides, (randn(3, 4),), {})),
     "running_statistics": Case(lambda: (Normalized(), (randn(6, 5),), {})),
     "eval_statistics": Case(lambda: (nn.BatchNorm1d(5).eval(), (randn(6, 5),), {})),
     "containers": Case(
@@ -164,7 +189,9 @@ CASES: dict[str, Case] = {
     "self_updates": Case(lambda: (self_updates, (randn(6, 4), INDEX), {})),
     "scatters": Case(lambda: (scatters, (randn(6, 4), INDEX, randn(3, 4)), {})),
     "handed_through": Case(lambda: (handed_through, (randn(3, 4), randn(3, 4)), {})),
-    "not_contiguous": Case(lambda: (lambda x, y: (x @ y).relu(), (randn(4, 3).detach().t().requires_grad_(), randn(4, 5)), {})),
+    "not_contiguous": Case(
+        lambda: (lambda x, y: (x @ y).relu(), (randn(4, 3).detach().t().requires_grad_(), randn(4, 5)), {})
+    ),
     "scalar_and_empty": Case(lambda: (lambda x, y: (x * 2, y.exp()), (randn(), randn(0, 4)), {})),
     "frozen_parameter": Case(lambda: (_frozen(), (randn(2, 4, grad=False),), {})),
     "float64": Case(lambda: (nn.Linear(4, 3).double(), (torch.randn(2, 4, dtype=torch.float64),), {})),
@@ -182,7 +209,9 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def run_step(call: Callable[..., Any], args: Any, kwargs: Any, state: list[Tensor]) -> tuple[Any, list[Tensor | None]]:
+def run_step(
+    call: Callable[..., Any], args: Any, kwargs: Any, state: Sequence[Tensor]
+) -> tuple[Any, list[Tensor | None]]:
     """Outputs and the gradients of arguments and parameters, with the same tangents each time."""
     outputs = call(*args, **kwargs)
     leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
@@ -198,10 +227,12 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
         assert found == expected, what
         return
     assert found.shape == expected.shape and found.dtype == expected.dtype, what
-    assert found.stride() == expected.stride() or expected.numel() <= 1, f"{what}: strides {found.stride()}, {expected.stride()}"
+    assert found.stride() == expected.stride() or expected.numel() <= 1, (
+        f"{what}: strides {found.stride()}, {expected.stride()}"
+    )
     assert found.requires_grad == expected.requires_grad, f"{what}: requires_grad"
-    error = (found - expected).double().norm() if expected.dtype != torch.bool else (found != expected).sum()
-    scale = expected.double().norm().clamp_min(1e-12)
+    error = (found - expected).detach().double().norm() if expected.dtype != torch.bool else (found != expected).sum()
+    scale = expected.detach().double().norm().clamp_min(1e-12)
     assert float(error) <= TOLERANCE * float(scale), f"{what}: relative error {float(error / scale):.2e}"
 
 
@@ -241,12 +272,30 @@ def test_same_as_eager(name: str, tmp_path: Path) -> None:
             _compare(found, expected, f"{name} loaded, step {step}")
 
 
+def test_result_whose_elements_share_memory() -> None:
+    """It is not a view of anything that the caller sees, and gets memory for each element."""
+
+    def windows(x: Tensor) -> Tensor:
+        return (x * 3).unfold(0, 2, 1)
+
+    x, tangent = randn(3, 4), torch.randn(2, 4, 2)
+    step = retrograd.compile_backward(windows, (x,), cache=False)
+    assert torch.equal(step(x), windows(x)) and step(x).is_contiguous()
+    found, expected = (torch.autograd.grad(call(x), x, tangent)[0] for call in (step, windows))
+    assert_close(found, expected, "gradient")
+
+
 def _run(call: Callable[..., Any], model: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
     module = owner(model)
     parameters = list(module.parameters()) if module else []
     outputs, gradients = run_step(call, args, kwargs, parameters)
     buffers = dict(module.named_buffers()) if module else {}
-    return outputs, gradients, {k: v.clone() for k, v in buffers.items()}, [t.detach().clone() for t in pytree.tree_leaves(args) if isinstance(t, Tensor)]
+    return (
+        outputs,
+        gradients,
+        {k: v.clone() for k, v in buffers.items()},
+        [t.detach().clone() for t in pytree.tree_leaves(args) if isinstance(t, Tensor)],
+    )
 
 
 def _compare(found: tuple[Any, ...], expected: tuple[Any, ...], where: str) -> None:

@@ -35,7 +35,7 @@ BORDERS = {
     "dialects/ir.py": border("dialects", others="torch_mlir"),
     "pipelines": border("dialects", "pipelines", others="numpy ortools"),
     "frontend": border("dialects", "frontend", others="numpy torch torch_mlir.extras torch_mlir.fx"),
-    "runtime": border("runtime", others="iree.runtime numpy platformdirs safetensors torch"),
+    "runtime": border("runtime", others="iree.runtime numpy platformdirs rich safetensors torch"),
     "retrograd": border(*FOLDERS, others="numpy torch"),
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
     "tools/opt.py": border("dialects", "pipelines"),

@@ -88,6 +88,10 @@ def test_a_view_is_no_reduction() -> None:
     assert saved(one("view", taken=64, given=4)) == []
 
 
+def test_what_gives_nothing_that_can_be_saved_is_no_reduction() -> None:
+    assert not find_banned(parse_graph(one("reduction").replace("reduction x 64", "reduction x -")), MinCutOptions())
+
+
 def test_ban_materialized() -> None:
     text = one("pointwise", user="compute")
     assert saved(text) == ["y"]
@@ -116,9 +120,37 @@ def test_max_distance() -> None:
     assert saved(CHAIN, MinCutOptions(max_distance=2)) == ["a"]
 
 
+def test_max_distance_does_not_count_for_views() -> None:
+    assert saved(CHAIN.replace("a = pointwise", "a = view"), MinCutOptions(max_distance=2)) == []
+
+
 def test_max_chain() -> None:
     assert saved(CHAIN, MinCutOptions(max_chain=4)) == []
     assert saved(CHAIN, MinCutOptions(max_chain=3)) == ["d"]
+
+
+def test_after_a_break_another_chain_starts() -> None:
+    links = [f"v{i} = pointwise {f'v{i - 1}' if i else 'x'} 64" for i in range(12)]
+    graph = parse_graph("\n".join(["input x 64", *links, "forward v11", "backward v11"]))
+    assert op_names(graph, find_banned(graph, MinCutOptions(max_chain=3))) == ["v3", "v7", "v11"]
+
+
+@pytest.mark.parametrize("options", [MinCutOptions(), MinCutOptions(max_distance=0, max_chain=0)])
+def test_constants_are_never_saved(options: MinCutOptions) -> None:
+    text = """
+        input x 64
+        tangent t 64
+        c = constant -
+        k = constant 64
+        y = compute x k c 64
+        z = compute y k 64
+        g = compute t k c 64
+        forward z
+        backward g
+    """
+    graph = parse_graph(text)
+    assert op_names(graph, find_banned(graph, options)) == ["y", "z"]
+    assert saved(text, options) == []
 
 
 def test_distance_base() -> None:

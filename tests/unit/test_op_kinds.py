@@ -10,7 +10,8 @@ from retrograd.pipelines.analysis.op_kinds import KINDS, OpKind, op_kind
 
 def test_every_name_is_an_op_of_the_torch_dialect() -> None:
     context = ir.make_context()
-    assert [name for name in KINDS if not context.is_registered_operation(name)] == []
+    names = [name for name in KINDS if not name.startswith("torch.retrograd.")]
+    assert [name for name in names if not context.is_registered_operation(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_read_joint(context: Any) -> None:
         ("torch.aten.neg", OpKind.POINTWISE, (1,), (7,), 4),
         ("torch.aten.gather", OpKind.DATA_MOVEMENT, (2, 3, 6, 4), (8,), 0),
     ]
-    assert (graph.arguments, graph.tangents, graph.mutated) == ((0, 1, 2), {2}, {1})
+    assert (graph.arguments, graph.tangents, graph.mutated) == ((0, 1, 2), frozenset({2}), frozenset({1}))
     assert (graph.forward_results, graph.backward_results) == ((5, 7), (8,))
     assert [op.name for op in read.ops] == [op.name for op in graph.ops]
     assert [str(v.type) for v in read.values[:2]] == ["!torch.vtensor<[4,64],f32>", "!torch.vtensor<[4,1],f32>"]
@@ -73,7 +73,8 @@ def test_read_joint(context: Any) -> None:
 def test_without_roles_all_belongs_to_the_forward(context: Any) -> None:
     module = ir.Module.parse("func.func @joint(%x: i32) -> i32 { return %x : i32 }")
     graph = read_joint(first_function(module)).graph
-    assert (graph.tangents, graph.mutated, graph.forward_results, graph.backward_results) == (set(), set(), (0,), ())
+    assert (graph.forward_results, graph.backward_results) == ((0,), ())
+    assert not graph.tangents | graph.mutated
 
 
 @pytest.mark.parametrize(
@@ -136,3 +137,38 @@ def test_an_interface_is_made_of_tensors_that_torch_has(context: Any, type_: str
     module = ir.Module.parse(f'func.func @f(%x: {type_} {{bwd.name = "x"}}) {{ return }}')
     with pytest.raises(ValueError, match=r"x has type .*, which no torch tensor has"):
         read_interface(first_function(module))
+
+
+SEEDED = """
+!seed = !torch.vtensor<[2],si64>
+!rows = !torch.vtensor<[4,8],f32>
+!mask = !torch.vtensor<[4,8],i1>
+!long = !torch.vtensor<[1,4,8],f32>
+func.func @joint(%x: !rows {bwd.role = "input", bwd.name = "x"},
+                 %seed: !seed {bwd.role = "ROLE", bwd.name = "seed"})
+    -> (!rows {bwd.role = "output", bwd.name = "out"}) {
+  %zero = torch.constant.int 0
+  %p = torch.constant.float 0.5
+  %u = torch.operator "torch.retrograd.uniform"(%seed, %zero) : (!seed, !torch.int) -> !rows
+  %keep = torch.aten.ge.Scalar %u, %p : !rows, !torch.float -> !mask
+  %view = torch.aten.unsqueeze %u, %zero : !rows, !torch.int -> !long
+  %log = torch.aten.log %view : !long -> !long
+  %y = torch.aten.mul.Tensor %x, %keep : !rows, !mask -> !rows
+  %sum = torch.aten.cumsum %u, %zero, %zero : !rows, !torch.int, !torch.int -> !rows
+  %z = torch.aten.neg %sum : !rows -> !rows
+  return %y : !rows
+}
+"""
+
+
+@pytest.mark.parametrize("role", ["seed", "input"])
+def test_functions_of_the_seed_alone_are_constants(context: Any, role: str) -> None:
+    module = ir.Module.parse(SEEDED.replace("ROLE", role))
+    kinds = {op.name: op.kind for op in read_joint(first_function(module)).graph.ops}
+    free = OpKind.CONSTANT if role == "seed" else OpKind.POINTWISE
+    assert [kinds[name] for name in ("torch.retrograd.uniform", "torch.aten.ge.Scalar", "torch.aten.log")] == [free] * 3
+    assert kinds["torch.aten.unsqueeze"] is OpKind.VIEW
+    # What depends on something else, or is no elementwise op, is what it was, and so is what follows it.
+    assert kinds["torch.aten.mul.Tensor"] is OpKind.POINTWISE
+    assert kinds["torch.aten.cumsum"] is OpKind.REDUCTION
+    assert kinds["torch.aten.neg"] is OpKind.POINTWISE

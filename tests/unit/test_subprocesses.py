@@ -56,10 +56,23 @@ def test_output_that_is_no_text_is_no_error(tmp_path: Path) -> None:
     assert result == ToolResult(0, "\ufffd!")
 
 
-def test_a_tool_runs_in_its_folder_and_reads_nothing(tmp_path: Path) -> None:
-    code = "import os, sys; open('here', 'w'); sys.exit(len(sys.stdin.read()))"
-    assert run_tool(python(code), folder=tmp_path).returncode == 0
+def test_a_tool_runs_in_its_folder(tmp_path: Path) -> None:
+    assert run_tool(python("open('here', 'w')"), folder=tmp_path).returncode == 0
     assert (tmp_path / "here").exists()
+
+
+def test_a_tool_does_not_read_what_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "typed").write_text("yes\n", encoding="utf-8")
+    old = os.dup(0)
+    typed = os.open(tmp_path / "typed", os.O_RDONLY)
+    try:
+        os.dup2(typed, 0)
+        result = run_tool(python("import sys; sys.exit(len(sys.stdin.read()))"), folder=tmp_path)
+    finally:
+        os.dup2(old, 0)
+        os.close(typed)
+        os.close(old)
+    assert result.returncode == 0
 
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])

@@ -160,15 +160,13 @@ module @view_of_argument {
 
 !square = !torch.vtensor<[4,4],f32>
 
-// A value can be a result of the forward and kept as well.
+// An output that the backward needs is not saved a second time: the backward takes it by its name.
 // CHECK-LABEL: module @saved_output
 // CHECK: %[[Y:.*]] = torch.aten.mm
-// CHECK-NEXT: "bwd.save"(%[[Y]]) {name = "mm"}
 // CHECK-NEXT: return %[[Y]]
-// CHECK: func.func @backward(%{{.*}}: {{.*}}bwd.value = "mm"}
+// CHECK: func.func @backward(%{{.*}}: {{.*}}bwd.name = "out", bwd.role = "saved", bwd.value = "mm"}
 // DEFAULT-LABEL: module @saved_output
 // DEFAULT: %[[Y:.*]] = torch.aten.mm
-// DEFAULT-NEXT: "bwd.save"(%[[Y]]) {name = "mm"}
 // DEFAULT-NEXT: return %[[Y]]
 module @saved_output {
   func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x"}, %t: !square {bwd.role = "tangent", bwd.name = "t"})

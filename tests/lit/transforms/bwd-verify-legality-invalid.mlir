@@ -5,6 +5,8 @@
 // IMPORTED: bwd-verify-legality-invalid.mlir:{{[0-9]+}}:8: error: bwd-verify-legality: 'arith.addi' op: arith.addi is not legal at level 'imported'; a captured graph holds torch and bwd ops only; raise or lower this op first
 // LINALG: bwd-verify-legality-invalid.mlir:{{[0-9]+}}:3: error: bwd-verify-legality: 'bwd.save' op: bwd.save is not legal at level 'linalg'
 // LINALG: bwd-verify-legality-invalid.mlir:{{[0-9]+}}:8: error: bwd-verify-legality: 'torch.aten.exp' op: torch.aten.exp is not legal at level 'linalg'; torch-mlir does not lower this op: add a decomposition for it, or compute it outside the compiled model
+// Roles are no matter of that level.
+// LINALG-NOT: bwd.role
 
 func.func @arithmetic(%x: i32 {bwd.role = "scalar", bwd.name = "x"})
     -> (i32 {bwd.role = "output", bwd.name = "out"}) {

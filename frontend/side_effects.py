@@ -1,0 +1,86 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a model does to itself while it is traced: taken back, and refused where a compiled program would not do it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend.source import CaptureError
+
+# The dicts of a module that hold what is known by name, and the modules in it.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@contextlib.contextmanager
+def contained(model: torch.nn.Module | None) -> Iterator[None]:
+    """Give the attributes of every module back as they were before the block.
+
+    Raises:
+        CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
+    """
+    modules = [] if model is None else list(model.named_modules())
+    before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for _, module in modules]
+    known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
+    # A recurrent layer keeps a list of its parameters, which it brings up to date.
+    known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
+    try:
+        yield
+        for (path, module), tables in zip(modules, before, strict=True):
+            _refuse_new_state(path, module, tables)
+            _refuse_new_tensors(path, module, known)
+    finally:
+        for (_, module), tables in zip(modules, before, strict=True):
+            for name in _TABLES:
+                _restore(vars(module)[name], tables[name])
+            _restore(vars(module), tables[""])
+
+
+def _refuse_new_state(path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    for table in ("_parameters", "_buffers"):
+        for name, tensor in vars(module)[table].items():
+            if tensor is not tables[table].get(name):
+                raise CaptureError(
+                    f"the model sets its {table[1:-1]} {_join(path, name)!r} to another tensor",
+                    f"write to it in place: self.{name}.copy_(...), or self.{name} += ...",
+                )
+
+
+def _refuse_new_tensors(path: str, module: torch.nn.Module, known: set[int]) -> None:
+    # torch's own weight_norm, spectral_norm and pruning are hooks that work an attribute out anew for each forward.
+    derived = {
+        getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in module._forward_pre_hooks.values()
+    }
+    for name, tensor in _attribute_tensors(module).items():
+        if id(tensor) not in known and name.partition("[")[0] not in derived:
+            raise CaptureError(
+                f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none",
+                "return the tensor; if it is a cache that is filled once, call the model once before compiling it",
+            )
+
+
+def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors in the attributes of a module that are neither parameters nor buffers, and in containers there."""
+    attributes = {name: value for name, value in vars(module).items() if name not in _TABLES}
+    keyed, _ = pytree.tree_flatten_with_path(attributes)
+    # The first key is the attribute's name: ['last'][0] becomes last[0].
+    return {
+        str(path[0].key) + pytree.keystr(path[1:]): leaf  # type: ignore[attr-defined]
+        for path, leaf in keyed
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:
+    if table.keys() != before.keys() or any(table[name] is not value for name, value in before.items()):
+        table.clear()
+        table.update(before)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

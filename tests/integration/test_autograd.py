@@ -1,0 +1,210 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What autograd may ask of a compiled model: once or twice, with any tangents, in any grad mode, or not at all."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+
+Step = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.fixture(scope="module")
+def compiled(model: nn.Module) -> retrograd.CompiledBackward:
+    return retrograd.compile_backward(model, (argument(),))
+
+
+@pytest.fixture(scope="module", params=["compiled", "loaded"])
+def step(
+    request: pytest.FixtureRequest,
+    model: nn.Module,
+    compiled: retrograd.CompiledBackward,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> retrograd.CompiledBackward:
+    if request.param == "compiled":
+        return compiled
+    path = tmp_path_factory.mktemp("autograd") / "model.vmfb"
+    compiled.save(path)
+    return retrograd.load(path, model)
+
+
+def argument(rows: int = 2) -> Tensor:
+    return torch.randn(rows, 4, requires_grad=True)
+
+
+def gradients(call: Step, x: Tensor, wanted: Sequence[Tensor], tangent: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(call(x), wanted, tangent)
+
+
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "tangent",
+    [
+        torch.randn(3, 2).t(),
+        torch.randn(1, 1).expand(2, 3),
+        torch.randn(4, 6)[::2, ::2],
+        torch.randn(7)[1:].view(2, 3),
+        torch.zeros(2, 3),
+    ],
+    ids=["transposed", "expanded", "strided", "misaligned", "zero"],
+)
+def test_tangents_of_any_layout(step: Step, model: nn.Module, tangent: Tensor) -> None:
+    x = argument()
+    wanted = [x, *model.parameters()]
+    assert_same(gradients(step, x, wanted, tangent), gradients(model, x, wanted, tangent))
+
+
+def test_arguments_of_any_layout(step: Step, model: nn.Module) -> None:
+    base, tangent = torch.randn(1, 4, requires_grad=True), torch.randn(2, 3)
+    columns = torch.randn(4, 2, requires_grad=True)
+    weight = next(model.parameters())
+    for x, wanted in ((base.expand(2, 4), base), (columns.t(), columns), (weight[:2], weight)):
+        assert_same(gradients(step, x, [wanted], tangent), gradients(model, x, [wanted], tangent))
+
+
+def test_backward_twice(step: Step) -> None:
+    x = argument()
+    out = step(x).sum()
+    (first,) = torch.autograd.grad(out, x, retain_graph=True)
+    (second,) = torch.autograd.grad(out, x)
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out, x)
+
+
+def test_two_steps_then_their_backwards(step: Step, model: nn.Module) -> None:
+    x, y = argument(), argument()
+    found = torch.autograd.grad(step(x).sin().sum() + step(y).cos().sum(), [x, y, *model.parameters()])
+    expected = torch.autograd.grad(model(x).sin().sum() + model(y).cos().sum(), [x, y, *model.parameters()])
+    assert_same(found, expected)
+
+
+def test_gradients_of_gradients_are_refused(step: Step) -> None:
+    x = argument()
+    (gradient,) = torch.autograd.grad(step(x).pow(2).sum(), x, create_graph=True)
+    assert gradient.requires_grad
+    with pytest.raises(RuntimeError, match=r"gradients of gradients|double backward"):
+        torch.autograd.grad(gradient.sum(), x, allow_unused=True)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_recorded_without_grad_mode(
+    step: Step, model: nn.Module, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    x = argument()
+    with mode():
+        out, expected = step(x), model(x)
+    assert not out.requires_grad and out.is_inference() == expected.is_inference()
+    assert_same([out], [expected])
+
+
+def test_buffers_without_grad_mode() -> None:
+    model = nn.BatchNorm1d(4)
+    eager = copy.deepcopy(model)
+    step = retrograd.compile_backward(model, (argument(5),))
+    for mode in (torch.no_grad, torch.inference_mode):
+        x = argument(5)
+        with mode():
+            assert_same([step(x)], [eager(x)])
+    assert_same(list(model.buffers()), list(eager.buffers()))
+
+
+def test_what_was_saved_is_not_to_be_written_to(step: Step, model: nn.Module) -> None:
+    x = argument()
+    out = step(x).sum()
+    with torch.no_grad():
+        list(model.parameters())[2].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    x, y, tangent = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), torch.ones(3)
+    retrograd.compile_backward(add, (x, y))(x, y).backward(tangent)
+    assert x.grad is not None and y.grad is not None
+    x.grad.add_(1)
+    assert torch.equal(y.grad, torch.ones(3)) and torch.equal(tangent, torch.ones(3))
+
+
+def test_one_tensor_for_two_arguments() -> None:
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sin()
+
+    x, other = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    step = retrograd.compile_backward(product, (x, other))
+    assert_same(torch.autograd.grad(step(x, x).sum(), x), torch.autograd.grad(product(x, x).sum(), x))
+
+
+def test_threads_share_a_step(compiled: retrograd.CompiledBackward, model: nn.Module) -> None:
+    wrong: list[Tensor] = []
+
+    def work() -> None:
+        for _ in range(50):
+            x = argument()
+            ours, theirs = (torch.autograd.grad(call(x).sum(), x)[0] for call in (compiled, model))
+            if not torch.allclose(ours, theirs, atol=1e-5):
+                wrong.append(x)
+
+    run_in_threads([work] * 3)
+    assert not wrong
+
+
+def test_threads_compile_at_once() -> None:
+    found: dict[int, Tensor] = {}
+
+    def work(factor: int) -> None:
+        x = torch.ones(3, requires_grad=True)
+        found[factor] = torch.autograd.grad(retrograd.compile_backward(lambda t: t * factor, (x,))(x).sum(), x)[0]
+
+    run_in_threads([partial(work, factor) for factor in (2, 3, 4)])
+    assert {factor: gradient.tolist() for factor, gradient in found.items()} == {k: [k] * 3 for k in (2, 3, 4)}
+
+
+def run_in_threads(tasks: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))])
+def test_copies_are_refused(compiled: retrograd.CompiledBackward, duplicate: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"neither copied nor pickled.*save\(\)"):
+        duplicate(compiled)
+
+
+def test_model_is_not_kept_by_anything_else() -> None:
+    model = nn.Linear(3, 3)
+    step = retrograd.compile_backward(model, (torch.randn(2, 3),))
+    watched: list[weakref.ref[Any]] = [weakref.ref(model), weakref.ref(step)]
+    del model, step
+    gc.collect()
+    assert [reference() for reference in watched] == [None, None]

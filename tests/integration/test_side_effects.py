@@ -1,0 +1,203 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a compiled program cannot do as eager does is refused: when it is captured, or when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import retrograd
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+class Base(nn.Module):
+    counter: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("counter", torch.zeros(3))
+        self.last: Tensor | None = None
+        self.losses: list[Tensor] = []
+        self.calls = 0
+
+
+class Replaces(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.counter = self.counter + 1
+        return x * self.counter
+
+
+class Keeps(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x)
+        return self.last * 2
+
+
+class Collects(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        self.losses.append(out.sum())
+        return out
+
+
+class Caches(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is None:
+            self.last = torch.arange(3.0)
+        return self.last * torch.relu(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Replaces, r"sets its buffer 'counter' to another tensor.*copy_"),
+        (Keeps, r"keeps a tensor in its attribute 'last'.*return the tensor"),
+        (Collects, r"keeps a tensor in its attribute 'losses\[0\]'"),
+        (Caches, r"keeps a tensor in its attribute 'last'.*call the model once"),
+    ],
+)
+def test_state_that_would_be_lost(kind: type[Base], message: str) -> None:
+    model = kind()
+    with pytest.raises(retrograd.CaptureError, match=f"(?s){message}"):
+        retrograd.compile_backward(model, (randn(2, 3),))
+    assert model.last is None
+    assert torch.equal(model.counter, torch.zeros(3))
+
+
+def test_cache_filled_before() -> None:
+    model, x = Caches(), randn(2, 3)
+    expected = model(x)
+    torch.testing.assert_close(retrograd.compile_backward(model, (x,))(x), expected)
+
+
+def test_capture_leaves_the_model_alone() -> None:
+    class Counts(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.extra = "set"
+            out: Tensor = self.linear(x)
+            return out
+
+    model = Counts()
+    before = dict(vars(model))
+    retrograd.compile_backward(model, (randn(2, 3),))
+    assert vars(model) == before
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+
+
+def test_pruned_layer() -> None:
+    """Its weight is an attribute that a hook works out for each forward."""
+    model, x = nn.Linear(4, 3), randn(2, 4)
+    prune.l1_unstructured(model, "weight", amount=0.5)
+    torch.testing.assert_close(retrograd.compile_backward(model, (x,))(x), model(x))
+
+
+class Unregistered:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def writes(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    a.add_(1)
+    return x * a * b
+
+
+SHARED = torch.randn(3)
+OVERLAPPING = torch.randn(5)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (
+            lambda x, b: x * b.tensor,
+            (randn(3), Unregistered(torch.ones(3))),
+            r"args\[1\] is a Unregistered, whose tensor",
+        ),
+        (lambda x, a: x * a.sum(), (randn(3), np.ones(3)), r"args\[1\] is a NumPy array.*from_numpy"),
+        (lambda x: x * 2, (randn(3).detach().as_subclass(Subclass).requires_grad_(),), r"args\[0\] is a Subclass"),
+        (lambda x: (x * 2, Unregistered(x)), (randn(3),), r"output\[1\] of what the model returns is a Unregistered"),
+        (lambda x, s: x * s.unsqueeze_(0), (randn(3), torch.ones(3)), r"changes the shape, strides or storage"),
+        (writes, (randn(3), SHARED, SHARED), r"shares its memory with another.*clone"),
+        (writes, (randn(3), OVERLAPPING[:3], OVERLAPPING[2:]), r"shares its memory with another.*clone"),
+    ],
+    ids=["object", "numpy", "subclass", "output", "metadata", "twice", "overlapping"],
+)
+def test_arguments_and_results_that_would_be_wrong(
+    model: Callable[..., Any], args: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(retrograd.CaptureError, match=f"(?s){message}"):
+        retrograd.compile_backward(model, args)
+
+
+def test_written_memory_that_another_argument_shares() -> None:
+    step = retrograd.compile_backward(writes, (randn(3), torch.randn(3), torch.randn(3)))
+    base, x = torch.randn(6), randn(3)
+    for a, b in ((base[:3], base[:3]), (base[:3], base[2:5])):
+        with pytest.raises(retrograd.ArgumentError, match=r"args\[2\] shares memory with args\[1\]"):
+            step(x, a, b)
+    expected = writes(x, base[:3].clone(), base[3:])
+    torch.testing.assert_close(step(x, base[:3], base[3:]), expected)
+
+
+def test_changed_modules(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval(), randn(4, 3)
+    step = retrograd.compile_backward(model, (x,))
+    step.save(tmp_path / "model.vmfb")
+    hook = model[0].register_forward_hook(lambda module, args, out: out * 2)
+    with pytest.raises(retrograd.ArgumentError, match="hooks were added"):
+        step(x)
+    hook.remove()
+    model[1].train()
+    with pytest.raises(retrograd.ArgumentError, match="compiled in eval mode, and BatchNorm1d no longer is"):
+        retrograd.load(tmp_path / "model.vmfb", model)
+    model[1].eval()
+    torch.testing.assert_close(step(x), model(x))
+    model[0] = nn.Linear(3, 3)
+    with pytest.raises(retrograd.ArgumentError, match="the module '0', a Linear, was replaced"):
+        step(x)
+
+
+def test_autocast(tmp_path: Path) -> None:
+    model, x = nn.Linear(3, 3), randn(2, 3)
+    plain = retrograd.compile_backward(model, (x,))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = retrograd.compile_backward(model, (x,))
+        assert mixed(x).dtype is torch.bfloat16
+        with pytest.raises(retrograd.ArgumentError, match="autocast for cpu off, and it is bfloat16 now"):
+            plain(x)
+    mixed.save(tmp_path / "mixed.vmfb")
+    for step in (mixed, retrograd.load(tmp_path / "mixed.vmfb", model)):
+        with pytest.raises(retrograd.ArgumentError, match="autocast for cpu bfloat16, and it is off now"):
+            step(x)
+
+
+def test_constant_that_was_written_to() -> None:
+    scale, x = torch.ones(3), randn(3)
+    step = retrograd.compile_backward(lambda t: t * scale, (x,))
+    assert torch.equal(step(x), x)
+    scale.add_(1)
+    with pytest.raises(retrograd.ArgumentError, match=r"a tensor of shape \(3,\) that the model reads"):
+        step(x)
+
+
+def test_compiled_model_inside_another() -> None:
+    step = retrograd.compile_backward(nn.Linear(3, 3), (randn(2, 3),))
+    with pytest.raises(retrograd.CaptureError, match=r"trace the model itself.*test_side_effects"):
+        retrograd.compile_backward(lambda x: step(x) * 2, (randn(2, 3),))

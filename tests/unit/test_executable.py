@@ -1,0 +1,150 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Executables: flags tried in turn, scratch bytes per function, and how a compilation fails."""
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from retrograd.pipelines import executable
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.executable import compile_executable, iree_tool, read_transients
+from retrograd.pipelines.targets import CPU, Target
+
+GOOD = """
+func.func @forward(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<64x64xf32>
+  %start = linalg.fill ins(%zero : f32) outs(%empty : tensor<64x64xf32>) -> tensor<64x64xf32>
+  %square = linalg.matmul ins(%x, %x : tensor<64x64xf32>, tensor<64x64xf32>)
+      outs(%start : tensor<64x64xf32>) -> tensor<64x64xf32>
+  %out = linalg.matmul ins(%square, %square : tensor<64x64xf32>, tensor<64x64xf32>)
+      outs(%start : tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %out : tensor<64x64xf32>
+}
+func.func @backward(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %out = math.exp %x : tensor<4xf32>
+  return %out : tensor<4xf32>
+}
+"""
+BAD = "func.func @forward() {\n  no.such_op\n  return\n}\n"
+STREAM = """
+module {
+  util.func public @forward(%arg0: !hal.buffer_view) -> !hal.buffer_view attributes {iree.abi.stub} {
+    %c64 = arith.constant 64 : index
+    %c100 = arith.constant 100 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<external>{%c100} => !stream.timepoint
+    %r_0, %t_0 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
+    %r_1, %t_1 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c100} => !stream.timepoint
+    %t_2 = stream.resource.dealloca on(#a) await(%t_1) => %r_0 : !stream.resource<transient>{%c64} => !stream.timepoint
+    scf.if %flag {
+    }
+    %r_3, %t_3 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
+    util.return %v : !hal.buffer_view
+  }
+  util.func public @backward_into(%arg0: !hal.buffer_view) attributes {iree.abi.stub} {
+    %c64 = arith.constant 8 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
+    util.return
+  }
+  util.func private @helper() {
+    %c64 = arith.constant 64 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
+    util.return
+  }
+  util.func public @nothing() {
+    util.return
+  }
+}
+"""
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that temporary files go to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def with_ladder(*ladder: tuple[str, ...]) -> Target:
+    return Target(CPU.name, CPU.driver, CPU.flags, ladder)
+
+
+def test_an_executable(scratch: Path) -> None:
+    made = compile_executable(GOOD, with_ladder(()))
+    assert zipfile.is_zipfile(BytesIO(made.vmfb))
+    assert made.flags == ()
+    # The square of the operand stands in scratch memory, and the exponential needs none.
+    assert made.transients == {"forward": 64 * 64 * 4, "backward": 0}
+    assert made.seconds > 0
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_next_set_of_flags_is_tried_where_one_fails(scratch: Path) -> None:
+    tried: list[tuple[str, ...]] = []
+    target = with_ladder(("--no-such-flag",), ("--iree-opt-level=O1",), ())
+    made = compile_executable(GOOD, target, on_attempt=tried.append)
+    assert tried == [("--no-such-flag",), ("--iree-opt-level=O1",)]
+    assert made.flags == ("--iree-opt-level=O1",)
+    assert list(scratch.iterdir()) == []
+
+
+def test_where_all_fail_the_last_is_reported(scratch: Path) -> None:
+    tried: list[tuple[str, ...]] = []
+    with pytest.raises(CompileError) as caught:
+        compile_executable(BAD, with_ladder(("--no-such-flag",), ()), on_attempt=tried.append)
+    error = caught.value
+    assert tried == [("--no-such-flag",), ()]
+    assert error.phase == "iree-compile"
+    (kept,) = scratch.iterdir()
+    assert error.message.startswith(f"{kept}:2:3: error: ")
+    assert "no.such_op" in error.message
+    assert "no-such-flag" not in error.replay
+    assert str(error) == f"iree-compile: {error.message}\n  replay: {error.replay}"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    replayed = subprocess.run(
+        shlex.split(error.replay),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+        cwd=scratch,
+        check=False,
+    )
+    assert replayed.returncode != 0
+    assert error.message in replayed.stderr
+
+
+def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = scratch / "tool"
+    tool.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setattr(executable, "iree_tool", lambda name: tool)
+    with pytest.raises(CompileError, match="iree-compile: the tool was ended by SIGSEGV: no message"):
+        compile_executable(GOOD, with_ladder(()))
+    assert len(list(scratch.iterdir())) == 2
+
+
+def test_scratch_bytes_are_the_peak_of_each_exported_function() -> None:
+    # 64 and 100 together are more than 100 and 64 after the first 64 are freed; constants are each function's own.
+    assert read_transients(STREAM) == {"forward": 164, "backward_into": 8, "nothing": 0}
+    assert read_transients("module {\n}\n") == {}
+
+
+def test_tools_are_those_of_the_compiler_package() -> None:
+    assert iree_tool("iree-compile").is_file()
+    with pytest.raises(FileNotFoundError, match="no-such-tool not found: pip install iree-base-compiler"):
+        iree_tool("no-such-tool")
+
+
+def test_without_the_compiler_package_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="iree-compile not found: pip install iree-base-compiler"):
+        iree_tool.__wrapped__("iree-compile")

@@ -1,0 +1,134 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Lowering to linalg in a process of its own: what comes out, and how it fails."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from retrograd.pipelines import lowering
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.lowering import first_error, keep_for_replay, lower_to_linalg
+from retrograd.pipelines.subprocesses import ToolResult
+
+TYPE = "!torch.vtensor<[4],f32>"
+MODULE = f"""
+func.func @forward(%x: {TYPE} {{bwd.role = "input", bwd.name = "x"}})
+    -> ({TYPE} {{bwd.role = "output", bwd.name = "out"}}) {{
+  %0 = OP loc("net.py":12:3)
+  return %0 : {TYPE}
+}}
+"""
+GOOD = MODULE.replace("OP", f"torch.aten.exp %x : {TYPE} -> {TYPE}")
+# No op of the torch dialect has this name, and no decomposition either.
+BAD = MODULE.replace("OP", f'torch.operator "torch.aten.erfcx"(%x) : ({TYPE}) -> {TYPE}')
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that temporary files go to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def run_replay(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a replay command as a user of this environment does."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
+    return subprocess.run(
+        shlex.split(command), capture_output=True, text=True, env=environment, cwd=folder, check=False
+    )
+
+
+def test_a_function_and_its_twin_on_linalg(scratch: Path) -> None:
+    linalg = lower_to_linalg(GOOD.encode())
+    assert "func.func @forward(" in linalg
+    assert "func.func @forward_into(" in linalg
+    assert "math.exp" in linalg
+    assert "torch." not in linalg
+    assert 'loc("net.py":12:3)' in linalg
+    assert list(scratch.iterdir()) == []
+
+
+def test_without_locations(scratch: Path) -> None:
+    assert "loc(" not in lower_to_linalg(GOOD.encode(), locations=False)
+
+
+def test_an_op_without_lowering_is_named_with_its_source_line(scratch: Path) -> None:
+    with pytest.raises(CompileError) as caught:
+        lower_to_linalg(BAD.encode())
+    error = caught.value
+    assert error.phase == "lower"
+    assert error.message.startswith("net.py:12:3: error: ")
+    assert "torch.aten.erfcx" in error.message
+    assert error.message in error.log
+    assert str(error) == f"lower: {error.message}\n  replay: {error.replay}"
+    # What is left is what the command reads, and the command says the same.
+    (kept,) = scratch.iterdir()
+    assert str(kept) in error.replay
+    assert kept.read_text(encoding="utf-8") == BAD
+    replayed = run_replay(error.replay, scratch)
+    assert replayed.returncode == 1
+    assert error.message in replayed.stderr
+
+
+def test_an_error_in_the_module_itself_is_at_its_place_in_the_file_that_is_kept(scratch: Path) -> None:
+    with pytest.raises(CompileError) as caught:
+        lower_to_linalg(b"func.func @f() {\n  torch.no_such_op\n  return\n}\n")
+    (kept,) = scratch.iterdir()
+    assert caught.value.message.startswith(f"{kept}:2:3: error: ")
+    assert str(kept) in caught.value.log
+
+
+def test_the_same_failure_leaves_one_file(scratch: Path) -> None:
+    for text in ("one", "two", "one"):
+        source = scratch / "staged.mlir"
+        source.write_text(text, encoding="utf-8")
+        keep_for_replay(source)
+    source.unlink()
+    assert sorted(file.read_text(encoding="utf-8") for file in scratch.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["SEGV", "ABRT"])
+def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    worker = scratch / "worker"
+    worker.write_text(f"#!/bin/sh\necho 'Assertion failed' >&2\nkill -{name} $$\n", encoding="utf-8")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with pytest.raises(CompileError) as caught:
+        lower_to_linalg(GOOD.encode())
+    assert caught.value.message == f"the tool was ended by SIG{name}: Assertion failed"
+    assert re.fullmatch(r"retrograd-replay-\w+\.mlir", next(f.name for f in scratch.iterdir() if f != worker))
+    assert len(list(scratch.iterdir())) == 2
+
+
+def test_an_interrupt_leaves_no_file(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> ToolResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lowering, "run_tool", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lower_to_linalg(GOOD.encode())
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stderr", "message"),
+    [
+        (1, "note\na.py:1:2: warning: w\na.py:3:4: error: one\na.py:5:6: error: two\n", "a.py:3:4: error: one"),
+        (1, "error: somewhere\n", "error: somewhere"),
+        (1, "retrograd-opt: error: no such file\n", "retrograd-opt: error: no such file"),
+        (2, "Traceback\nValueError: bad\n", "the tool gave exit status 2: ValueError: bad"),
+        (3, "", "the tool gave exit status 3: no message"),
+        (-6, "", "the tool was ended by SIGABRT: no message"),
+        (-11, "a.py:3:4: error: one\nStack dump\n", "the tool was ended by SIGSEGV: a.py:3:4: error: one"),
+    ],
+)
+def test_first_error(returncode: int, stderr: str, message: str) -> None:
+    assert first_error(ToolResult(returncode, stderr)) == message
