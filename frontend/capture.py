@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
@@ -25,7 +26,7 @@ from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.random_ops import DRAW_SEED, share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
-from retrograd.frontend.side_effects import contained
+from retrograd.frontend.side_effects import contained, refuse_backward_hooks
 from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
 from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
 
@@ -129,6 +130,7 @@ def capture_joint(
     for spec, leaf in zip(inputs, leaves, strict=True):
         _check_leaf(spec.name, leaf)
     _check_differentiable(flat, tensors)
+    refuse_backward_hooks(flat.model)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None)
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     flat.tracing = True
@@ -146,29 +148,28 @@ def capture_joint(
     share_seed(graph_module)
     check_random(graph_module)
     metadata = joint._aot_state.fw_metadata
-    if len(metadata.input_info) != len(joint.params_spec) + len(joint.buffers_spec) + len(tensors):
-        raise shared_memory_error()
-    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
-        raise CaptureError(
-            "the model changes the shape, strides or storage of an argument, parameter or buffer",
-            "work on a view instead: x = x.unsqueeze(0), not x.unsqueeze_(0)",
-        )
+    _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
+    return CapturedGraph(graph_module, joint, _signature(flat, joint, inputs, in_spec), flat, metadata.num_forward)
+
+
+def _signature(
+    flat: FlatModule, joint: JointWithDescriptors, inputs: tuple[InputSpec, ...], in_spec: pytree.TreeSpec
+) -> Signature:
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")
-    signature = Signature(
+    metadata = joint._aot_state.fw_metadata
+    is_tensor = [leaf is _TENSOR for leaf in flat.out_leaves]
+    return Signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
         inputs=inputs,
-        outputs=output_specs(
-            graph_module, metadata, [leaf is _TENSOR for leaf in flat.out_leaves], flat.out_leaves, flat.out_spec
-        ),
+        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_spec),
         in_spec=in_spec,
         out_spec=flat.out_spec,
         mutated=tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data),
         autocast=_autocast(),
         training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
     )
-    return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward)
 
 
 @contextlib.contextmanager
@@ -247,6 +248,17 @@ def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
         raise CaptureError(
             "nothing to differentiate: no output depends on what requires grad, other than as a view of an argument",
             "return what is computed from a parameter or an argument that requires grad, not detached",
+        )
+
+
+def _check_writes(metadata: ViewAndMutationMeta, primals: int) -> None:
+    """Refuse writes to arguments that change more than the values in them."""
+    if len(metadata.input_info) != primals:
+        raise shared_memory_error()
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
+        raise CaptureError(
+            "the model changes the shape, strides or storage of an argument, parameter or buffer",
+            "work on a view instead: x = x.unsqueeze(0), not x.unsqueeze_(0)",
         )
 
 

@@ -41,6 +41,21 @@ def contained(model: torch.nn.Module | None) -> Iterator[None]:
             _restore(vars(module), tables[""])
 
 
+def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
+    """Refuse hooks that a module would run in the backward: they would run once, while the model is traced.
+
+    Raises:
+        CaptureError: a module has a backward hook or pre-hook; names it.
+    """
+    for path, module in [] if model is None else model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            where = f"the module {path!r}" if path else "the model"
+            raise CaptureError(
+                f"{where}, a {type(module).__name__}, has a module backward hook, which would run while tracing only",
+                "remove it, or use tensor hooks: on parameters, arguments and outputs they run as in eager",
+            )
+
+
 def _refuse_new_state(path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]]) -> None:
     for table in ("_parameters", "_buffers"):
         for name, tensor in vars(module)[table].items():

@@ -57,7 +57,7 @@ def compile_executable(
         folder = Path(name)
         source, vmfb, phases = folder / "linalg.mlir", folder / "module.vmfb", folder / "phases"
         source.write_text(linalg, encoding="utf-8")
-        for flags in target.ladder:
+        for flags in target.find_rungs(linalg):
             if on_attempt is not None:
                 on_attempt(flags)
             command = [str(iree_tool("iree-compile")), str(source), "-o", str(vmfb), *target.flags, *flags]
@@ -80,7 +80,7 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         folder = Path(name)
         source, stream = folder / "linalg.mlir", folder / "stream.mlir"
         source.write_text(linalg, encoding="utf-8")
-        for flags in target.ladder:
+        for flags in target.find_rungs(linalg):
             options = ["--compile-to=stream", *target.flags, *flags]
             result = run_tool([str(iree_tool("iree-compile")), str(source), "-o", str(stream), *options], folder=folder)
             if result.returncode == 0:

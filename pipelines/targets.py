@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from dataclasses import dataclass
 
 
@@ -26,8 +27,21 @@ class Target:
     flags: tuple[str, ...]
     ladder: tuple[tuple[str, ...], ...]
 
+    def find_rungs(self, linalg: str) -> tuple[tuple[str, ...], ...]:
+        """The sets of flags to try on a module: of the ladder, those that are of use to it.
 
-_DATA_TILING = ("--iree-opt-data-tiling", "--iree-dispatch-creation-fuse-multi-use=false")
+        Data tiling packs operands. Without a matrix product that repays it, what it packs is the matrix of a product
+        with a vector: a copy of the matrix, eight times the time of the product itself.
+        """
+        if _PRODUCT.search(linalg):
+            return self.ladder
+        return tuple(dict.fromkeys(flags for flags in self.ladder if _DATA_TILING not in flags))
+
+
+_DATA_TILING = "--iree-opt-data-tiling"
+_FEWER_FUSIONS = "--iree-dispatch-creation-fuse-multi-use=false"
+_SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
+_PRODUCT = re.compile(r"linalg\.(?:quantized_)?(?:batch_)?(?:matmul|mmt4d|conv_)")
 
 CPU = Target(
     name="cpu",
@@ -44,8 +58,9 @@ CPU = Target(
     # come out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64
     # over a batch norm's thousands of elements.
     ladder=(
-        (*_DATA_TILING, "--iree-dispatch-creation-enable-split-reduction"),
-        _DATA_TILING,
+        (_DATA_TILING, _FEWER_FUSIONS, _SPLIT_REDUCTION),
+        (_DATA_TILING, _FEWER_FUSIONS),
+        (_FEWER_FUSIONS, _SPLIT_REDUCTION),
         ("--iree-opt-level=O1",),
         (),
     ),

@@ -201,3 +201,15 @@ def test_compiled_model_inside_another() -> None:
     step = retrograd.compile_backward(nn.Linear(3, 3), (randn(2, 3),))
     with pytest.raises(retrograd.CaptureError, match=r"trace the model itself.*test_side_effects"):
         retrograd.compile_backward(lambda x: step(x) * 2, (randn(2, 3),))
+
+
+def test_module_backward_hooks() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), randn(2, 3)
+    handle = model[1].register_full_backward_hook(lambda module, before, after: None)
+    with pytest.raises(retrograd.CaptureError, match="the module '1', a Tanh, has a module backward hook"):
+        retrograd.compile_backward(model, (x,))
+    handle.remove()
+    seen = []
+    model[0].weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    retrograd.compile_backward(model, (x,))(x).sum().backward()
+    assert seen == [torch.Size((3, 3))]

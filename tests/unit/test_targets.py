@@ -5,7 +5,7 @@
 import pytest
 
 from retrograd.pipelines import targets
-from retrograd.pipelines.targets import TARGETS, UnknownTarget, find_target, host_cpu
+from retrograd.pipelines.targets import CPU, TARGETS, UnknownTarget, find_target, host_cpu
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -38,3 +38,11 @@ def test_host_cpu_without_a_list_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(targets, "open", refuse, raising=False)
     assert host_cpu.__wrapped__()
+
+
+def test_data_tiling_is_for_matrix_products() -> None:
+    assert CPU.find_rungs("%0 = linalg.matmul ins(%a, %b : tensor<4x4xf32>, tensor<4x4xf32>)") == CPU.ladder
+    without = CPU.find_rungs('%0 = linalg.generic {iterator_types = ["parallel", "reduction"]}')
+    assert without and without[-1] == ()
+    assert all("--iree-opt-data-tiling" not in flags for flags in without)
+    assert set(without) < set(CPU.ladder)
