@@ -204,12 +204,13 @@ def test_compiled_model_inside_another() -> None:
 
 
 def test_module_backward_hooks() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), randn(2, 3)
-    handle = model[1].register_full_backward_hook(lambda module, before, after: None)
+    first, second = nn.Linear(3, 3), nn.Tanh()
+    model, x = nn.Sequential(first, second), randn(2, 3)
+    handle = second.register_full_backward_hook(lambda module, before, after: None)
     with pytest.raises(retrograd.CaptureError, match="the module '1', a Tanh, has a module backward hook"):
         retrograd.compile_backward(model, (x,))
     handle.remove()
-    seen = []
-    model[0].weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    seen: list[torch.Size] = []
+    first.weight.register_hook(lambda gradient: seen.append(gradient.shape))
     retrograd.compile_backward(model, (x,))(x).sum().backward()
     assert seen == [torch.Size((3, 3))]
