@@ -23,6 +23,9 @@ _OURS = str(Path(__file__).parent)
 _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[1] / "runtime"), str(Path(contextlib.__file__)))
 
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
 class CaptureError(RuntimeError):
     """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about
     it."""
@@ -44,6 +47,11 @@ class SourceTracker(TorchFunctionMode):
         frame = user_frame(sys._getframe(1))
         if frame is not None:
             fx_traceback.current_meta["stack_trace"] = _format_frame(frame)
+        if func == _SET_DATA:
+            raise CaptureError(
+                f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
+                "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",
+            )
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
             if (
                 type(leaf) in (torch.Tensor, torch.nn.Parameter)

@@ -65,7 +65,7 @@ def compile_backward(
 
     Args:
         model: an ``nn.Module``, a bound method of one, or a function of tensors. Its mode (train or eval) is compiled
-            in.
+            in, and so are the numbers, strings and other Python values that it reads from its attributes.
         args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing
             runs.
         kwargs: example keyword arguments.

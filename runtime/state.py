@@ -29,6 +29,7 @@ class ModelState:
         self._training = training
         # Inference tensors count no versions.
         self._constants = [(t, t._version) for t in constants if not t.is_inference()]
+        self._attributes: list[tuple[Mapping[str, object], str, torch.Tensor]] = []
         self._hooks: list[Sized] = []
         self._modules: list[tuple[torch.nn.Module, bool]] = []
         self._children: list[tuple[Mapping[str, torch.nn.Module | None], str, torch.nn.Module | None]] = []
@@ -38,6 +39,7 @@ class ModelState:
             self._hooks = [table for m in model.modules() for table in _hook_tables(m)]
             self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
             self._places = [_place(model, name) for name in self._names]
+            self._attributes = _find_attributes(model, constants)
         elif model is not None:
             missing = [name for name in self._names if name not in model]
             if missing:
@@ -78,6 +80,12 @@ class ModelState:
                 )
         if sum(map(len, self._hooks)) != self._hook_count:
             raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
+        for attributes, name, constant in self._attributes:
+            if attributes.get(name) is not constant:
+                raise ArgumentError(
+                    f"the tensor {name!r}, an attribute that the model reads, was replaced; "
+                    "register it as a buffer, or compile again"
+                )
         for tensor, version in self._constants:
             if tensor._version != version:
                 raise ArgumentError(
@@ -85,6 +93,19 @@ class ModelState:
                     "buffer nor argument, was written to; make it one of these, or compile again"
                 )
         return [place.get(name) for place, name in self._places]
+
+
+def _find_attributes(
+    model: torch.nn.Module, constants: Sequence[torch.Tensor]
+) -> list[tuple[Mapping[str, object], str, torch.Tensor]]:
+    """Where modules hold tensors of ``constants`` as plain attributes."""
+    known = {id(t) for t in constants}
+    return [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and id(value) in known
+    ]
 
 
 def _hook_tables(module: torch.nn.Module) -> tuple[Sized, ...]:

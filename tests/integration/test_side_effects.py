@@ -214,3 +214,31 @@ def test_module_backward_hooks() -> None:
     first.weight.register_hook(lambda gradient: seen.append(gradient.shape))
     retrograd.compile_backward(model, (x,))(x).sum().backward()
     assert seen == [torch.Size((3, 3))]
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.table = torch.arange(3.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.table + self.weight
+
+
+def test_tensor_attribute_that_was_replaced() -> None:
+    model, x = Table(), randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    torch.testing.assert_close(step(x), model(x))
+    model.table = torch.ones(3)
+    with pytest.raises(retrograd.ArgumentError, match="the tensor 'table', an attribute that the model reads"):
+        step(x)
+
+
+def test_assignment_to_data() -> None:
+    def assigns(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.data = x.detach().sum(0)
+        return x * state
+
+    with pytest.raises(retrograd.CaptureError, match=r"assigns to .data of a tensor.*test_side_effects"):
+        retrograd.compile_backward(assigns, (randn(2, 3), torch.zeros(3)))
