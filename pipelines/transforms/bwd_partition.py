@@ -153,8 +153,10 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
     others = [a for a in results if a.get("bwd.role") != BACKWARD_RESULT]
     outputs = [Port(v, a) for v, a in zip(graph.forward_results, others, strict=True)]
-    # An output that the backward needs is kept by whoever holds it: it is not returned a second time.
-    given = {p.value: p.attributes for p in outputs if p.attributes.get("bwd.role") == OUTPUT}
+    # An output that the backward needs is kept by whoever holds it: it is not returned a second time. (What the step
+    # overwrites is saved as a copy in any case.)
+    shared = [p for p in outputs if p.attributes.get("bwd.role") == OUTPUT and p.value not in graph.mutated]
+    given = {p.value: p.attributes for p in shared}
     saved = [Port(v, _saved_attributes(graph, v, given.get(v))) for v in plan.saved]
     saves = [p for p in saved if p.value not in given]
     primals = [p for p in arguments if p.value not in graph.tangents]

@@ -179,6 +179,27 @@ module @saved_output {
 
 // -----
 
+!square = !torch.vtensor<[4,4],f32>
+
+// What the step overwrites is saved as a copy, also where it is an output as well.
+// CHECK-LABEL: module @saved_and_overwritten
+// CHECK: func.func @forward(%[[X:.*]]: !torch.vtensor<[4,4],f32> {bwd.name = "x"{{.*}}}, %[[OLD:.*]]: !torch.vtensor<[4,4],f32> {bwd.name = "state"
+// CHECK: "bwd.save"(%[[OLD]])
+// CHECK: func.func @backward({{.*}}bwd.name = "saved.state", bwd.role = "saved"
+module @saved_and_overwritten {
+  func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x", bwd.value = "x"},
+                   %state: !square {bwd.role = "buffer", bwd.name = "state", bwd.value = "state"},
+                   %t: !square {bwd.role = "tangent", bwd.name = "t", bwd.value = "t"})
+      -> (!square {bwd.role = "mutation", bwd.name = "state"}, !square {bwd.role = "output", bwd.name = "out"},
+          !square {bwd.role = "grad", bwd.name = "grad.x"}) {
+    %new = torch.aten.mul.Tensor %x, %state {bwd.values = ["mul"]} : !square, !square -> !square
+    %grad = torch.aten.mul.Tensor %t, %state : !square, !square -> !square
+    return %new, %state, %grad : !square, !square, !square
+  }
+}
+
+// -----
+
 !rows = !torch.vtensor<[4,64],f32>
 !values = !torch.vtensor<[4,1],f32>
 !places = !torch.vtensor<[4,1],si64>
