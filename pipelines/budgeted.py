@@ -31,6 +31,7 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.pipelines.targets import Target
+from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
 # How far liveness, brought to the scale of IREE's peak for `default`, may overestimate a peak.
 _SLACK = 1.1
@@ -39,7 +40,7 @@ _LEAST = 3
 # A module, its executable, and whether that was in the store.
 Built = tuple[StagedModule, Executable, bool]
 _UNLIMITED = 2**62
-_FORWARD, _BACKWARD, _INTO = "forward", "backward", "_into"
+_FORWARD, _BACKWARD = "forward", "backward"
 
 
 @dataclass
@@ -142,12 +143,17 @@ class BudgetBuilder:
 
 
 def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
-    """The peak of live bytes of a step: results, residuals, gradients and scratch memory, in each half."""
+    """The peak of live bytes of a step: results, residuals, gradients and scratch memory, in each half; parameters and
+    inputs are not counted.
+
+    The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
+    updated buffers are copied to their place and freed before it.
+    """
     forward, backward = staged.function(_FORWARD), staged.function(_BACKWARD)
     kept = sum(port_bytes(r) for r in forward.results if r.role != "mutation")
     return max(
-        sum(map(port_bytes, forward.results)) + scratch.get(_FORWARD + _INTO, 0),
-        kept + sum(map(port_bytes, backward.results)) + scratch.get(_BACKWARD + _INTO, 0),
+        sum(map(port_bytes, forward.results)) + scratch.get(_FORWARD + SUFFIX, 0),
+        kept + sum(map(port_bytes, backward.results)) + scratch.get(_BACKWARD + SUFFIX, 0),
     )
 
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,19 +55,10 @@ def compile_executable(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
-        source, vmfb, phases = folder / "linalg.mlir", folder / "module.vmfb", folder / "phases"
-        source.write_text(linalg, encoding="utf-8")
-        for flags in target.find_rungs(linalg):
-            if on_attempt is not None:
-                on_attempt(flags)
-            command = [str(iree_tool("iree-compile")), str(source), "-o", str(vmfb), *target.flags, *flags]
-            result = run_tool([*command, f"--dump-compilation-phases-to={phases}"], folder=folder)
-            if result.returncode == 0:
-                transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
-                return Executable(vmfb.read_bytes(), flags, transients, time.perf_counter() - start)
-        kept = keep_for_replay(source)
-        replay = shlex.join(["iree-compile", str(kept), "-o", "module.vmfb", *target.flags, *flags])
-        raise tool_failure("iree-compile", result, source, kept, replay)
+        vmfb, phases = folder / "module.vmfb", folder / "phases"
+        flags = _climb(linalg, target, vmfb, [f"--dump-compilation-phases-to={phases}"], on_attempt)
+        transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
+        return Executable(vmfb.read_bytes(), flags, transients, time.perf_counter() - start)
 
 
 def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
@@ -77,17 +68,34 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         CompileError: no set does; reports the last one's first error, and the replay command.
     """
     with tempfile.TemporaryDirectory(prefix="retrograd-scratch-") as name:
-        folder = Path(name)
-        source, stream = folder / "linalg.mlir", folder / "stream.mlir"
-        source.write_text(linalg, encoding="utf-8")
-        for flags in target.find_rungs(linalg):
-            options = ["--compile-to=stream", *target.flags, *flags]
-            result = run_tool([str(iree_tool("iree-compile")), str(source), "-o", str(stream), *options], folder=folder)
-            if result.returncode == 0:
-                return read_transients(stream.read_text(encoding="utf-8"))
-        kept = keep_for_replay(source)
-        replay = shlex.join(["iree-compile", str(kept), "-o", "stream.mlir", *options])
-        raise tool_failure("iree-compile", result, source, kept, replay)
+        stream = Path(name) / "stream.mlir"
+        _climb(linalg, target, stream, ["--compile-to=stream"], None)
+        return read_transients(stream.read_text(encoding="utf-8"))
+
+
+def _climb(
+    linalg: str,
+    target: Target,
+    output: Path,
+    options: Sequence[str],
+    on_attempt: Callable[[tuple[str, ...]], None] | None,
+) -> tuple[str, ...]:
+    """Write ``output`` with the first of the target's sets of flags that compiles; returns that set."""
+    folder = output.parent
+    source = folder / "linalg.mlir"
+    source.write_text(linalg, encoding="utf-8")
+    for flags in target.find_rungs(linalg):
+        if on_attempt is not None:
+            on_attempt(flags)
+        command = [str(iree_tool("iree-compile")), str(source), "-o", str(output), *target.flags, *flags, *options]
+        result = run_tool(command, folder=folder)
+        if result.returncode == 0:
+            return flags
+    kept = keep_for_replay(source)
+    # Where phases are dumped to is gone by the time that anyone replays.
+    asked = [option for option in options if str(folder) not in option]
+    replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *asked])
+    raise tool_failure("iree-compile", result, source, kept, replay)
 
 
 def read_transients(stream: str) -> dict[str, int]:

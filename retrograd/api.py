@@ -22,7 +22,7 @@ from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.verification import verified
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
-from retrograd.pipelines.budgeted import BudgetBuilder
+from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import STAGE_NAMES, Progress, StagedModule, build_executable, stage_module
@@ -35,7 +35,6 @@ from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
-from retrograd.runtime.peak import predict_peak
 from retrograd.runtime.state import ModelState
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
@@ -221,12 +220,12 @@ def _manifest(captured: CapturedGraph, built: _Built, options: _Options, name: s
         "flags": list(built.executable.flags),
         "cached": built.cached,
         "stages": len(built.specs),
-        "saved_values": sum(r.role == "saved" for r in forward.results),
+        "saved_values": sum(a.role == "saved" for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
         "forward_transient_bytes": forward.transient_bytes,
         "backward_transient_bytes": backward.transient_bytes,
-        "peak_bytes_predicted": predict_peak(forward, backward),
+        "peak_bytes_predicted": step_peak(built.staged, built.executable.transients),
         "peak_bytes_measured": None,
         "vmfb_bytes": len(built.executable.vmfb),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},

@@ -48,7 +48,10 @@ class Bridge:
         primals = [*signature["params"], *signature["buffers"], *tensors]
         self.names = [p["name"] for p in primals]
         self.outputs = [o for o in signature["outputs"] if o["kind"] != "constant"]
-        self.mutated = [self.names[i] for i in signature["mutated"]]
+        # Results of the forward that leave the step, by keys; a mutation's differs from its argument's name.
+        self.given = [r for r in self.forward.results if r.role != "saved"]
+        self.keys = [f"mutation.{r.name}" if r.role == "mutation" else r.name for r in self.given]
+        self.mutated = {int(i): f"mutation.{self.names[i]}" for i in signature["mutated"]}
         if any(primals[i]["type"]["requires_grad"] for i in signature["mutated"]):
             raise ArtifactError(
                 "the model writes to an argument that requires grad: compile it in this process instead of loading it"
@@ -58,20 +61,11 @@ class Bridge:
     def __call__(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The model's tensor outputs, in order."""
         given = _Step.apply(self, *primals)  # type: ignore[no-untyped-call]
-        results = dict(zip([r.name for r in self._given()], given, strict=True))
+        results = dict(zip(self.keys, given, strict=True))
         with torch.no_grad():
-            for name in self.mutated:
-                primals[self.names.index(name)].copy_(results[f"mutation.{name}"])
+            for i, key in self.mutated.items():
+                primals[i].copy_(results[key])
         return [self._output(spec, primals, results) for spec in self.outputs]
-
-    def _given(self) -> list[Any]:
-        """Results of the forward that leave the step: all but what is saved. A mutation's key differs from its
-        argument's."""
-        return [
-            type(r)(f"mutation.{r.name}" if r.role == "mutation" else r.name, r.role, r.shape, r.dtype)
-            for r in self.forward.results
-            if r.role != "saved"
-        ]
 
     def _output(
         self, spec: dict[str, Any], primals: Sequence[torch.Tensor], results: dict[str, torch.Tensor]

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The peak of live bytes of one step: predicted from what was compiled, and measured."""
+"""The peak of live bytes of one step, measured; what it is compared with was predicted when the step was compiled."""
 
 from __future__ import annotations
 
@@ -14,40 +14,18 @@ from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 
-def predict_peak(forward: FunctionSpec, backward: FunctionSpec) -> int:
-    """Bytes at the worst moment of a step: results, residuals, gradients and scratch memory; parameters and inputs not
-    counted.
-
-    The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
-    updated buffers are copied to their place and freed before it.
-    """
-    kept = _bytes(r for r in forward.results if r.role != "mutation")
-    during_forward = _bytes(forward.results) + forward.transient_bytes
-    during_backward = kept + _bytes(backward.results) + backward.transient_bytes
-    return max(during_forward, during_backward)
-
-
 def measure_peak(program: Program, forward: FunctionSpec, backward: FunctionSpec) -> int:
     """Run a step on zeros and count: storage of the tensors held, and what IREE's allocator had out at its highest."""
     with track_peak(program) as scratch:
         results = run_function(program, forward, _zeros(forward.arguments))
     during_forward = _storage(results) + scratch.peak_bytes - scratch.resident_bytes
-    kept = [t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"]
-    saved = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"}
-    arguments = [saved[a.name] if a.name in saved else _zeros([a])[0] for a in backward.arguments]
+    # Updated buffers are copied to their place and freed before the backward.
+    kept = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"}
+    arguments = [kept[a.name] if a.name in kept else _zeros([a])[0] for a in backward.arguments]
     with track_peak(program) as scratch:
         gradients = run_function(program, backward, arguments)
-    during_backward = _storage([*kept, *gradients]) + scratch.peak_bytes - scratch.resident_bytes
+    during_backward = _storage([*kept.values(), *gradients]) + scratch.peak_bytes - scratch.resident_bytes
     return max(during_forward, during_backward)
-
-
-def spec_bytes(spec: TensorSpec) -> int:
-    """Bytes of a contiguous tensor of this spec."""
-    return int(torch.Size(spec.shape).numel()) * int(getattr(torch, spec.dtype).itemsize)
-
-
-def _bytes(specs: Iterable[TensorSpec]) -> int:
-    return sum(spec_bytes(s) for s in specs)
 
 
 def _storage(tensors: Iterable[torch.Tensor]) -> int:
