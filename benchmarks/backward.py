@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 from measure import ENGINES, Row, measure
+from models import SIZES
 from rich.console import Console
 from rich.table import Table
-from suite import SIZES, SUITE
+from suite import SUITE
 
 from retrograd.runtime.report import format_bytes
 
@@ -90,7 +91,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--models", nargs="+", choices=SUITE, default=list(SUITE), metavar="MODEL", help=", ".join(SUITE)
     )
     parser.add_argument(
-        "--size", choices=SIZES, default="bench", help="bench takes minutes, small is to try the command"
+        "--size", choices=SIZES, default="bench", help="bench takes minutes, test is to try the command"
     )
     parser.add_argument("--repeats", type=_positive, default=20, help="steps timed per model and engine")
     parser.add_argument("--threads", type=_positive, help="threads of every engine; torch's own choice if not given")

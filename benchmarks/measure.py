@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from suite import Case
+from models import Case
 from torch import Tensor
 from torch.utils import _pytree as pytree
 

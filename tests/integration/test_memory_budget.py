@@ -9,7 +9,8 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from suite import SUITE, Case
+from models import Case
+from suite import SUITE
 from torch import nn
 
 import retrograd
@@ -28,7 +29,7 @@ TOLERANCE = 2e-5
 
 def make(name: str) -> Case:
     if name == "transformer":
-        return SUITE["transformer"].make("small")
+        return SUITE["transformer"].make("test")
     # Narrow and deep on a large batch: residuals are most of its memory.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -54,7 +55,7 @@ def joint_graph(case: Case) -> JointGraph:
 
 @pytest.mark.parametrize("name", SUITE)
 def test_more_memory_never_means_more_recomputation(name: str) -> None:
-    graph = joint_graph(SUITE[name].make("small"))
+    graph = joint_graph(SUITE[name].make("test"))
     curve = find_curve(graph)
     high, low = compute_peak(graph, find_default_partition(graph)).bytes, curve.points[-1].peak
     picked = [curve.pick(low + (high - low) * step // 20) for step in range(21)]

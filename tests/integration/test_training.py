@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from suite import SUITE, Case
+from models import Case
+from suite import SUITE
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -55,7 +56,7 @@ def train(case: Case, step: object) -> tuple[list[dict[str, Tensor]], dict[str, 
 @pytest.mark.parametrize("partition", ["min-cut", "default"])
 @pytest.mark.parametrize("name", SUITE)
 def test_trains_as_eager(name: str, partition: str) -> None:
-    ours, theirs = SUITE[name].make("small"), SUITE[name].make("small")
+    ours, theirs = SUITE[name].make("test"), SUITE[name].make("test")
     step = retrograd.compile_backward(ours.model, ours.args, partition=partition)  # type: ignore[arg-type]
     gradients, parameters = train(ours, step)
     expected_gradients, expected_parameters = train(theirs, theirs.model)
@@ -78,7 +79,7 @@ def test_trains_as_eager(name: str, partition: str) -> None:
 
 @pytest.mark.parametrize("name", SUITE)
 def test_artifact_runs_without_python(name: str, tmp_path: Path) -> None:
-    case = SUITE[name].make("small")
+    case = SUITE[name].make("test")
     step = retrograd.compile_backward(case.model, case.args)
     path = tmp_path / "model.vmfb"
     step.save(path)

@@ -12,13 +12,14 @@ import measure
 import pytest
 import torch
 from measure import Contender, Row, count_saved_bytes, gradients, time_in_turn
-from suite import SIZES, SUITE, Case
+from models import MODELS, SIZES, Case
+from suite import SUITE
 from torch import Tensor, nn
 
 
 @pytest.fixture
 def linear() -> Case:
-    return SUITE["linear_regression"].make("small")
+    return SUITE["linear_regression"].make("test")
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def fake_engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return engines
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", MODELS)
 def test_case_is_differentiable_and_the_same_each_time(name: str) -> None:
     state = torch.random.get_rng_state()
-    first, second = SUITE[name].make("small"), SUITE[name].make("small")
+    first, second = MODELS[name].make("test"), MODELS[name].make("test")
     assert torch.equal(torch.random.get_rng_state(), state)
     ours, theirs = gradients(first, first.model), gradients(second, second.model)
     assert ours.keys() == theirs.keys() == first.leaves().keys()
@@ -47,18 +48,19 @@ def test_case_is_differentiable_and_the_same_each_time(name: str) -> None:
         assert gradient.abs().max() > 0, key
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_size_is_given(name: str) -> None:
-    assert set(SUITE[name].sizes) == set(SIZES)
-    assert SUITE[name].name == name
+    assert set(MODELS[name].sizes) == set(SIZES)
+    assert MODELS[name].name == name
+    assert MODELS[name].sizes["test"].keys() == MODELS[name].sizes["bench"].keys()
 
 
 def test_leaves_of_a_function_are_its_arguments() -> None:
-    assert set(SUITE["several_outputs"].make("small").leaves()) == {"args[0]['right']", "args[1][0]", "args[1][1]"}
+    assert set(SUITE["several_outputs"].make("test").leaves()) == {"args[0]['right']", "args[1][0]", "args[1][1]"}
 
 
 def test_tied_parameters_are_one_leaf() -> None:
-    names = SUITE["language_model"].make("small").leaves()
+    names = SUITE["language_model"].make("test").leaves()
     assert ("embedding.weight" in names) and ("head.weight" not in names)
 
 
@@ -119,7 +121,7 @@ def test_command_writes_json_and_document(
 ) -> None:
     monkeypatch.setattr(backward, "DOCUMENT", tmp_path / "docs" / "benchmarks.md")
     figures = tmp_path / "figures.json"
-    arguments = ["--models", "mlp", "--size", "small", "--repeats", "2", "--json", str(figures), "--write"]
+    arguments = ["--models", "mlp", "--size", "test", "--repeats", "2", "--json", str(figures), "--write"]
     assert backward.main(arguments) == 0
     content = json.loads(figures.read_text(encoding="utf-8"))
     assert [row["engine"] for row in content["rows"]] == ["eager", "wrong", "failing"]

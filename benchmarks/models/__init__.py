@@ -1,0 +1,19 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Models of every common kind, written out here: what is benchmarked, and what the tests train.
+
+``MODELS[name].make("test" | "bench")`` gives a model, its arguments and its loss; see :class:`models.case.Entry`.
+"""
+
+from __future__ import annotations
+
+from models import cnn, contrast, gpt, lstm, mlp, resnet, transformer, unet, vit
+from models.case import SIZES, Case, Entry, Size
+
+__all__ = ["MODELS", "SIZES", "Case", "Entry", "Size"]
+
+MODELS: dict[str, Entry] = {
+    entry.name: entry
+    for module in (mlp, cnn, resnet, unet, vit, transformer, gpt, lstm, contrast)
+    for entry in module.ENTRIES
+}
