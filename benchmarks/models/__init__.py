@@ -7,13 +7,51 @@
 
 from __future__ import annotations
 
-from models import cnn, contrast, gpt, lstm, mlp, resnet, transformer, unet, vit
+from models import (
+    bert,
+    cnn,
+    contrast,
+    diffusion,
+    gpt,
+    graph_convolution,
+    llama,
+    lstm,
+    mlp,
+    mobilenet,
+    pinn,
+    resnet,
+    t5,
+    transformer,
+    unet,
+    vae,
+    vit,
+    wavenet,
+)
 from models.case import SIZES, Case, Entry, Size
 
 __all__ = ["MODELS", "SIZES", "Case", "Entry", "Size"]
 
 MODELS: dict[str, Entry] = {
     entry.name: entry
-    for module in (mlp, cnn, resnet, unet, vit, transformer, gpt, lstm, contrast)
+    for module in (
+        mlp,
+        cnn,
+        resnet,
+        mobilenet,
+        unet,
+        vit,
+        transformer,
+        gpt,
+        llama,
+        t5,
+        bert,
+        lstm,
+        wavenet,
+        graph_convolution,
+        diffusion,
+        vae,
+        pinn,
+        contrast,
+    )
     for entry in module.ENTRIES
 }

@@ -29,7 +29,7 @@ class Case:
         parameters = dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
         keyed, _ = pytree.tree_flatten_with_path(self.args)
         arguments = {f"args{pytree.keystr(path)}": leaf for path, leaf in keyed if isinstance(leaf, Tensor)}
-        return parameters | {name: tensor for name, tensor in arguments.items() if tensor.requires_grad}
+        return {name: tensor for name, tensor in (parameters | arguments).items() if tensor.requires_grad}
 
 
 @dataclass(frozen=True)
