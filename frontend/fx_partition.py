@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,12 +31,14 @@ class CompiledFunction:
     """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors.
 
     ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
+    ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
     """
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     copied: frozenset[str]
     call: Callable[[Tensors], Tensors]
+    merged: Mapping[str, str] = field(default_factory=dict)
 
 
 def bind(
@@ -110,8 +112,10 @@ def keep_residuals() -> None:
 def split_joint(
     joint: torch.fx.GraphModule, backward: CompiledFunction, num_forward_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and backward of ``joint`` that save what the compiled backward takes."""
+    """The forward and backward of ``joint`` that save what the compiled backward takes; merges values in ``joint``."""
     nodes = {node.name: node for node in joint.graph.nodes}
+    for name, kept in backward.merged.items():
+        nodes[name].replace_all_uses_with(nodes[kept])
     saved = [nodes[name] for name in backward.arguments if not name.startswith("tangents")]
     forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_forward_outputs)
     return forward_graph, backward_graph

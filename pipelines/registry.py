@@ -11,6 +11,7 @@ from importlib import import_module
 from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
+    "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
     "bwd-functionalize-rng": "retrograd.pipelines.transforms.bwd_functionalize_rng:BwdFunctionalizeRng",
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",

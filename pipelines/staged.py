@@ -18,12 +18,13 @@ from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.targets import Target, host_cpu
+from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-partition{POLICY},bwd-verify-legality{level=imported}",
+    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
 STAGE_NAMES = (*STAGES, "linalg")
@@ -44,7 +45,7 @@ class StagedModule:
     """A module that went through all stages up to ``scheduled``.
 
     ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
-    numbers.
+    numbers; ``merged`` are the values that bwd-cse found to be others', by name.
     """
 
     texts: dict[str, str]
@@ -52,6 +53,7 @@ class StagedModule:
     functions: tuple[FunctionInterface, ...]
     partition: dict[str, Any]
     seconds: dict[str, float]
+    merged: dict[str, str] = field(default_factory=dict)
 
     def function(self, name: str) -> FunctionInterface:
         """The function called ``name``."""
@@ -91,18 +93,24 @@ def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
-    chosen = f"policy={policy}" + (f" budget={budget}" if budget is not None else "")
+    options = {
+        # What eager saves is one thing for each half: a value that the backward works out itself stays its own.
+        "HALVES": f"across-halves={str(policy != 'default').lower()}",
+        "POLICY": f"policy={policy}" + (f" budget={budget}" if budget is not None else ""),
+    }
     for stage, passes in STAGES.items():
         if stage == "partitioned" and not joint:
             continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
-            run_pipeline(module, f"builtin.module({passes.replace('POLICY', chosen)})")
+            for placeholder, chosen in options.items():
+                passes = passes.replace(placeholder, chosen)
+            run_pipeline(module, f"builtin.module({passes})")
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)
     interfaces = tuple(read_interface(func) for func in functions(module.operation))
     source = module.operation.get_asm(enable_debug_info=True)
-    return StagedModule(texts, source, interfaces, partition, progress.seconds)
+    return StagedModule(texts, source, interfaces, partition, progress.seconds, read_merged(module.operation))
 
 
 def build_executable(

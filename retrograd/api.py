@@ -192,6 +192,7 @@ class _Built:
             results=tuple(r.value for r in interface.results),
             copied=frozenset(r.value for r in interface.results if r.role == "saved"),
             call=lambda tensors: run_function(self.program, spec, tensors),
+            merged=self.staged.merged,
         )
 
 

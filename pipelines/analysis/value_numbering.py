@@ -1,0 +1,47 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which ops of a graph give what an earlier one gives already.
+
+Local value numbering (J. Cocke and J. T. Schwartz, *Programming languages and their compilers*, 1970): an op's number
+is what it does and the numbers of its operands, so that equal chains are found in one walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.op_kinds import OpKind
+
+# A second run gives other values, or does something besides giving values.
+IMPURE = (OpKind.RANDOM, OpKind.OPAQUE)
+
+
+def find_duplicates(
+    graph: JointGraph, meanings: Sequence[Hashable | None], *, across_halves: bool = True
+) -> dict[int, int]:
+    """For each op whose results an earlier op gives as well, that op.
+
+    Args:
+        graph: the function; what it returns stays as it is, since its caller owns each result and may write to it.
+        meanings: for each op what it does with its operands (name, attributes, types of its results); ``None`` for one
+            that is never merged.
+        across_halves: whether an op of the backward may be merged into one that the forward needs, which then has one
+            more value to save.
+    """
+    returned = {*graph.forward_results, *graph.backward_results}
+    # For each value the one that it is the same as.
+    same = list(range(len(graph.values)))
+    first: dict[Hashable, int] = {}
+    duplicates: dict[int, int] = {}
+    for op in graph.ops:
+        if op.kind in IMPURE or meanings[op.id] is None:
+            continue
+        half = None if across_halves else op.id in graph.forward_ops
+        number = (meanings[op.id], half, tuple(same[v] for v in op.operands))
+        earlier = first.setdefault(number, op.id)
+        if earlier != op.id and returned.isdisjoint(op.results):
+            duplicates[op.id] = earlier
+            for result, original in zip(op.results, graph.ops[earlier].results, strict=True):
+                same[result] = original
+    return duplicates
