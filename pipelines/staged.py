@@ -24,7 +24,7 @@ from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-verify-legality{level=imported}",
+    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-sink-recompute,bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
 STAGE_NAMES = (*STAGES, "linalg")

@@ -1,37 +1,94 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""When the backward of a plan runs what it recomputes."""
+"""When a backward runs what it recomputes."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Iterable, Sequence
 
+from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.liveness import compute_scratch
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
+from retrograd.pipelines.analysis.recompute_cost import CostModel
 
 
 def sink_recomputation(graph: JointGraph, plan: PartitionPlan) -> PartitionPlan:
     """``plan`` with each recomputed op right before its first use in the backward, in place of at its beginning, where
     what it gives would be alive for as long as if it had been saved."""
-    backward, saved = frozenset(plan.backward), frozenset(plan.saved)
+    return dataclasses.replace(plan, backward=sink_order(graph, plan.backward, plan.saved))
+
+
+def sink_order(
+    graph: JointGraph, ops: Sequence[int], available: Collection[int], paths: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """``ops`` with those that depend on no tangent right before their first use; the others keep their order.
+
+    Of several chains that one op needs, the one with the longest path of ``paths`` goes first (see ``find_paths``), or
+    without these, the ops of all of them run in program order. Values in ``available`` are at hand.
+    """
+    wanted, at_hand = frozenset(ops), frozenset(available)
     order: dict[int, None] = {}
 
-    def emit(wanted: list[int]) -> None:
-        """Append what gives ``wanted`` and has not run yet, in program order."""
-        needed: set[int] = set()
-        pending = list(wanted)
-        while pending:
-            value = pending.pop()
-            producer = graph.values[value].producer
-            if value in saved or producer is None or producer in order or producer in needed:
-                continue
-            needed.add(producer)
-            pending.extend(graph.ops[producer].operands)
-        order.update(dict.fromkeys(sorted(needed & backward)))
+    def producers(values: Iterable[int]) -> list[int]:
+        found = (graph.values[v].producer for v in values if v not in at_hand)
+        return [p for p in dict.fromkeys(found) if p is not None and p in wanted and p not in order]
 
-    for number in plan.backward:
+    def emit(values: Iterable[int]) -> None:
+        needed: dict[int, None] = {}
+        pending = [(p, False) for p in _by_path(producers(values), paths)]
+        while pending:
+            op, is_ready = pending.pop()
+            if is_ready:
+                needed[op] = None
+            elif op not in needed:
+                pending.append((op, True))
+                inputs = [p for p in producers(graph.ops[op].operands) if p not in needed]
+                pending.extend((p, False) for p in _by_path(inputs, paths))
+        order.update(needed if paths is not None else dict.fromkeys(sorted(needed)))
+
+    for number in ops:
         if number in graph.tangent_ops:
-            emit(list(graph.ops[number].operands))
+            emit(graph.ops[number].operands)
             order[number] = None
-    emit(list(graph.backward_results))
-    return dataclasses.replace(plan, backward=tuple(order))
+    emit(graph.backward_results)
+    # Ops that nothing needs, but that do something: where they stood, after the rest.
+    order.update(dict.fromkeys(ops))
+    return tuple(order)
+
+
+def _by_path(ops: list[int], paths: Sequence[float] | None) -> list[int]:
+    """The longest path last: a stack gives it first."""
+    return (ops if paths is None else sorted(ops, key=lambda op: -paths[op]))[::-1]
+
+
+def find_paths(
+    graph: JointGraph, ops: Iterable[int], available: Collection[int], costs: CostModel | None = None
+) -> list[float]:
+    """For each of ``ops``, in program order, the seconds of the longest chain of them that ends in it: its critical
+    path. 0 for other ops."""
+    costs = costs or CostModel()
+    at_hand, paths = frozenset(available), [0.0] * len(graph.ops)
+    for number in sorted(ops):
+        inputs = (graph.values[v].producer for v in graph.ops[number].operands if v not in at_hand)
+        paths[number] = costs.seconds(graph, number) + max((paths[p] for p in inputs if p is not None), default=0.0)
+    return paths
+
+
+def find_low_schedule(graph: JointGraph, ops: Sequence[int], available: Collection[int]) -> tuple[int, ...]:
+    """The order of a backward's ``ops`` with recomputation sunk to its first uses whose scratch memory is least, and
+    ``ops`` as they are where each would need more than they do.
+
+    Critical paths first, unless program order needs less memory.
+    """
+    orders = (
+        sink_order(graph, ops, available, find_paths(graph, ops, available)),
+        sink_order(graph, ops, available),
+        tuple(ops),
+    )
+    return min(orders, key=lambda order: _scratch(graph, order, available))
+
+
+def _scratch(graph: JointGraph, ops: tuple[int, ...], available: Collection[int]) -> int:
+    return compute_scratch(find_steps(graph, ops, available, graph.backward_results))
