@@ -16,6 +16,9 @@ from retrograd.dialects.bwd import (
 )
 from retrograd.dialects.ir import torch
 
+# The type of no value at all. (An empty tuple prints as what does not parse.)
+NONE = "!torch.none"
+
 
 def create_token() -> ir.Value:
     """Start a chain; returns its first token."""
@@ -61,30 +64,41 @@ def recompute_barrier(value: ir.Value) -> ir.Value:
 
 
 def bundle(values: Sequence[ir.Value]) -> ir.Value:
-    """Several values of torch types as one ``!torch.tuple``; a single value stays as it is.
-
-    Raises:
-        ValueError: no values.
+    """Several values of torch types as one ``!torch.tuple``; a single value stays as it is, and none is
+    ``torch.constant.none``.
     """
     if not values:
-        raise ValueError("bundle() needs at least one value")
+        return torch.ConstantNoneOp().results[0]
     if len(values) == 1:
         return values[0]
-    elements = ", ".join(str(value.type).removeprefix("!torch.") for value in values)
-    return torch.PrimTupleConstructOp(ir.Type.parse(f"!torch.tuple<{elements}>"), list(values)).results[0]
+    return torch.PrimTupleConstructOp(bundle_type([v.type for v in values]), list(values)).results[0]
+
+
+def bundle_type(types: Sequence[ir.Type]) -> ir.Type:
+    """The type in which values of these types travel as one: that of what `bundle` gives."""
+    if len(types) == 1:
+        return types[0]
+    elements = ", ".join(str(type_).removeprefix("!torch.") for type_ in types)
+    return ir.Type.parse(f"!torch.tuple<{elements}>" if types else NONE)
 
 
 def unbundle(value: ir.Value) -> list[ir.Value]:
-    """The elements of a ``!torch.tuple``; a value of another type is its own only element."""
-    types = tuple_element_types(value.type)
-    return [value] if types is None else list(torch.PrimTupleUnpackOp(types, value).results)
+    """What `bundle` made one value of: a value that is neither a ``!torch.tuple`` nor ``!torch.none`` is its own only
+    element.
+    """
+    types = bundled_types(value.type)
+    if len(types) < 2:
+        return [value] * len(types)
+    return list(torch.PrimTupleUnpackOp(types, value).results)
 
 
-def tuple_element_types(type_: ir.Type) -> list[ir.Type] | None:
-    """The types in a ``!torch.tuple``, or None for a type that is no tuple."""
+def bundled_types(type_: ir.Type) -> list[ir.Type]:
+    """The types of the values that travel as one of this type."""
     text = str(type_)
+    if text == NONE:
+        return []
     if not text.startswith("!torch.tuple<"):
-        return None
+        return [type_]
     # The bindings have no accessor, and a torch type prints inside a tuple without its dialect.
     inner = text.removeprefix("!torch.tuple<").removesuffix(">")
     return [ir.Type.parse(element if element.startswith("!") else f"!torch.{element}") for element in _split(inner)]

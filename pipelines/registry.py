@@ -19,6 +19,9 @@ PASSES: dict[str, str] = {
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
+    "convert-torch-operator-to-bwd": (
+        "retrograd.pipelines.conversions.convert_torch_operator_to_bwd:ConvertTorchOperatorToBwd"
+    ),
 }
 
 

@@ -75,16 +75,24 @@ def test_a_bundle_of_one_is_the_value_itself(context: Any) -> None:
     with place:
         assert builders.bundle([block.arguments[0]]) == block.arguments[0]
         assert builders.unbundle(block.arguments[0]) == [block.arguments[0]]
-        with pytest.raises(ValueError, match="at least one value"):
-            builders.bundle([])
 
 
-def test_tuple_element_types(context: Any) -> None:
+def test_a_bundle_of_nothing_is_none(context: Any) -> None:
+    module, _, place = parse_function("")
+    with place:
+        nothing = builders.bundle([])
+        assert str(nothing.type) == "!torch.none"
+        assert builders.unbundle(nothing) == []
+    assert module.operation.verify()
+
+
+def test_bundled_types(context: Any) -> None:
     elements = [TENSOR, "!torch.tuple<vtensor<[1,2],bf16>, none>", "!torch.list<int>", "!torch.optional<vtensor>"]
     inner = ", ".join(element.removeprefix("!torch.") for element in elements)
-    found = builders.tuple_element_types(ir.Type.parse(f"!torch.tuple<{inner}>"))
-    assert found == [ir.Type.parse(element) for element in elements]
-    assert builders.tuple_element_types(ir.Type.parse(TENSOR)) is None
+    types = [ir.Type.parse(element) for element in elements]
+    assert builders.bundle_type(types) == ir.Type.parse(f"!torch.tuple<{inner}>")
+    for bundled in (types, types[:1], []):
+        assert builders.bundled_types(builders.bundle_type(bundled)) == bundled
 
 
 # How to build each op from a value and a token.

@@ -1,0 +1,153 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a backward does besides computing tensors: hooks, accumulation and custom functions, as ops of a torch library.
+
+Tracing keeps them whole. Only tensors go in and out of them. Each takes a token and gives the next one, so that their
+order is carried by values; a token is an int8 tensor of shape (0,). They import as ``torch.operator
+"torch.retrograd.call_hook"`` and so on, which ``convert-torch-operator-to-bwd`` raises to the bwd dialect. They never
+run: their kernels raise.
+
+What a call gives is known only from having run it once: `declared_results` tells the tracer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from retrograd.dialects.bwd import HOOK_KINDS
+
+# The kind under which results of call_backward are declared; those of call_hook have the hook's kind.
+BACKWARD = "backward"
+
+# Tensors of the results' shapes, strides, dtypes and devices; or a function from the values of a call to such tensors,
+# for results whose sizes depend on theirs.
+Results = Sequence[Tensor] | Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Declarations = Mapping[tuple[str, int], Results]
+
+_DECLARED: ContextVar[Declarations | None] = ContextVar("declared_results", default=None)
+_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
+_SCHEMAS = {
+    "create_token": "() -> Tensor",
+    "call_hook": "(Tensor[] values, Tensor token, str kind, int hook) -> (Tensor[], Tensor)",
+    "call_backward": "(Tensor[] values, Tensor token, int function) -> (Tensor[], Tensor)",
+    "accumulate_grad": "(Tensor gradient, Tensor token, int param) -> Tensor",
+    "final_callbacks": "(Tensor token) -> Tensor",
+}
+
+
+def create_token() -> Tensor:
+    """The start of a chain."""
+    token: Tensor = torch.ops.retrograd.create_token.default()
+    return token
+
+
+def call_hook(values: Sequence[Tensor], token: Tensor, kind: str, hook: int) -> tuple[list[Tensor], Tensor]:
+    """The user's hook number ``hook``, of one of ``HOOK_KINDS``, called on ``values``.
+
+    Returns what it gives, as declared for ``(kind, hook)``, and the next token.
+
+    Raises:
+        ValueError: no such kind.
+        LookupError: nothing is declared for it.
+    """
+    if kind not in HOOK_KINDS:
+        raise ValueError(f"no kind of hook is called '{kind}'; the kinds are {', '.join(HOOK_KINDS)}")
+    results, token = torch.ops.retrograd.call_hook.default(list(values), token, kind, hook)
+    return list(results), token
+
+
+def call_backward(values: Sequence[Tensor], token: Tensor, function: int) -> tuple[list[Tensor], Tensor]:
+    """The backward of custom function number ``function``, or another node that stays in Python, called on ``values``.
+
+    Returns what it gives, as declared for ``(BACKWARD, function)``, and the next token.
+
+    Raises:
+        LookupError: nothing is declared for it.
+    """
+    results, token = torch.ops.retrograd.call_backward.default(list(values), token, function)
+    return list(results), token
+
+
+def accumulate_grad(gradient: Tensor, token: Tensor, param: int) -> Tensor:
+    """``gradient`` added to that of parameter number ``param``; returns the next token."""
+    next_token: Tensor = torch.ops.retrograd.accumulate_grad.default(gradient, token, param)
+    return next_token
+
+
+def final_callbacks(token: Tensor) -> Tensor:
+    """The callbacks that were queued on the engine, after all else; returns the last token."""
+    next_token: Tensor = torch.ops.retrograd.final_callbacks.default(token)
+    return next_token
+
+
+@contextmanager
+def declared_results(declarations: Declarations) -> Iterator[None]:
+    """While it lasts, calls traced in this thread give what ``declarations`` says for their kind and number."""
+    reset = _DECLARED.set(declarations)
+    try:
+        yield
+    finally:
+        _DECLARED.reset(reset)
+
+
+def _fake_results(values: Sequence[Tensor], kind: str, number: int) -> list[Tensor]:
+    """New tensors of what is declared for a call, on the tracer's fake device."""
+    declarations = _DECLARED.get() or {}
+    if (kind, number) not in declarations:
+        message = f"what {kind} number {number} gives is not declared"
+        raise LookupError(f"{message}; trace it within declared_results() that have an entry for it")
+    declared = declarations[kind, number]
+    results = declared(values) if callable(declared) else declared
+    return [_like(result) for result in results]
+
+
+def _like(tensor: Tensor) -> Tensor:
+    # A new tensor each: a result that were one of the values would be seen as the same value by the tracer.
+    device = "cpu" if tensor.device.type == "meta" else tensor.device
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def _fake_token(token: Tensor) -> Tensor:
+    return token.new_empty((0,))
+
+
+def _fake_call_hook(values: Sequence[Tensor], token: Tensor, kind: str, hook: int) -> tuple[list[Tensor], Tensor]:
+    return _fake_results(values, kind, hook), _fake_token(token)
+
+
+def _fake_call_backward(values: Sequence[Tensor], token: Tensor, function: int) -> tuple[list[Tensor], Tensor]:
+    return _fake_results(values, BACKWARD, function), _fake_token(token)
+
+
+_FAKES: dict[str, Callable[..., object]] = {
+    "create_token": lambda: torch.empty(0, dtype=torch.int8),
+    "call_hook": _fake_call_hook,
+    "call_backward": _fake_call_backward,
+    "accumulate_grad": lambda _gradient, token, _param: _fake_token(token),
+    "final_callbacks": _fake_token,
+}
+
+
+def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
+    def kernel(*_: object) -> NoReturn:
+        raise RuntimeError(f"retrograd::{name} stands for a call in a traced graph and does not run; trace it instead")
+
+    return kernel
+
+
+def _register() -> None:
+    for name, schema in _SCHEMAS.items():
+        _LIBRARY.define(name + schema)
+        _LIBRARY.impl(name, _refuse_to_run(name), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"retrograd::{name}", _FAKES[name], lib=_LIBRARY)
+        # Functional by their schemas, and yet not to be removed where nobody uses what they give.
+        torch.fx.node.has_side_effect(getattr(torch.ops.retrograd, name).default)
+
+
+_register()
