@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.random_ops import DRAW_SEED, share_seed
@@ -135,7 +136,7 @@ def capture_joint(
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     flat.tracing = True
     try:
-        with fx_traceback.preserve_node_meta(), portable_ops():
+        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
             joint = aot_export_joint_with_descriptors(stack, flat, tensors, decompositions=decomposition_table())
     except CaptureError:
         raise

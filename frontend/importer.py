@@ -5,7 +5,8 @@ results.
 
 torch-mlir's importer does the translation, unpatched. Added here: ``bwd.role`` and ``bwd.name`` on arguments and
 results (what they are to the user), ``bwd.value`` (the FX node), and ``bwd.values`` on ops, so that a decision made on
-MLIR can be carried out on FX.
+MLIR can be carried out on FX; what the user asked to be saved or recomputed (``bwd.recompute``), the checkpointed block
+(``bwd.block``) and the name of a marked value (``bwd.label``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
 from retrograd.frontend.capture import shared_memory_error, state_name
+from retrograd.frontend.checkpoints import find_tag
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.source import CaptureError
@@ -61,6 +63,7 @@ def import_graph(
         ) from error
     with context, ir.Location.unknown():
         _name_values(node_importers[0])
+        _tag_ops(node_importers[0])
         _annotate(func, graph, descs, signature)
     module: ir.Module = importer.module
     module.operation.verify()
@@ -116,6 +119,20 @@ def _name_values(node_importer: GraphNodeImporter) -> None:
         op.attributes["bwd.values"] = ir.ArrayAttr.get(
             [ir.StringAttr.get(names.get((op, i), "")) for i in range(len(op.results))]
         )
+
+
+def _tag_ops(node_importer: GraphNodeImporter) -> None:
+    """Write on each op what the user asked of the node that it was imported from."""
+    for (node, _), value in node_importer._v.items():
+        if not isinstance(value, ir.OpResult) or node.target is operator.getitem:
+            continue
+        tag, block, label = find_tag(node)
+        if tag is not None:
+            value.owner.attributes["bwd.recompute"] = ir.StringAttr.get(tag)
+        if block is not None:
+            value.owner.attributes["bwd.block"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), block)
+        if label:
+            value.owner.attributes["bwd.label"] = ir.StringAttr.get(label)
 
 
 def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature: Signature | None) -> None:

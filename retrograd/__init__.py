@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retrograd.api import compile_backward, load
+    from retrograd.frontend.checkpoints import save
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
     from retrograd.pipelines.analysis.pareto import InfeasibleBudget
@@ -39,6 +40,7 @@ _EXPORTS = {
     "VerificationError": "retrograd.frontend.verification",
     "compile_backward": "retrograd.api",
     "load": "retrograd.api",
+    "save": "retrograd.frontend.checkpoints",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "__version__",
     "compile_backward",
     "load",
+    "save",
 ]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
@@ -57,7 +57,8 @@ def find_budget_partition(graph: JointGraph, budget_bytes: int, options: BudgetO
 def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve:
     """All that the budget can buy: plans of falling peak and rising cost, the same each time."""
     options = options or BudgetOptions()
-    costs = [options.cost.seconds(graph, op.id) for op in graph.ops]
+    # What the user would rather recompute costs nothing to run again.
+    costs = [0.0 if op.tag is Tag.PREFER else options.cost.seconds(graph, op.id) for op in graph.ops]
     candidates = find_candidates(graph)
     bounds: list[tuple[float, float]] = []
     if len(candidates) <= options.exact_values:

@@ -9,9 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from retrograd.pipelines.analysis.op_kinds import OpKind
+
+
+class Tag(Enum):
+    """What the user asked of an op of the forward. The two in the middle are wishes, which the policy ``budget`` may
+    overrule."""
+
+    MUST = "must"  # recomputed, never saved
+    PREFER = "prefer"  # recomputed
+    AVOID = "avoid"  # not recomputed
+    NEVER = "never"  # its results are saved if the backward uses them
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it asks for recomputation."""
+        return self in (Tag.MUST, Tag.PREFER)
 
 
 @dataclass(frozen=True)
@@ -27,7 +43,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation: name in MLIR, kind, operands and results by value number, floating-point operations."""
+    """An operation: name in MLIR, kind, operands and results by value number, floating-point operations.
+
+    ``tag`` is what the user asked of it, ``block`` the number of the checkpointed block that it is in.
+    """
 
     id: int
     name: str
@@ -35,6 +54,8 @@ class Op:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     flops: int = 0
+    tag: Tag | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.graph.python import max_flow
 
-from retrograd.pipelines.analysis.graph import JointGraph, Op
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition_plan import UNREPEATABLE, PartitionPlan, plan_from_saved
 
@@ -56,13 +56,19 @@ def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = No
 
 
 def find_banned(graph: JointGraph, options: MinCutOptions) -> frozenset[int]:
-    """Ops that the backward must not run: of the forward, and what must not run twice wherever it is."""
+    """Ops that the backward must not run: of the forward, and what must not run twice wherever it is.
+
+    What the user asked to be recomputed never is, what the user asked not to be always.
+    """
+    tagged = {op.id for op in graph.ops if op.tag is not None}
+    avoided = {number for number in tagged if graph.ops[number].tag in (Tag.AVOID, Tag.NEVER)}
     banned = {op.id for op in graph.ops if _is_banned_kind(op, options)}
     if options.ban_reductions:
         banned |= {op.id for op in graph.ops if _shrinks(graph, op, options.reduction_ratio)}
     if options.ban_materialized:
         banned |= find_materialized(graph)
-    banned |= find_far_apart(graph, banned, options)
+    banned = (banned - tagged) | avoided
+    banned |= find_far_apart(graph, banned, options) - tagged
     repeated = graph.forward_ops - graph.tangent_ops
     # An op that only the backward needs runs once in either half, but a part of its results must not come from each.
     unrepeatable = {op.id for op in graph.ops if op.kind in UNREPEATABLE and op.id not in graph.tangent_ops}
@@ -190,6 +196,9 @@ def find_weights(graph: JointGraph, options: MinCutOptions) -> list[float]:
             weights.append(2.0 * value.bytes if value.id in graph.mutated else 0.0)
         elif not value.is_tensor or graph.ops[value.producer].kind is OpKind.CONSTANT:
             weights.append(math.inf)
+        elif (tag := graph.ops[value.producer].tag) is not None and tag is not Tag.AVOID:
+            # What must be saved costs nothing more, what is to be recomputed cannot be saved.
+            weights.append(math.inf if tag.recomputes else 0.0)
         else:
             # Counted once for the backward's read, and once for the write, unless the forward writes it in any case.
             steps = max(1, min(distance[value.producer], 100))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 # Kinds that a backward may hold a second copy of at no arithmetic cost.
@@ -34,12 +34,20 @@ class PartitionPlan:
 
 
 def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> PartitionPlan:
-    """The plan that keeps ``saved`` (less what the backward then does not use) and recomputes the rest."""
-    wanted = {v for v in saved if graph.values[v].producer is not None} | graph.mutated
+    """The plan that keeps ``saved`` (less what the backward then does not use) and recomputes the rest.
+
+    Whatever the policy, what the user said must be recomputed or saved is, as far as the forward computes it.
+    """
+    must = {r for op in graph.ops if op.tag is Tag.MUST for r in op.results}
+    made = {v for v in saved if graph.values[v].producer is not None}
+    wanted = (made - must) | _kept_results(graph, graph.forward_ops) | graph.mutated
     backward = graph.required_ops(graph.backward_results, wanted)
     used = {o for op in backward for o in graph.ops[op].operands} | set(graph.backward_results)
     kept = tuple(v for v in sorted(wanted) if v in used and graph.values[v].producer not in graph.tangent_ops)
     forward = graph.forward_ops | graph.required_ops(kept, ())
+    if not _kept_results(graph, forward) <= wanted:
+        # What is kept made the forward compute more; it computes no more for keeping results of that.
+        return plan_from_saved(graph, wanted | _kept_results(graph, forward), policy)
     recomputed = tuple(op for op in sorted(backward & forward) if graph.ops[op].kind not in _FREE)
     return PartitionPlan(
         policy=policy,
@@ -50,6 +58,12 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
         saved_bytes=sum(graph.values[v].bytes for v in kept),
         recomputed_flops=sum(graph.ops[op].flops for op in recomputed),
     )
+
+
+def _kept_results(graph: JointGraph, ops: frozenset[int]) -> set[int]:
+    """Tensors among the results of those of ``ops`` that the user said must not run again."""
+    results = (r for op in graph.ops if op.tag is Tag.NEVER and op.id in ops for r in op.results)
+    return {r for r in results if graph.values[r].is_tensor}
 
 
 def find_unsavable(graph: JointGraph, plan: PartitionPlan) -> int | None:
@@ -64,6 +78,7 @@ def find_unsavable(graph: JointGraph, plan: PartitionPlan) -> int | None:
 
 def find_default_partition(graph: JointGraph) -> PartitionPlan:
     """Save as eager autograd does: what the forward computed and the backward uses; of views only what they look at.
+    What the user asked to be recomputed is, from what is saved in front of it.
 
     Source: ``torch._functorch.partitioners.default_partition``.
     """
@@ -78,8 +93,9 @@ def find_default_partition(graph: JointGraph) -> PartitionPlan:
         producer = graph.values[value].producer
         if producer is None:
             continue
-        kind = graph.ops[producer].kind
-        if producer in graph.forward_ops and kind not in _FREE:
+        op = graph.ops[producer]
+        recomputed = op.tag is not None and op.tag.recomputes
+        if producer in graph.forward_ops and op.kind not in _FREE and not recomputed:
             saved.add(value)
         else:
             pending.extend(graph.ops[producer].operands)

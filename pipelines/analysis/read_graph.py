@@ -11,7 +11,7 @@ from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.flops import count_flops
-from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
@@ -20,6 +20,8 @@ BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
 MUTATION = "mutation"
 SEED = "seed"
+# On an op: what the user asked of it, and the number of the checkpointed block that it is in.
+TAG, BLOCK = "bwd.recompute", "bwd.block"
 _OPERATOR = "torch.operator"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
@@ -66,7 +68,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         flops = count_flops(
             name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results]
         )
-        ops.append(Op(len(ops), name, kind, operands, results, flops))
+        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op)))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
@@ -80,6 +82,17 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
     return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
+
+
+def read_tag(op: ir.Operation) -> Tag | None:
+    """What the user asked of an op, by its ``bwd.recompute``; a text that is no tag asks for nothing."""
+    if TAG not in op.attributes:
+        return None
+    return next((tag for tag in Tag if ir.StringAttr(op.attributes[TAG]).value == tag.value), None)
+
+
+def _block_of(op: ir.Operation) -> int | None:
+    return ir.IntegerAttr(op.attributes[BLOCK]).value if BLOCK in op.attributes else None
 
 
 def mark_seeded(ops: Sequence[Op], values: Sequence[Value], seeds: Iterable[int]) -> tuple[Op, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.graph.python import max_flow
 
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition_plan import UNREPEATABLE
 
@@ -89,8 +89,9 @@ class RecomputeCut:
 
 
 def find_candidates(graph: JointGraph) -> tuple[int, ...]:
-    """Values that can be saved and that the backward may use: tensors of the forward that are no constants."""
+    """Values that can be saved and that the backward may use: tensors of the forward that are no constants and that the
+    user did not say must be recomputed."""
     used = {o for op in graph.backward_ops for o in graph.ops[op].operands} | set(graph.backward_results)
     repeatable = {r for op in graph.ops if op.id not in graph.tangent_ops for r in op.results}
-    constant = {r for op in graph.ops if op.kind is OpKind.CONSTANT for r in op.results}
+    constant = {r for op in graph.ops if op.kind is OpKind.CONSTANT or op.tag is Tag.MUST for r in op.results}
     return tuple(v.id for v in graph.values if v.is_tensor and v.id in used & repeatable - constant)

@@ -5,20 +5,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.budget import find_curve
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.liveness import compute_peak
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
-from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, ReadGraph, attribute_dicts, read_joint
+from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, TAG, ReadGraph, attribute_dicts, read_joint
+from retrograd.pipelines.analysis.tags import TagError, resolve_tags
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
@@ -63,7 +64,8 @@ class BwdPartition(ModulePass):
         if func is None:
             raise PassFailure(module, "bwd-partition: no function @joint in the module", "import a joint graph first")
         check_structure(func)
-        read = read_joint(func)
+        check_tags(func)
+        read = resolve_marks(read_joint(func))
         if not read.graph.backward_results:
             raise PassFailure(
                 func,
@@ -109,6 +111,32 @@ def check_structure(func: ir.Operation) -> None:
         if any(len(region.blocks) for region in view.operation.regions):
             message = "bwd-partition: an op with a region can be in neither half"
             raise PassFailure(view.operation, message, "capture the graph without control flow")
+
+
+def check_tags(func: ir.Operation) -> None:
+    """Refuse a ``bwd.recompute`` that is none of the tags.
+
+    Raises:
+        PassFailure: at the op.
+    """
+    known = [ir.StringAttr.get(tag.value) for tag in Tag]
+    for view in func.regions[0].blocks[0].operations:
+        op = view.operation
+        if TAG in op.attributes and op.attributes[TAG] not in known:
+            message = f"bwd-partition: {TAG} is {op.attributes[TAG]}"
+            raise PassFailure(op, message, f"it is one of {', '.join(map(str, known))}")
+
+
+def resolve_marks(read: ReadGraph) -> ReadGraph:
+    """``read`` with what the user asked for on the ops that it is about.
+
+    Raises:
+        PassFailure: marks contradict each other; at the op.
+    """
+    try:
+        return replace(read, graph=resolve_tags(read.graph))
+    except TagError as error:
+        raise PassFailure(read.ops[error.op], f"bwd-partition: {error.message}", error.remedy) from error
 
 
 def check_plan(func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:

@@ -8,14 +8,15 @@
     forward y            results of the forward, then of the backward
     backward t
 
-A `!` before the kind says that the op costs 100 floating-point operations in place of none.
+A `!` before the kind says that the op costs 100 floating-point operations in place of none; `@prefer` after it what the
+user asked of the op, and `#1` after that the checkpointed block that it is in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 ARGUMENTS = ("input", "tangent", "mutated")
@@ -45,8 +46,10 @@ def parse_graph(text: str) -> JointGraph:
             operands = tuple(numbers[name] for name in rest[: len(rest) - len(words)])
             results = tuple(add(name, size, len(ops)) for name, size in zip(words, rest[-len(words) :], strict=True))
             flops = 100 if kind.startswith("!") else 0
-            kind = kind.removeprefix("!")
-            ops.append(Op(len(ops), f"test.{kind}", OpKind(kind), operands, results, flops))
+            kind, _, block = kind.removeprefix("!").partition("#")
+            kind, _, tag = kind.partition("@")
+            marks = (Tag(tag) if tag else None, int(block) if block else None)
+            ops.append(Op(len(ops), f"test.{kind}", OpKind(kind), operands, results, flops, *marks))
     return JointGraph(
         values=tuple(values),
         ops=tuple(ops),

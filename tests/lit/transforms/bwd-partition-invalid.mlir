@@ -95,3 +95,55 @@ func.func @joint(%t: !one {bwd.role = "tangent", bwd.name = "t"}) -> (!one {bwd.
   %next = "bwd.accumulate_grad"(%t, %start) {param = 0 : i64} : (!one, !bwd.token) -> !bwd.token
   return %t : !one
 }
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  // expected-error @below {{bwd-partition: 'torch.aten.exp' op: bwd.recompute is "always"; it is one of "must", "prefer", "avoid", "never"}}
+  %out = torch.aten.exp %x {bwd.recompute = "always"} : !one -> !one
+  %grad = torch.aten.mul.Tensor %t, %out : !one, !one -> !one
+  return %out, %grad : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %none = torch.constant.none
+  // expected-error @below {{bwd-partition: 'torch.aten.bernoulli' op: it must be recomputed, but a second run may give something else; save its result, or draw random numbers with torch's default generator}}
+  %mask = torch.aten.bernoulli %x, %none {bwd.recompute = "must"} : !one, !torch.none -> !one
+  %grad = torch.aten.mul.Tensor %t, %mask : !one, !one -> !one
+  return %mask, %grad : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+// A checkpoint's policy says one thing of the op, a mark on its result the other.
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %four = torch.constant.int 4
+  %size = torch.prim.ListConstruct %four : (!torch.int) -> !torch.list<int>
+  // expected-error @below {{bwd-partition: 'torch.aten.exp' op: it must be recomputed, and its result must be saved; take one of the two marks away}}
+  %e = torch.aten.exp %x {bwd.recompute = "must"} : !one -> !one
+  %marked = torch.aten.view %e, %size {bwd.recompute = "never", bwd.label = "e"} : !one, !torch.list<int> -> !one
+  %grad = torch.aten.mul.Tensor %t, %marked : !one, !one -> !one
+  return %marked, %grad : !one, !one
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.role = "tangent", bwd.name = "t"})
+    -> (!one {bwd.role = "output", bwd.name = "out"}, !one {bwd.role = "grad", bwd.name = "grad.x"}) {
+  // expected-error @below {{bwd-partition: 'torch.aten.mul.Tensor' op: an op of the backward is marked bwd.recompute = 'never'; mark ops of the forward: the backward's own are neither kept nor repeated}}
+  %grad = torch.aten.mul.Tensor %t, %x {bwd.recompute = "never"} : !one, !one -> !one
+  return %x, %grad : !one, !one
+}
