@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from retrograd.frontend.capture import check_random, portable_ops
 from retrograd.frontend.decompositions import decomposition_table
@@ -20,18 +22,33 @@ from retrograd.frontend.source import CaptureError
 
 FORWARD, BACKWARD = "forward", "backward"
 
+# Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case, and there are no CUDA
+# graphs to turn on: each of them is the default.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_LOG = logging.getLogger(__name__)
+
 # Compiles a traced graph under the name given for its function; returns the functions it became, by name.
 Build = Callable[[torch.fx.GraphModule, str], Mapping[str, CompiledFunction]]
 
 
 def compile_with_dynamo(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], build: Build
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor | torch.SymInt],
+    build: Build,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
     Raises:
-        CaptureError: symbolic sizes, or random ops that are no function of a seed.
+        CaptureError: a size that depends on data, or random ops that are no function of a seed.
+        ValueError: no such mode.
     """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode '{mode}' is not one of {', '.join(MODES)}")
+    specialize_sizes(example_inputs)
     functions: dict[str, CompiledFunction] = {}
     outputs: list[int] = []
 
@@ -61,21 +78,57 @@ def compile_with_dynamo(
         partition_fn=partition,
         decompositions=decomposition_table(),
     )
-    with portable_ops():
+    # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
+    # would not see the options either; the executables have a cache of their own.
+    with portable_ops(), torch._functorch.config.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
     return compiled
 
 
+def specialize_sizes(inputs: Sequence[Any]) -> None:
+    """Fix the symbolic sizes of a graph's inputs at those of this call.
+
+    Dynamo makes a size symbolic when it has changed, or from the start with ``dynamic=True``. To ask for its number
+    adds a guard: Dynamo captures again for another one, and counts and limits that as any recompilation.
+
+    Raises:
+        CaptureError: a size that depends on the data.
+    """
+    values: list[Any] = []
+    for value in inputs:
+        tensor = isinstance(value, torch.Tensor)
+        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
+    symbolic = [value for value in values if isinstance(value, _SYMBOLIC)]
+    # By name before the guards: a number is all that is left of them after.
+    symbols = {str(value): value for value in symbolic if value.node.expr.is_symbol}
+    try:
+        for value in symbolic:
+            _number(value)
+    except GuardOnDataDependentSymNode as error:
+        raise CaptureError(
+            f"a size depends on the data: {error}", "leave the op that gives it outside of the compiled function"
+        ) from error
+    if symbols:
+        _LOG.warning(
+            "compiling for the sizes %s; another size compiles again, up to torch._dynamo.config.recompile_limit times",
+            ", ".join(f"{name} = {_number(value)}" for name, value in symbols.items()),
+        )
+
+
 def _prepare(traced: torch.fx.GraphModule) -> None:
-    """Give the random ops one seed; refuse what cannot be compiled."""
+    """Give the random ops one seed; refuse what is no function of it; put numbers in place of what is done on sizes."""
     share_seed(traced)
     check_random(traced)
-    for node in traced.graph.find_nodes(op="placeholder"):
+    for node in traced.graph.nodes:
         value = node.meta.get("val")
-        symbolic = isinstance(value, torch.SymInt) or (
-            isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape)
-        )
-        if symbolic:
-            raise CaptureError(
-                f"the graph has symbolic sizes ({node.name}: {value})", "call torch.compile with dynamic=False"
-            )
+        if isinstance(value, _SYMBOLIC):
+            node.replace_all_uses_with(_number(value))
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+
+
+def _number(value: Any) -> Any:
+    """The number of a symbolic one in this call, with a guard on it."""
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    return int(value) if isinstance(value, torch.SymInt) else float(value)

@@ -141,6 +141,8 @@ def graph_caller(
     computed = [
         index[node.name] if isinstance(node, torch.fx.Node) and node.name not in handed else None for node in nodes
     ]
+    # None where there is no gradient, or a size that the graph was specialized on.
+    constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 
     def call(*tensors: torch.Tensor) -> list[Any]:
@@ -148,11 +150,11 @@ def graph_caller(
             tensors = (*tensors, draw_seed())
         results = function.call([tensors[i] for i in taken])
         out: list[Any] = []
-        for argument, result, stride in zip(through, computed, strides, strict=True):
+        for argument, result, stride, constant in zip(through, computed, strides, constants, strict=True):
             if argument is not None:
                 out.append(tensors[argument])
             else:
-                out.append(None if result is None else _with_strides(results[result], stride))
+                out.append(constant if result is None else _with_strides(results[result], stride))
         return out
 
     return call

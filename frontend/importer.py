@@ -39,13 +39,13 @@ def import_graph(
 ) -> ir.Module:
     """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types.
 
-    Results that have no gradient (``None``) are left out. The FX graph is not changed. Without a signature, arguments
-    and results are known by their numbers.
+    Results that are no tensors (``None`` for no gradient) are left out. The FX graph is not changed. Without a
+    signature, arguments and results are known by their numbers.
 
     Raises:
         CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
     """
-    graph_module, descs = _without_none(traced)
+    graph_module, descs = _on_tensors(traced)
     graph = graph_module.graph
     context = make_context()
     node_importers: list[GraphNodeImporter] = []
@@ -70,16 +70,25 @@ def import_graph(
     return module
 
 
-def _without_none(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """A copy of the graph whose output has no ``None``, and the descriptors of the outputs that stay."""
+def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """A copy of the graph on tensors alone, without numbers and ``None`` among its arguments and outputs, and the
+    descriptors of the outputs that stay."""
     graph = torch.fx.Graph()
     val_map: dict[torch.fx.Node, torch.fx.Node] = {}
     output = graph.graph_copy(graph_module.graph, val_map)
     (old,) = graph_module.graph.find_nodes(op="output")
-    kept = [(node, desc) for node, desc in zip(_flat(output), old.meta["desc"], strict=True) if node is not None]
+    kept = [
+        (node, desc)
+        for node, desc in zip(_flat(output), old.meta["desc"], strict=True)
+        if isinstance(node, torch.fx.Node)
+    ]
     for source, target in val_map.items():
         target.meta = dict(source.meta)
     graph.output(tuple(node for node, _ in kept))
+    for node in graph.find_nodes(op="placeholder"):
+        # Sizes that Dynamo hands in, and which the graph was specialized on.
+        if not node.users and isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymFloat):
+            graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and node.kwargs.get("device") is not None:
             # The module is compiled per target; a device here would pin it to the one it was traced on.

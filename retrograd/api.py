@@ -137,13 +137,13 @@ def dynamo_backend(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor],
     *,
+    mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The backend of ``torch.compile(model, backend="retrograd", dynamic=False)``; ``options`` are those of
-    compile_backward.
+    """The backend of ``torch.compile(model, backend="retrograd")``; ``options`` are those of compile_backward.
 
     Raises:
-        CaptureError: the graph has symbolic sizes, or random ops that are not supported.
+        CaptureError: the graph has sizes that depend on data, or random ops that are not supported.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     chosen = _Options(**(options or {}))
@@ -152,7 +152,7 @@ def dynamo_backend(
         built = _build(import_graph(traced, function=function), chosen, Progress())
         return {f.name: built.function(f.name) for f in built.staged.functions}
 
-    return compile_with_dynamo(graph_module, example_inputs, build)
+    return compile_with_dynamo(graph_module, example_inputs, build, mode)
 
 
 @dataclass(frozen=True)

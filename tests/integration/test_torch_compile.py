@@ -1,0 +1,211 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``torch.compile(backend="retrograd")``: sizes, breaks, modes and options, counted as Dynamo counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+
+from retrograd import api
+
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The options of every graph that is compiled from here on."""
+    options: list[Any] = []
+
+    def build(module: Any, chosen: Any, phases: Any) -> Any:
+        options.append(chosen)
+        return original(module, chosen, phases)
+
+    original = api._build
+    monkeypatch.setattr(api, "_build", build)
+    return options
+
+
+def captured() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def matrix(rows: int) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows), requires_grad=True)
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x.sin().sum(0) * x.shape[0]
+
+
+def assert_eager(compiled: Callable[..., Tensor], function: Callable[..., Tensor], *args: Any) -> None:
+    """Value and gradients of all leaves among the arguments."""
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    found, expected = compiled(*args), function(*args)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    gradients = torch.autograd.grad(found.square().sum(), leaves)
+    for gradient, reference in zip(gradients, torch.autograd.grad(expected.square().sum(), leaves), strict=True):
+        assert (gradient - reference).norm() <= TOLERANCE * reference.norm()
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_each_size_is_captured_once(dynamic: bool | None, built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(scaled, backend="retrograd", dynamic=dynamic, fullgraph=True)
+    with caplog.at_level(logging.WARNING, "retrograd"):
+        for rows in (3, 5, 7):
+            assert_eager(compiled, scaled, matrix(rows))
+    assert captured() == len(built) == 3
+    messages = [r.getMessage() for r in caplog.records if r.name.startswith("retrograd")]
+    # Only Dynamo's symbols are told of: with None the first size is static, with False all are.
+    assert len(messages) == {None: 2, True: 3, False: 0}[dynamic]
+    assert all("another size compiles again" in m for m in messages)
+    for rows in (5, 3, 7):
+        assert_eager(compiled, scaled, matrix(rows))
+    assert captured() == len(built) == 3
+
+
+def test_recompilations_are_limited_as_dynamo_limits_them() -> None:
+    compiled = torch.compile(scaled, backend="retrograd", fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for rows in (3, 5):
+            compiled(matrix(rows))
+        with pytest.raises(FailOnRecompileLimitHit):
+            compiled(matrix(7))
+
+
+def test_a_size_that_must_stay_dynamic_is_refused() -> None:
+    x = matrix(3)
+    torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(ConstraintViolationError, match="specialized it to be a constant"):
+        torch.compile(scaled, backend="retrograd")(x)
+
+
+def test_sizes_and_numbers_cross_a_graph_break(built: list[Any]) -> None:
+    def model(x: Tensor, scale: float) -> Tensor:
+        y = x.tanh().sum(0) * x.shape[0] * scale
+        count = 2 * x.shape[0] + 1
+        torch._dynamo.graph_break()
+        return y * count + x.new_ones(count).sum()
+
+    compiled = torch.compile(model, backend="retrograd")
+    for rows in (2, 4):
+        assert_eager(compiled, model, matrix(rows), rows + 0.5)
+    assert captured() == len(built) == 4
+
+
+def test_fullgraph_refuses_a_break() -> None:
+    def model(x: Tensor) -> Tensor:
+        y = x.exp()
+        torch._dynamo.graph_break()
+        return y * 2
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="retrograd", fullgraph=True)(matrix(2))
+
+
+def test_module_with_buffers() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh()) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    compiled = torch.compile(ours, backend="retrograd")
+    for rows in (4, 6):
+        for call in (compiled, theirs):
+            call(matrix(rows)).square().sum().backward()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert (a.grad - b.grad).norm() <= TOLERANCE * max(float(b.grad.norm()), 1.0), name
+    for buffer, expected in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_inference_graphs(built: list[Any]) -> None:
+    layer = nn.Linear(4, 2)
+    compiled = torch.compile(layer, backend="retrograd")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for rows in (3, 5):
+                x = matrix(rows).detach()
+                found = compiled(x)
+                assert not found.requires_grad
+                torch.testing.assert_close(found, layer(x), rtol=TOLERANCE, atol=TOLERANCE)
+    assert len(built) == captured()
+
+
+def test_autocast() -> None:
+    def model(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (x @ weight).float().relu()
+
+    x, weight = matrix(3), matrix(4)
+    found, expected = torch.compile(model, backend="retrograd")(x, weight), model(x, weight)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), (x, weight)), torch.autograd.grad(expected.sum(), (x, weight)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes(mode: str) -> None:
+    assert_eager(torch.compile(scaled, backend="retrograd", mode=mode), scaled, matrix(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "fastest"}, "mode 'fastest' is not one of default"),
+        ({"options": {"partition": "some"}}, "partition 'some' is not one of default"),
+        ({"options": {"target": "cpi"}}, "did you mean 'cpu'"),
+        ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
+    ],
+)
+def test_unknown_modes_and_options_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendCompilerFailed, match=message):
+        torch.compile(scaled, backend="retrograd", **arguments)(matrix(3))
+
+
+def test_backends_and_options_share_nothing(built: list[Any]) -> None:
+    def compiled_with(backend: str, **options: Any) -> Callable[..., Tensor]:
+        return torch.compile(scaled, backend=backend, options=options or None)
+
+    assert_eager(compiled_with("aot_eager"), scaled, matrix(3))
+    assert (captured(), built) == (1, [])
+    assert_eager(compiled_with("retrograd"), scaled, matrix(3))
+    assert_eager(compiled_with("retrograd", partition="default"), scaled, matrix(3))
+    assert_eager(compiled_with("aot_eager"), scaled, matrix(3))
+    assert [options.partition for options in built] == ["min-cut", "default"]
+    assert captured() == 3
+    # Equal options are one backend to Dynamo, which takes what it has.
+    assert_eager(compiled_with("retrograd", partition="default"), scaled, matrix(3))
+    assert (captured(), len(built)) == (3, 2)
+
+
+def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled: list[bool] = []
+
+    def build(module: Any, chosen: Any, phases: Any) -> Any:
+        enabled.append(torch._functorch.config.enable_autograd_cache)
+        return original(module, chosen, phases)
+
+    original = api._build
+    monkeypatch.setattr(api, "_build", build)
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        assert_eager(torch.compile(scaled, backend="retrograd"), scaled, matrix(3))
+        assert enabled == [False]
+        assert torch._functorch.config.enable_autograd_cache
