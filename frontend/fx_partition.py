@@ -20,6 +20,7 @@ from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 
 from retrograd.frontend.capture import CapturedGraph, capture_joint
+from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.outputs import result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
 
@@ -32,6 +33,7 @@ class CompiledFunction:
 
     ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
     ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
+    ``narrowed`` are the types of values that are saved in narrower ones, by name.
     """
 
     arguments: tuple[str, ...]
@@ -39,6 +41,7 @@ class CompiledFunction:
     copied: frozenset[str]
     call: Callable[[Tensors], Tensors]
     merged: Mapping[str, str] = field(default_factory=dict)
+    narrowed: Mapping[str, str] = field(default_factory=dict)
 
 
 def bind(
@@ -64,21 +67,30 @@ def bind(
 
 
 def bind_traced(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    backward: CompiledFunction | None = None,
 ) -> Callable[[Tensors], Tensors]:
-    """As :func:`bind`, with the traced graph itself, op by op, cut as PyTorch does: what a program with random ops is
-    compared with.
+    """As :func:`bind`, with the traced graph itself, op by op: what a program is compared with that eager is no measure
+    of.
 
-    The model in eager draws other numbers; the trace draws a seed as the compiled program does, and its random ops are
-    functions of it. Traced anew, since a capture can be bound once.
+    The model in eager draws other random numbers; the trace draws a seed as the compiled program does, and its random
+    ops are functions of it. Where ``backward`` takes values in narrower types, the trace is cut where the program is,
+    and rounds as it does; else as PyTorch cuts it. Traced anew, since a capture can be bound once.
     """
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        if backward is not None and backward.narrowed:
+            return split_joint(joint, backward, num_fwd_outputs)
+        return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
     def interpret(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
         return make_boxed_func(gm)
 
     with ExitStack() as stack:
-        return _wrap(capture_joint(stack, model, args, kwargs), default_partition, interpret, interpret)
+        return _wrap(capture_joint(stack, model, args, kwargs), partition, interpret, interpret)
 
 
 def _wrap(
@@ -116,8 +128,11 @@ def split_joint(
     nodes = {node.name: node for node in joint.graph.nodes}
     for name, kept in backward.merged.items():
         nodes[name].replace_all_uses_with(nodes[kept])
-    saved = [nodes[name] for name in backward.arguments if not name.startswith("tangents")]
+    whole = part_names(backward.narrowed)
+    names = dict.fromkeys(whole.get(name, name) for name in backward.arguments if not name.startswith("tangents"))
+    saved = [nodes[name] for name in names]
     forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_forward_outputs)
+    narrow_graphs(forward_graph, backward_graph, backward.narrowed, num_forward_outputs)
     return forward_graph, backward_graph
 
 

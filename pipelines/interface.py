@@ -11,7 +11,8 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import attribute_dicts, function_type, tensor_shape
 
 _ELEMENT = re.compile(r"!torch\.vtensor<\[[\d,?]*\],\s*([\w!.<>]+)>")
-_DTYPES = {
+# torch's names of element types by MLIR's.
+DTYPES = {
     "f64": "float64",
     "f32": "float32",
     "f16": "float16",
@@ -63,7 +64,7 @@ def read_interface(func: ir.Operation) -> FunctionInterface:
 
 def _port(type_: ir.Type, attributes: dict[str, str]) -> TensorPort:
     shape, element = tensor_shape(type_), _ELEMENT.fullmatch(str(type_))
-    if shape is None or element is None or element[1] not in _DTYPES:
+    if shape is None or element is None or element[1] not in DTYPES:
         raise ValueError(
             f"{attributes.get('bwd.name', 'an unnamed value')} has type {type_}, which no torch tensor has"
         )
@@ -72,5 +73,5 @@ def _port(type_: ir.Type, attributes: dict[str, str]) -> TensorPort:
         attributes.get("bwd.role", ""),
         attributes.get("bwd.value", ""),
         shape,
-        _DTYPES[element[1]],
+        DTYPES[element[1]],
     )

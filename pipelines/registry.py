@@ -11,10 +11,12 @@ from importlib import import_module
 from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
+    "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
     "bwd-functionalize-rng": "retrograd.pipelines.transforms.bwd_functionalize_rng:BwdFunctionalizeRng",
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
+    "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
@@ -17,14 +17,17 @@ from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.transforms.bwd_cse import read_merged
+from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-sink-recompute,bwd-verify-legality{level=imported}",
+    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute,"
+    "bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
 STAGE_NAMES = (*STAGES, "linalg")
@@ -45,7 +48,8 @@ class StagedModule:
     """A module that went through all stages up to ``scheduled``.
 
     ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
-    numbers; ``merged`` are the values that bwd-cse found to be others', by name.
+    numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` the types of those that
+    bwd-narrow-saved packed.
     """
 
     texts: dict[str, str]
@@ -54,6 +58,7 @@ class StagedModule:
     partition: dict[str, Any]
     seconds: dict[str, float]
     merged: dict[str, str] = field(default_factory=dict)
+    narrowed: dict[str, str] = field(default_factory=dict)
 
     def function(self, name: str) -> FunctionInterface:
         """The function called ``name``."""
@@ -110,7 +115,18 @@ def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int
             partition = _read_summary(module)
     interfaces = tuple(read_interface(func) for func in functions(module.operation))
     source = module.operation.get_asm(enable_debug_info=True)
-    return StagedModule(texts, source, interfaces, partition, progress.seconds, read_merged(module.operation))
+    merged, narrowed = read_merged(module.operation), read_narrowed(module.operation)
+    return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed)
+
+
+def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["error", "ignore"] = "error") -> None:
+    """Mark the ops of an imported module that ``policy`` is about; a forward alone saves nothing.
+
+    Raises:
+        PipelineError: a rule contradicts the model, or matches nothing (unless told to ignore that).
+    """
+    if policy.rules and find_function(module.operation, JOINT) is not None:
+        run_pipeline(module, f'builtin.module(bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}})')
 
 
 def build_executable(

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from retrograd.pipelines.analysis.pareto import InfeasibleBudget
     from retrograd.pipelines.diagnostics import PipelineError
     from retrograd.pipelines.errors import CompileError
+    from retrograd.pipelines.save_policy import (
+        SavePolicy,
+        must_recompute,
+        must_save,
+        prefer_recompute,
+        prefer_save,
+        saved_dtype,
+    )
     from retrograd.pipelines.targets import UnknownTarget
     from retrograd.runtime.artifact import ArtifactError
     from retrograd.runtime.calling import ArgumentError
@@ -36,11 +44,17 @@ _EXPORTS = {
     "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
     "PipelineError": "retrograd.pipelines.diagnostics",
     "Report": "retrograd.runtime.report",
+    "SavePolicy": "retrograd.pipelines.save_policy",
     "UnknownTarget": "retrograd.pipelines.targets",
     "VerificationError": "retrograd.frontend.verification",
     "compile_backward": "retrograd.api",
     "load": "retrograd.api",
+    "must_recompute": "retrograd.pipelines.save_policy",
+    "must_save": "retrograd.pipelines.save_policy",
+    "prefer_recompute": "retrograd.pipelines.save_policy",
+    "prefer_save": "retrograd.pipelines.save_policy",
     "save": "retrograd.frontend.checkpoints",
+    "saved_dtype": "retrograd.pipelines.save_policy",
 }
 
 __all__ = [
@@ -53,12 +67,18 @@ __all__ = [
     "InfeasibleBudget",
     "PipelineError",
     "Report",
+    "SavePolicy",
     "UnknownTarget",
     "VerificationError",
     "__version__",
     "compile_backward",
     "load",
+    "must_recompute",
+    "must_save",
+    "prefer_recompute",
+    "prefer_save",
     "save",
+    "saved_dtype",
 ]
 
 

@@ -25,7 +25,15 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
-from retrograd.pipelines.staged import STAGE_NAMES, Progress, StagedModule, build_executable, stage_module
+from retrograd.pipelines.save_policy import SavePolicy
+from retrograd.pipelines.staged import (
+    STAGE_NAMES,
+    Progress,
+    StagedModule,
+    build_executable,
+    mark_module,
+    stage_module,
+)
 from retrograd.pipelines.targets import find_target
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.artifact import read_artifact
@@ -56,6 +64,7 @@ def compile_backward(
     target: str = "cpu",
     partition: Literal["default", "min-cut", "budget"] = "min-cut",
     memory_budget: int | float | str | None = None,
+    save_policy: SavePolicy | None = None,
     verify: bool = False,
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -73,6 +82,8 @@ def compile_backward(
             ``budget`` what keeps the peak of live bytes within ``memory_budget`` with the least recomputation.
         memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
             ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
+        save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
+            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``.
         verify: compare every output and gradient of the first call with eager's, on copies.
         cache: keep the executable on disk and take it from there the next time.
         progress: called with the name of each phase as it begins.
@@ -88,18 +99,20 @@ def compile_backward(
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
     """
-    options = _Options(target, partition, cache, memory_budget)
+    options = _Options(target, partition, cache, memory_budget, save_policy)
     phases = Progress(progress)
     with _COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs)
         with phases.phase("import"):
             module = import_graph(captured.graph_module, captured.signature)
+        mark_module(module, options.policy)
         built = _build(module, options, phases)
-        call = bind(captured, built.function(FORWARD), built.function(BACKWARD))
+        backward = built.function(BACKWARD)
+        call = bind(captured, built.function(FORWARD), backward)
         if verify:
-            random = find_seed(captured.graph_module.graph) is not None
-            call = verified(call, captured, bind_traced(model, args, kwargs) if random else None)
+            traced = bool(backward.narrowed) or find_seed(captured.graph_module.graph) is not None
+            call = verified(call, captured, bind_traced(model, args, kwargs, backward) if traced else None)
     manifest = _manifest(captured, built, options, _name_of(model), phases)
     convention = _convention(captured.signature, manifest)
     names, training = [e.name for e in convention.state], captured.signature.training
@@ -149,7 +162,10 @@ def dynamo_backend(
     chosen = _Options(**(options or {}))
 
     def build(traced: torch.fx.GraphModule, function: str) -> Mapping[str, CompiledFunction]:
-        built = _build(import_graph(traced, function=function), chosen, Progress())
+        module = import_graph(traced, function=function)
+        # Of several graphs that a model breaks into, a rule may be about one.
+        mark_module(module, chosen.policy, unmatched="ignore")
+        built = _build(module, chosen, Progress())
         return {f.name: built.function(f.name) for f in built.staged.functions}
 
     return compile_with_dynamo(graph_module, example_inputs, build, mode)
@@ -163,9 +179,17 @@ class _Options:
     partition: str = "min-cut"
     cache: bool = True
     memory_budget: int | float | str | None = None
+    save_policy: SavePolicy | None = None
+
+    @property
+    def policy(self) -> SavePolicy:
+        """The rules on what to save; none where none were given."""
+        return self.save_policy or SavePolicy()
 
     def __post_init__(self) -> None:
         find_target(self.target)
+        if not isinstance(self.save_policy, SavePolicy | None):
+            raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
         if self.partition not in PARTITIONS:
             raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
         if self.partition == "budget":
@@ -193,6 +217,7 @@ class _Built:
             copied=frozenset(r.value for r in interface.results if r.role == "saved"),
             call=lambda tensors: run_function(self.program, spec, tensors),
             merged=self.staged.merged,
+            narrowed=self.staged.narrowed,
         )
 
 

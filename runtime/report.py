@@ -14,6 +14,7 @@ from rich.table import Table
 
 _BYTES = (
     "saved_bytes",
+    "narrowed_bytes",
     "peak_bytes_predicted",
     "peak_bytes_measured",
     "vmfb_bytes",
@@ -25,6 +26,7 @@ _TITLES = {
     "forward_ops": "ops in forward",
     "backward_ops": "ops in backward",
     "saved_bytes": "saved between forward and backward",
+    "narrowed_bytes": "bytes fewer than in their own types",
     "saved_values": "values saved",
     "recomputed_ops": "ops recomputed",
     "recomputed_flops": "FLOPs recomputed",

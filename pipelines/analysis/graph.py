@@ -32,13 +32,20 @@ class Tag(Enum):
 
 @dataclass(frozen=True)
 class Value:
-    """An SSA value. ``producer`` is its op's number, ``None`` for an argument; ``bytes`` is 0 where it is no tensor."""
+    """An SSA value. ``producer`` is its op's number, ``None`` for an argument; ``bytes`` is 0 where it is no tensor.
+    ``stored`` is its size where it is saved in a narrower type."""
 
     id: int
     name: str
     bytes: int
     producer: int | None
     is_tensor: bool = True
+    stored: int | None = None
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that it takes between forward and backward if it is saved."""
+        return self.bytes if self.stored is None else self.stored
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def compute_peak(graph: JointGraph, plan: PartitionPlan) -> Peak:
     slight overestimate).
     """
     primals = [a for a in graph.arguments if a not in graph.tangents]
-    held = _bytes(graph, (*graph.forward_results, *plan.saved))
+    held = _bytes(graph, graph.forward_results) + sum(graph.values[v].saved_bytes for v in plan.saved)
     forward = find_steps(graph, plan.forward, primals, (*graph.forward_results, *plan.saved))
     kept = [a for a in primals if a not in graph.mutated]
     backward = find_steps(graph, plan.backward, (*kept, *plan.saved, *graph.tangents), graph.backward_results)

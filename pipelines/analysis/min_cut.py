@@ -203,7 +203,7 @@ def find_weights(graph: JointGraph, options: MinCutOptions) -> list[float]:
             # Counted once for the backward's read, and once for the write, unless the forward writes it in any case.
             steps = max(1, min(distance[value.producer], 100))
             factor = 1.0 if _is_written(graph, value.id) else 2.0
-            weights.append(value.bytes * factor * options.distance_base**steps)
+            weights.append(value.saved_bytes * factor * options.distance_base**steps)
     return weights
 
 

@@ -55,7 +55,7 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
         forward=tuple(sorted(forward)),
         backward=tuple(sorted(backward)),
         recomputed=recomputed,
-        saved_bytes=sum(graph.values[v].bytes for v in kept),
+        saved_bytes=sum(graph.values[v].saved_bytes for v in kept),
         recomputed_flops=sum(graph.ops[op].flops for op in recomputed),
     )
 

@@ -12,6 +12,7 @@ from math import prod
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
+from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
@@ -22,6 +23,8 @@ MUTATION = "mutation"
 SEED = "seed"
 # On an op: what the user asked of it, and the number of the checkpointed block that it is in.
 TAG, BLOCK = "bwd.recompute", "bwd.block"
+# The narrower type that its results are saved in.
+STORED = "bwd.saved_dtype"
 _OPERATOR = "torch.operator"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
@@ -55,6 +58,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     roles = attribute_dicts(func, "arg_attrs")
     arguments = [add(arg, roles[i].get("bwd.value", f"arg{i}"), None) for i, arg in enumerate(block.arguments)]
     returned: list[int] = []
+    stored: dict[int, int | None] = {}
     for view in block.operations:
         op = view.operation
         operands = tuple(numbers[o] for o in op.operands)
@@ -63,6 +67,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             continue
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
+        stored |= {v: stored_bytes(op, r.type) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
         flops = count_flops(
@@ -72,8 +77,9 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
+    stored = {v: s for v, s in stored.items() if v not in returned}
     graph = JointGraph(
-        values=tuple(values),
+        values=tuple(replace(v, stored=stored.get(v.id)) for v in values),
         ops=mark_seeded(ops, values, [a for a, role in zip(arguments, roles, strict=True) if _is_seed(role)]),
         arguments=tuple(arguments),
         tangents=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.role") == TANGENT),
@@ -152,6 +158,20 @@ def tensor_shape(type_: ir.Type) -> tuple[int, ...] | None:
     if match is None:
         return None
     return tuple(1 if n == "?" else int(n) for n in match[1].split(",") if n)
+
+
+def element_type(type_: ir.Type) -> str:
+    """Element type of a ``!torch.vtensor`` as MLIR spells it (``f32``, ``si64``, ``i1``); empty for any other type."""
+    match = _VTENSOR.fullmatch(str(type_))
+    return "" if match is None else match[2]
+
+
+def stored_bytes(op: ir.Operation, type_: ir.Type) -> int | None:
+    """Bytes of a result of ``op`` when it is saved in a narrower type; ``None`` if it is saved as it is."""
+    shape = tensor_shape(type_)
+    if STORED not in op.attributes or shape is None:
+        return None
+    return narrowed_bytes(ir.StringAttr(op.attributes[STORED]).value, shape, element_type(type_))
 
 
 def tensor_bytes(type_: ir.Type) -> int:

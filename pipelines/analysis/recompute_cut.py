@@ -44,7 +44,9 @@ class RecomputeCut:
     def solve(self, price: float, free: Collection[int] = ()) -> Cut:
         """The cheapest set to save at ``price`` seconds per byte; the values of ``free`` cost nothing."""
         graph = self.graph
-        weights = {v: 0.0 if v in free else price * graph.values[v].bytes for v in (*self.candidates, *graph.mutated)}
+        weights = {
+            v: 0.0 if v in free else price * graph.values[v].saved_bytes for v in (*self.candidates, *graph.mutated)
+        }
         total = sum(weights.values()) + sum(self.costs)
         scale = 2**38 / total if total else 1.0
         arcs = list(self.fixed)

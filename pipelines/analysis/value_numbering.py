@@ -18,7 +18,11 @@ IMPURE = (OpKind.RANDOM, OpKind.OPAQUE)
 
 
 def find_duplicates(
-    graph: JointGraph, meanings: Sequence[Hashable | None], *, across_halves: bool = True
+    graph: JointGraph,
+    meanings: Sequence[Hashable | None],
+    marks: Sequence[Hashable | None] = (),
+    *,
+    across_halves: bool = True,
 ) -> dict[int, int]:
     """For each op whose results an earlier op gives as well, that op.
 
@@ -26,6 +30,7 @@ def find_duplicates(
         graph: the function; what it returns stays as it is, since its caller owns each result and may write to it.
         meanings: for each op what it does with its operands (name, attributes, types of its results); ``None`` for one
             that is never merged.
+        marks: for each op what was asked of it; one that has a mark is merged into one of the same mark only.
         across_halves: whether an op of the backward may be merged into one that the forward needs, which then has one
             more value to save.
     """
@@ -39,7 +44,9 @@ def find_duplicates(
             continue
         half = None if across_halves else op.id in graph.forward_ops
         number = (meanings[op.id], half, tuple(same[v] for v in op.operands))
-        earlier = first.setdefault(number, op.id)
+        mark = marks[op.id] if marks else None
+        earlier = first.setdefault((number, mark), op.id) if mark is not None else first.get(number, op.id)
+        first.setdefault(number, op.id)
         if earlier != op.id and returned.isdisjoint(op.results):
             duplicates[op.id] = earlier
             for result, original in zip(op.results, graph.ops[earlier].results, strict=True):

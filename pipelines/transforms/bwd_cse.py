@@ -9,13 +9,24 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import ReadGraph, operator_name, read_joint, value_names
+from retrograd.pipelines.analysis.read_graph import (
+    BLOCK,
+    STORED,
+    TAG,
+    ReadGraph,
+    operator_name,
+    read_joint,
+    value_names,
+)
 from retrograd.pipelines.analysis.value_numbering import find_duplicates
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 MERGED = "bwd.merged"
 _VALUES = "bwd.values"
+# What was asked of an op is no part of what it computes.
+_MARKS = (TAG, BLOCK, "bwd.label")
+_IGNORED = (_VALUES, STORED, *_MARKS)
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,8 @@ class BwdCse(ModulePass):
 
 def merge_duplicates(read: ReadGraph, *, across_halves: bool) -> dict[str, str]:
     """Merge what computes the same; returns for each name that is gone the name of the value in its place."""
-    meanings = [op_meaning(op) for op in read.ops]
-    duplicates = find_duplicates(read.graph, meanings, across_halves=across_halves)
+    meanings, marks = [op_meaning(op) for op in read.ops], [_op_marks(op) for op in read.ops]
+    duplicates = find_duplicates(read.graph, meanings, marks, across_halves=across_halves)
     merged: dict[str, str] = {}
     for number, earlier in duplicates.items():
         duplicate, original = read.ops[number], read.ops[earlier]
@@ -73,8 +84,12 @@ def op_meaning(op: ir.Operation) -> Hashable | None:
     if len(op.regions) or any(str(v.type).startswith("!torch.tensor") for v in (*op.operands, *op.results)):
         return None
     # Attributes are unique in their context and compared by address, so that a large constant is not written out.
-    attributes = frozenset((name, op.attributes[name]) for name in op.attributes if name != _VALUES)
+    attributes = frozenset((name, op.attributes[name]) for name in op.attributes if name not in _IGNORED)
     return (operator_name(op), attributes, tuple(r.type for r in op.results))
+
+
+def _op_marks(op: ir.Operation) -> Hashable | None:
+    return tuple(op.attributes[name] for name in _MARKS if name in op.attributes) or None
 
 
 def _join_names(name: str, kept: str, merged: dict[str, str]) -> str:

@@ -224,6 +224,8 @@ def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any]) -> i
         "backward_ops": _count_work(graph, plan.backward),
         "peak_bytes_planned": compute_peak(graph, plan).bytes,
     }
+    if spared := sum(graph.values[v].bytes - graph.values[v].saved_bytes for v in plan.saved):
+        numbers["narrowed_bytes"] = spared
     attributes: dict[str, ir.Attribute] = {name: ir.IntegerAttr.get(i64, n) for name, n in numbers.items()}
     attributes["policy"] = ir.StringAttr.get(plan.policy)
     names = [graph.values[graph.ops[op].results[0]].name for op in plan.recomputed]

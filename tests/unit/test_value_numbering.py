@@ -73,3 +73,24 @@ def test_halves_can_be_kept_apart() -> None:
     """
     assert merged(text) == {"b": "a", "c": "a", "d": "a"}
     assert merged(text, across_halves=False) == {"b": "a", "d": "c"}
+
+
+def test_marked_ops_merge_with_their_like_only() -> None:
+    graph = parse_graph("""
+        input x 8
+        a = pointwise x 8
+        b = pointwise x 8
+        c = pointwise x 8
+        d = pointwise x 8
+        e = pointwise a b c d 8
+        forward e
+        backward x
+    """)
+
+    def found(*marks: str | None) -> dict[int, int]:
+        return find_duplicates(graph, meanings(graph), [*marks, None])
+
+    assert found(None, None, None, None) == {1: 0, 2: 0, 3: 0}
+    # What has no mark is any other's; the first has one here, then the second.
+    assert found("must", None, "must", "never") == {1: 0, 2: 0}
+    assert found(None, "must", None, "must") == {2: 0, 3: 1}
