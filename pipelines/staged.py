@@ -26,7 +26,7 @@ from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-cse{HALVES},bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute,"
+    "partitioned": "bwd-cse,bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute,"
     "bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
@@ -98,18 +98,12 @@ def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
-    options = {
-        # What eager saves is one thing for each half: a value that the backward works out itself stays its own.
-        "HALVES": f"across-halves={str(policy != 'default').lower()}",
-        "POLICY": f"policy={policy}" + (f" budget={budget}" if budget is not None else ""),
-    }
+    chosen = f"policy={policy}" + (f" budget={budget}" if budget is not None else "")
     for stage, passes in STAGES.items():
         if stage == "partitioned" and not joint:
             continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
-            for placeholder, chosen in options.items():
-                passes = passes.replace(placeholder, chosen)
-            run_pipeline(module, f"builtin.module({passes})")
+            run_pipeline(module, f"builtin.module({passes.replace('POLICY', chosen)})")
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)

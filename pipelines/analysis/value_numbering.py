@@ -22,7 +22,7 @@ def find_duplicates(
     meanings: Sequence[Hashable | None],
     marks: Sequence[Hashable | None] = (),
     *,
-    across_halves: bool = True,
+    across_halves: bool = False,
 ) -> dict[int, int]:
     """For each op whose results an earlier op gives as well, that op.
 

@@ -38,6 +38,10 @@ class BwdCse(ModulePass):
     nor ops that the user marked differently. What a ``bwd.recompute_barrier`` gives is no other's value, so that a
     chain that is recomputed on purpose stays one.
 
+    By default each half keeps its own: what the backward computes anyway from what is saved anyway would become one
+    more value of the forward, which heuristics against recomputation then save. (Merged across the halves, min-cut
+    saves 13% more of a transformer block.)
+
     The names of merged values are kept on the module, as ``bwd.merged = {merged = "kept"}``: the captured graph, from
     which names come, is to be changed in the same way.
     """
@@ -46,8 +50,8 @@ class BwdCse(ModulePass):
     description: ClassVar[str] = "Merge ops that compute the same, before partitioning"
 
     across_halves: bool = field(
-        default=True,
-        metadata={"help": "merge ops of the backward into the forward's too: more to choose from for what is saved"},
+        default=False,
+        metadata={"help": "merge ops of the backward into the forward's too: fewer ops, but more values to save"},
     )
 
     def apply(self, module: ir.Operation) -> None:

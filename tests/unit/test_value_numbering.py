@@ -14,7 +14,7 @@ def meanings(graph: JointGraph) -> list[Hashable]:
     return [(op.name, tuple(graph.values[r].bytes for r in op.results)) for op in graph.ops]
 
 
-def merged(text: str, *, across_halves: bool = True) -> dict[str, str]:
+def merged(text: str, *, across_halves: bool = False) -> dict[str, str]:
     graph = parse_graph(text)
     found = find_duplicates(graph, meanings(graph), across_halves=across_halves)
     name = [graph.values[op.results[0]].name for op in graph.ops]
@@ -71,8 +71,8 @@ def test_halves_can_be_kept_apart() -> None:
         forward y
         backward g
     """
-    assert merged(text) == {"b": "a", "c": "a", "d": "a"}
-    assert merged(text, across_halves=False) == {"b": "a", "d": "c"}
+    assert merged(text) == {"b": "a", "d": "c"}
+    assert merged(text, across_halves=True) == {"b": "a", "c": "a", "d": "a"}
 
 
 def test_marked_ops_merge_with_their_like_only() -> None:

@@ -1,5 +1,5 @@
-// RUN: retrograd-opt %s --split-input-file -p 'bwd-cse' | FileCheck %s
-// RUN: retrograd-opt %s --split-input-file -p 'bwd-cse{across-halves=false}' | FileCheck %s --check-prefix=HALVES
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-cse{across-halves=true}' | FileCheck %s
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-cse' | FileCheck %s --check-prefix=HALVES
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-cse,cse,convert-bwd-to-func' | FileCheck %s --check-prefix=KEPT
 
 !square = !torch.vtensor<[4,4],f32>
