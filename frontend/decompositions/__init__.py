@@ -14,7 +14,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-from retrograd.frontend.decompositions import attention, convolution, indexing, numerics, pooling, sampling
+from retrograd.frontend.decompositions import attention, axes, convolution, indexing, numerics, pooling, sampling
 from retrograd.frontend.decompositions.entry import Decomposition
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table"]
@@ -24,6 +24,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *attention.ENTRIES,
     *pooling.ENTRIES,
     *indexing.ENTRIES,
+    *axes.ENTRIES,
     *numerics.ENTRIES,
     *sampling.ENTRIES,
 )

@@ -89,6 +89,23 @@ def check(op: Any, *args: Any, strides: bool = False, gone: bool = True, **kwarg
     assert_close(traced(op, *args, gone=gone, **kwargs), op(*args, **kwargs), strides=strides)
 
 
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_scatters_along_an_axis_counted_from_the_end(dim: int) -> None:
+    x, source, index = torch.randn(3, 4), torch.randn(2, 3), torch.randint(3, (2, 3))
+    rest: list[tuple[Any, tuple[Any, ...]]] = [
+        (aten.scatter_add.default, (source,)),
+        (aten.scatter.src, (source,)),
+        (aten.scatter.value, (0.5,)),
+        (aten.scatter_reduce.two, (source, "sum")),
+    ]
+    index[0] = index[1] if dim == -2 else index[0]
+    for op, last in rest:
+        graph, tensors = trace(op, x, dim, index, *last)
+        (node,) = (n for n in graph.graph.nodes if n.target == op)
+        assert node.args[1] == dim + 2
+        assert_close(graph(*tensors), op(x, dim, index, *last))
+
+
 CONVOLUTIONS = {
     # name: batch, channels, filters, spatial, kernel, stride, padding, dilation, groups
     "plain": (2, 3, 5, (7, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1),
