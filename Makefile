@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration wheel bench format clean
+.PHONY: help setup demo test lint types lit unit integration fuzz wheel bench format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ unit: $(STAMP) ## the unit tests
 
 integration: $(STAMP) ## the integration tests: graphs captured, compiled and run
 	$(PYTEST) tests/integration
+
+fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table and what went wrong go to build/fuzz
+	$(BIN)/python tests/fuzz/run.py --graphs $(or $(GRAPHS),2000) --seed $(or $(SEED),0)
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

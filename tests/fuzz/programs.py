@@ -1,0 +1,105 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Random programs of tensor ops: what they are, as source text that can be read, run and pasted into a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An argument of a program: floating point, of a ``layout`` in memory; or ``indices``, int64 zeros and ones."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = "contiguous"
+    requires_grad: bool = False
+    indices: bool = False
+
+    def make(self, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor; the same values for the same generator, whatever ``dtype`` takes the place of its own."""
+        if self.indices:
+            return torch.randint(2, self.shape, generator=generator)
+        own: torch.dtype = getattr(torch, self.dtype)
+        # Through the program's own dtype, so that a reference of higher precision starts from the same numbers.
+        values = torch.randn(self.shape, generator=generator, dtype=torch.float64).to(own).to(dtype or own)
+        return self._lay_out(values).requires_grad_(self.requires_grad)
+
+    def _lay_out(self, values: Tensor) -> Tensor:
+        match self.layout:
+            case "transposed":
+                return values.transpose(0, -1).contiguous().transpose(0, -1)
+            case "strided":
+                return torch.stack((values, values + 1), dim=-1)[..., 0]
+            case "expanded":
+                return values[:1].clone().expand(self.shape)
+            case "offset":
+                return torch.cat((values[:1], values))[1:]
+        return values
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of tensors. ``outputs`` are what it returns; the loss is a sum over those of ``differentiated``."""
+
+    inputs: tuple[Input, ...]
+    statements: tuple[str, ...]
+    outputs: tuple[str, ...]
+    differentiated: tuple[bool, ...]
+    seed: int
+    partition: str = "min-cut"
+
+    def source(self) -> str:
+        """The program as a Python function ``model``."""
+        arguments = ", ".join(i.name for i in self.inputs)
+        lines = [f"def model({arguments}):", *(f"    {s}" for s in self.statements)]
+        return "\n".join([*lines, f"    return {', '.join(self.outputs)},"]) + "\n"
+
+    def function(self, *, precise: bool = False) -> Callable[..., tuple[Tensor, ...]]:
+        """The function itself; where it is to be ``precise``, it casts to no dtype below f64."""
+        source = self.source()
+        if precise:
+            source = source.replace("torch.bfloat16", "torch.float64").replace("torch.float32", "torch.float64")
+        scope: dict[str, Any] = {"torch": torch, "F": F}
+        exec(compile(source, "<fuzz>", "exec"), scope)
+        function: Callable[..., tuple[Tensor, ...]] = scope["model"]
+        return function
+
+    def arguments(self, *, precise: bool = False) -> list[Tensor]:
+        """New arguments, the same each time."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return [i.make(generator, torch.float64 if precise else None) for i in self.inputs]
+
+    def describe(self) -> str:
+        """All that a report needs to run it again."""
+        rows = "\n".join(f"# {i}" for i in self.inputs)
+        options = f"differentiated={self.differentiated} seed={self.seed} partition={self.partition}"
+        return f"{rows}\n# {options}\n{self.source()}"
+
+
+def without_statement(program: Program, index: int) -> Program:
+    """The program less one statement; whether it still runs is another question."""
+    statements = (*program.statements[:index], *program.statements[index + 1 :])
+    return _replace(program, statements, program.outputs, program.differentiated)
+
+
+def with_outputs(program: Program, kept: Sequence[int]) -> Program:
+    """The program with some of its outputs only."""
+    outputs, used = zip(*((program.outputs[i], program.differentiated[i]) for i in kept), strict=True)
+    return _replace(program, program.statements, outputs, used)
+
+
+def _replace(
+    program: Program, statements: tuple[str, ...], outputs: tuple[str, ...], used: tuple[bool, ...]
+) -> Program:
+    return Program(program.inputs, statements, outputs, used, program.seed, program.partition)

@@ -1,0 +1,125 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A few random programs, the same each time, compiled beside eager; ``make fuzz`` runs thousands of others.
+
+Beside them: what the fuzzer itself must not miss, and programs that it found to be compiled wrongly once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import run as fuzz
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from judge import Run, Verdict, compare, judge, shrink
+from programs import Input, Program
+from strategies import programs
+
+IDS = Input("ids", (3,), "int64", indices=True)
+
+
+@settings(
+    max_examples=3,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(programs(least=14))
+def test_random_programs(program: Program) -> None:
+    verdict = judge(program)
+    assert verdict.kind in ("right", "refused", "no program"), f"{verdict}\n{program.describe()}"
+
+
+def program(*statements: str, shape: tuple[int, ...] = (3, 4, 5), dtype: str = "float32") -> Program:
+    """A program of one argument that requires grad; its last value is what it returns."""
+    inputs = (Input("x", shape, dtype, requires_grad=True), IDS)
+    return Program(inputs, statements, (statements[-1].partition(" = ")[0],), (True,), seed=0)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        program("v0 = torch.gather(x, -2, torch.zeros_like(x, dtype=torch.int64) + 1)"),
+        program("v0 = torch.scatter_add(x, -3, torch.zeros_like(x, dtype=torch.int64) + 1, x * 0.5)"),
+    ],
+    ids=["gather_axis_from_the_end", "scatter_add_axis_from_the_end"],
+)
+def test_programs_that_were_wrong_once(found: Program) -> None:
+    verdict = judge(found)
+    assert verdict.kind == "right", verdict
+
+
+def test_refusals_are_told_by_the_op() -> None:
+    verdict = judge(program("v0 = torch.multinomial(x.reshape(-1).abs(), 2) * x.sum()"))
+    assert verdict.kind == "refused"
+    assert "CaptureError" in verdict.reason
+
+
+def test_what_eager_refuses_is_no_program() -> None:
+    assert judge(program("v0 = x.log()")).kind == "no program"
+    assert judge(program("v0 = torch.sigmoid(x)", "v0.mul_(2)", "v0 = v0 * 1")).kind == "no program"
+
+
+def test_a_difference_is_seen() -> None:
+    right = {"output 0": torch.ones(4), "gradient of x": torch.full((3,), 2.0), "gradient of y": None}
+    precise = {name: None if value is None else value.double() for name, value in right.items()}
+    zero = {**right, "gradient of y": torch.zeros(2)}
+    assert compare(Run(zero), Run(right), Run(precise)) == []
+    for name, wrong in (
+        ("output 0", torch.tensor([1.0, 1.0, 1.0, 1.001])),
+        ("output 0", torch.ones(4, dtype=torch.float64)),
+        ("gradient of x", None),
+        ("gradient of x", torch.full((3,), 2.001)),
+        ("gradient of x", torch.full((3,), float("nan"))),
+        ("gradient of y", torch.ones(2)),
+    ):
+        assert [p.partition(":")[0] for p in compare(Run({**zero, name: wrong}), Run(right), Run(precise))] == [name]
+
+
+def test_a_program_shrinks_to_what_goes_wrong() -> None:
+    whole = Program(
+        (Input("x", (3,), "float32"),),
+        ("v0 = x + 1", "v1 = v0.tanh()", "v2 = x.sin()", "v3 = v2 * v0", "v4 = x * 2"),
+        ("v1", "v3", "v4"),
+        (True, True, True),
+        seed=0,
+    )
+
+    def judged(candidate: Program) -> Verdict:
+        try:
+            candidate.function()(torch.ones(3))
+        except NameError:
+            return Verdict("no program")
+        return Verdict("wrong" if "sin" in candidate.source() else "right")
+
+    small = shrink(whole, "wrong", judged)
+    assert small.outputs == ("v1",) or small.outputs == ("v3",)
+    assert "v2 = x.sin()" in small.statements
+    assert "v4 = x * 2" not in small.statements
+
+
+def test_arguments_are_of_their_layout_and_the_same_each_time() -> None:
+    layouts = ("contiguous", "transposed", "strided", "expanded", "offset")
+    made = Program(tuple(Input(name, (2, 3), "float64", name, True) for name in layouts), (), (), (), seed=7)
+    first, second = made.arguments(), made.arguments()
+    assert all(map(torch.equal, first, second))
+    assert [t.stride() for t in first] == [(3, 1), (1, 2), (6, 2), (0, 1), (3, 1)]
+    assert first[4].storage_offset() == 3
+    assert all(t.is_leaf and t.requires_grad and t.shape == (2, 3) for t in first)
+
+
+def test_a_process_that_ends_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"program": "first"}, {"kind": "right", "reason": "", "report": ""}, {"program": "second"}]
+    child = f"import os; [print(l) for l in {[json.dumps(line) for line in lines]!r}]"
+    child += "; import sys; sys.stdout.flush(); os.abort()"
+    monkeypatch.setattr(fuzz, "worker_command", lambda seed: [sys.executable, "-c", child])
+    tally = fuzz.Tally()
+    for event in fuzz.run_batch(0):
+        tally.add(*event)
+    assert tally.kinds == {"right": 1, "crashed": 1}
+    assert tally.bad == ["# crashed: exit status -6\nsecond"]
