@@ -22,13 +22,26 @@ class VerificationError(RuntimeError):
     """A compiled output, buffer or gradient differs from eager's by more than rounding; the message names it."""
 
 
-def verified(call: Call, captured: CapturedGraph, reference: Call | None = None) -> Call:
-    """``call``, whose first use is compared with the captured model, or ``reference``, on copies of its arguments."""
+def verified(
+    call: Call,
+    captured: CapturedGraph,
+    reference: Call | None = None,
+    locate: Callable[[Sequence[torch.Tensor]], str] | None = None,
+) -> Call:
+    """``call``, whose first use is compared with the captured model, or ``reference``, on copies of its arguments.
+
+    Where they differ, the error ends with what ``locate`` says of the arguments.
+    """
     pending = [True]
 
     def checked(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if pending:
-            compare_with_eager(call, captured, primals, reference)
+            try:
+                compare_with_eager(call, captured, primals, reference)
+            except VerificationError as error:
+                if locate is None:
+                    raise
+                raise VerificationError(f"{error}\n{locate(primals)}") from error
             pending.clear()
         return call(primals)
 
@@ -92,15 +105,29 @@ def _run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequ
     return outputs
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """The relative error that rounding explains; none of integers and booleans."""
+    return TOLERANCES.get(dtype, 0.0)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
+    """Norm of the difference over the norm of ``expected``, or ``floor`` if that is larger; infinite if infinities or
+    NaNs are in other places."""
+    a, b = found.detach().double(), expected.detach().double()
+    finite = a.isfinite() & b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    difference = float((a - b).norm())
+    return difference / max(float(b.norm()), floor, 1e-30) if difference else 0.0
+
+
 def _compare(name: str, compiled: torch.Tensor, eager: torch.Tensor, *, floor: float = 0.0) -> None:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         raise VerificationError(
             f"{name}: compiled {compiled.dtype} {tuple(compiled.shape)}, eager {eager.dtype} {tuple(eager.shape)}"
         )
-    a, b = compiled.detach().double(), eager.detach().double()
-    difference = float((a - b).norm())
-    error = 0.0 if difference == 0 else difference / max(float(b.norm()), floor, 1e-30)
-    tolerance = TOLERANCES.get(eager.dtype, 0.0)
+    error, tolerance = relative_error(compiled, eager, floor), tolerance_of(eager.dtype)
     if not error <= tolerance:
         raise VerificationError(
             f"{name}: the compiled value differs from eager's by {error:.2e} (relative norm; {tolerance:.0e} is "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class UnknownTarget(ValueError):
@@ -26,6 +26,10 @@ class Target:
     driver: str
     flags: tuple[str, ...]
     ladder: tuple[tuple[str, ...], ...]
+
+    def only(self, flags: tuple[str, ...]) -> Target:
+        """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""
+        return replace(self, ladder=(flags, tuple(flag for flag in flags if flag != _DATA_TILING)))
 
     def find_rungs(self, linalg: str) -> tuple[tuple[str, ...], ...]:
         """The sets of flags to try on a module: of the ladder, those that are of use to it.

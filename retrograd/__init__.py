@@ -9,7 +9,8 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd.api import compile_backward, load
+    from retrograd.api import bisect, compile_backward, load
+    from retrograd.bisection import Bisection
     from retrograd.frontend.checkpoints import save
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "ArgumentError": "retrograd.runtime.calling",
     "ArtifactError": "retrograd.runtime.artifact",
+    "Bisection": "retrograd.bisection",
     "CaptureError": "retrograd.frontend.source",
     "CompileError": "retrograd.pipelines.errors",
     "CompiledBackward": "retrograd.runtime.compiled",
@@ -47,6 +49,7 @@ _EXPORTS = {
     "SavePolicy": "retrograd.pipelines.save_policy",
     "UnknownTarget": "retrograd.pipelines.targets",
     "VerificationError": "retrograd.frontend.verification",
+    "bisect": "retrograd.api",
     "compile_backward": "retrograd.api",
     "load": "retrograd.api",
     "must_recompute": "retrograd.pipelines.save_policy",
@@ -60,6 +63,7 @@ _EXPORTS = {
 __all__ = [
     "ArgumentError",
     "ArtifactError",
+    "Bisection",
     "CaptureError",
     "CompileError",
     "CompiledBackward",
@@ -71,6 +75,7 @@ __all__ = [
     "UnknownTarget",
     "VerificationError",
     "__version__",
+    "bisect",
     "compile_backward",
     "load",
     "must_recompute",

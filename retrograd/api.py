@@ -9,13 +9,16 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
 
+from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import compile_with_dynamo
+from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import CompiledFunction, bind, bind_traced
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.random_ops import find_seed
@@ -23,6 +26,7 @@ from retrograd.frontend.signature import Signature
 from retrograd.frontend.verification import verified
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
+from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
@@ -34,7 +38,7 @@ from retrograd.pipelines.staged import (
     mark_module,
     stage_module,
 )
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.targets import Target, find_target
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, Bridge, run_function
@@ -112,14 +116,17 @@ def compile_backward(
         call = bind(captured, built.function(FORWARD), backward)
         if verify:
             traced = bool(backward.narrowed) or find_seed(captured.graph_module.graph) is not None
-            call = verified(call, captured, bind_traced(model, args, kwargs, backward) if traced else None)
+            reference = bind_traced(model, args, kwargs, backward) if traced else None
+            locate = None if backward.narrowed else partial(_locate, captured, built, find_target(target))
+            call = verified(call, captured, reference, locate)
     manifest = _manifest(captured, built, options, _name_of(model), phases)
     convention = _convention(captured.signature, manifest)
     names, training = [e.name for e in convention.state], captured.signature.training
     state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))
-    return CompiledBackward(
-        call, convention, state, built.program, built.executable.vmfb, manifest, _stage_reader(built.staged)
-    )
+    how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
+    again = partial(how, model)
+    stages = _stage_reader(built.staged)
+    return CompiledBackward(call, convention, state, built.program, built.executable.vmfb, manifest, stages, again)
 
 
 def load(
@@ -144,6 +151,54 @@ def load(
     if model is not None:
         convention.check_state(state.tensors())
     return CompiledBackward(Bridge(program, manifest), convention, state, program, artifact.vmfb, manifest, _no_ir)
+
+
+def bisect(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str = "cpu",
+    partition: Literal["default", "min-cut", "budget"] = "min-cut",
+    memory_budget: int | float | str | None = None,
+    save_policy: SavePolicy | None = None,
+    artifact: str | os.PathLike[str] | None = None,
+) -> Bisection:
+    """The first op of ``model(*args, **kwargs)`` or its backward whose compiled value parts from eager's, or that does
+    not compile.
+
+    Arguments are those of :func:`compile_backward`, and are run on. ``artifact`` is a file that was saved from this
+    model, whose code to test in place of newly compiled code; ``partition`` is then the one it was compiled with.
+
+    Raises:
+        CaptureError, PipelineError, UnknownTarget, ValueError: as for :func:`compile_backward`; also for values that
+        are saved in narrower types, which are not eager's.
+        ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
+    """
+    options = _Options(target, partition, True, memory_budget, save_policy)
+    with _COMPILING, contextlib.ExitStack() as stack:
+        captured = capture_joint(stack, model, args, kwargs)
+
+        def imported() -> Any:
+            module = import_graph(captured.graph_module, captured.signature)
+            mark_module(module, options.policy)
+            return module
+
+        executable: Executable | None = None
+        try:
+            built = _build(imported(), options, Progress())
+            staged, executable = built.staged, built.executable
+        except CompileError:
+            staged = stage_module(imported(), "min-cut" if partition == "budget" else partition, Progress())
+    # After the trace is closed, in which every tensor would be a fake one.
+    values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
+    if artifact is not None:
+        executable = saved_executable(artifact, staged)
+    return find_fault(staged, find_target(target), values, executable)
+
+
+def _locate(captured: CapturedGraph, built: _Built, target: Target, primals: Sequence[torch.Tensor]) -> str:
+    return str(find_fault(built.staged, target, record_values(captured.graph_module, primals), built.executable))
 
 
 def dynamo_backend(

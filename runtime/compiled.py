@@ -39,6 +39,7 @@ class CompiledBackward:
         vmfb: bytes,
         manifest: Manifest,
         ir: Callable[[str], str],
+        bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
     ) -> None:
         self._call = call
         self._convention = convention
@@ -47,6 +48,7 @@ class CompiledBackward:
         self._vmfb = vmfb
         self.manifest = manifest
         self._ir = ir
+        self._bisect = bisect
         self._has_run = False
         self._peak: int | None = None
 
@@ -100,6 +102,16 @@ class CompiledBackward:
             self._peak = measure_peak(self._program, self.manifest.function(FORWARD), self.manifest.function(BACKWARD))
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**self.manifest.report, "peak_bytes_measured": measured})
+
+    def bisect(self, *args: Any, **kwargs: Any) -> Any:
+        """The first op whose compiled value parts from eager's when the model is called so, as a ``Bisection``.
+
+        Raises:
+            ValueError: the program was loaded, or bound to another model.
+        """
+        if self._bisect is None:
+            raise ValueError("this program does not know its model: use retrograd.bisect(model, args, artifact=file)")
+        return self._bisect(args, kwargs)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

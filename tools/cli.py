@@ -87,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     add_compile(commands)
     add_run(commands)
+    add_bisect(commands)
     explain = add_command(commands, "explain", "say what a compiled file holds")
     explain.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
     explain.add_argument("--json", action="store_true", help="print JSON")
@@ -109,11 +110,26 @@ def add_command(commands: Any, name: str, text: str, **options: Any) -> argparse
 def add_compile(commands: Any) -> None:
     """Add ``retrograd compile``."""
     parser = add_command(commands, "compile", "compile the forward and backward of a model into one file")
+    add_model_options(parser)
+    parser.add_argument("-o", type=Path, required=True, metavar="FILE", help="the file to write, such as model.vmfb")
+    parser.add_argument("--verify", action="store_true", help="run a step and compare it with eager's before writing")
+    parser.add_argument("--no-cache", action="store_true", help="compile even what the cache has, and keep nothing")
+    parser.add_argument(
+        "--emit-mlir",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="STAGE:FILE",
+        help="write the IR at imported, partitioned, scheduled or linalg, too",
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which model to compile, and how."""
     parser.add_argument(
         "factory",
         help="package.module:factory or path/to/file.py:factory, which returns (model, args) or (model, args, kwargs)",
     )
-    parser.add_argument("-o", type=Path, required=True, metavar="FILE", help="the file to write, such as model.vmfb")
     parser.add_argument("--target", default="cpu", help="kind of device to compile for (cpu)")
     parser.add_argument(
         "--partition",
@@ -126,15 +142,24 @@ def add_compile(commands: Any) -> None:
         metavar="SIZE",
         help="for --partition budget: most bytes alive at once, as 64MiB, or a fraction of the default's, as 0.5",
     )
-    parser.add_argument("--verify", action="store_true", help="run a step and compare it with eager's before writing")
-    parser.add_argument("--no-cache", action="store_true", help="compile even what the cache has, and keep nothing")
+
+
+def add_bisect(commands: Any) -> None:
+    """Add ``retrograd bisect``."""
+    parser = add_command(commands, "bisect", "find the first op that is compiled wrongly, or not at all")
+    add_model_options(parser)
     parser.add_argument(
-        "--emit-mlir",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="STAGE:FILE",
-        help="write the IR at imported, partitioned, scheduled or linalg, too",
+        "-o",
+        type=Path,
+        default=Path("reproducer"),
+        metavar="FOLDER",
+        help="where to write the reproducer: MLIR, tensors and a script that shows the fault (reproducer)",
+    )
+    parser.add_argument(
+        "--artifact",
+        type=Path,
+        metavar="FILE",
+        help="test the code in this file, which was compiled from the model, with its target and partition",
     )
 
 

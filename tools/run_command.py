@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from retrograd.frontend.verification import TOLERANCES
+from retrograd.frontend.verification import relative_error, tolerance_of
 from retrograd.pipelines.targets import find_target
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
@@ -92,20 +92,9 @@ def print_results(
     print_table(columns, rows, f"{function.name}: {len(rows)} results", right=("norm", "difference"))
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference over the norm of ``expected``; infinite if infinities or NaNs are in other places."""
-    a, b = found.double(), expected.double()
-    finite = a.isfinite() & b.isfinite()
-    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
-        return float("inf")
-    a, b = a[finite], b[finite]
-    difference = float((a - b).norm())
-    return difference / max(float(b.norm()), 1e-30) if difference else 0.0
-
-
 def check_errors(errors: dict[str, float], expected: dict[str, torch.Tensor], tolerance: float | None) -> None:
     """Raise CommandError where a result differs by more than ``tolerance``, or, if None, than rounding explains."""
-    allowed = {n: TOLERANCES.get(t.dtype, 0.0) if tolerance is None else tolerance for n, t in expected.items()}
+    allowed = {n: tolerance_of(t.dtype) if tolerance is None else tolerance for n, t in expected.items()}
     wrong = [name for name, error in errors.items() if not error <= allowed[name]]
     if wrong:
         first = f"{wrong[0]} by {errors[wrong[0]]:.2e} (relative norm; {allowed[wrong[0]]:.0e} is allowed)"

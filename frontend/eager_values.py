@@ -1,0 +1,92 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What every value of a captured graph is in eager: what slices of a compiled program are given and compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import TangentAOTInput
+from torch.fx import GraphModule, Interpreter, Node
+
+from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.verification import relative_error, tolerance_of
+
+# A value that is zero but for rounding, as the mean of what was centred, is measured against what it was computed from.
+_OF_OPERANDS = 1e-2
+
+
+@dataclass(frozen=True)
+class EagerValues:
+    """The tensors of a captured graph by the names of their nodes, from one run op by op."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def find_difference(
+        self, names: Sequence[str], results: Sequence[torch.Tensor], operands: Mapping[str, Sequence[str]]
+    ) -> str | None:
+        """What the first of ``results`` that differs from its value by more than rounding is, and by how much.
+
+        ``operands`` has the names of the values that one is computed from.
+        """
+        for name, result in zip(names, results, strict=True):
+            value = self.tensors[name]
+            floor = max((_norm(self.tensors[o]) for o in operands.get(name, ())), default=0.0) * _OF_OPERANDS
+            error = relative_error(result, value, floor)
+            if not error <= tolerance_of(value.dtype):
+                return (
+                    f"{name}, {str(value.dtype).removeprefix('torch.')} {list(value.shape)}, differs from eager's by "
+                    f"{error:.2e} (relative norm; {tolerance_of(value.dtype):.0e} is allowed)"
+                )
+        return None
+
+
+def find_primals(captured: CapturedGraph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The primals of a captured graph: the model's parameters and buffers as they are, then the tensor arguments."""
+    named = {**dict(captured.module.named_parameters()), **dict(captured.module.named_buffers())}
+    state = [named[name] for name in (*captured.joint.params_spec, *captured.joint.buffers_spec)]
+    leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs)))
+    return [*state, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
+
+
+def record_values(graph_module: GraphModule, primals: Sequence[torch.Tensor]) -> EagerValues:
+    """Run a joint graph in eager on ``primals``, with tangents and a seed drawn from torch's default generator.
+
+    The primals are only read; the generator is as before afterwards.
+    """
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        given = iter(primals)
+        arguments = [
+            _draw_tangent(node) if isinstance(node.meta["desc"], TangentAOTInput) else next(given).detach()
+            for node in placeholders
+        ]
+        recorder = _Recorder(graph_module)
+        recorder.run(*arguments)
+    return EagerValues(recorder.tensors)
+
+
+class _Recorder(Interpreter):
+    """Runs a graph and keeps what each node gives."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor):
+            self.tensors[n.name] = value
+        return value
+
+
+def _draw_tangent(node: Node) -> torch.Tensor:
+    value = node.meta["val"]
+    return torch.randn(value.shape, dtype=value.dtype, device=value.device)
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(tensor.double().norm()) if tensor.is_floating_point() else 0.0

@@ -1,0 +1,191 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Faults put into a compiler are found, named, cut out and reproduced; where there is none, none is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+from retrograd import bisection
+from retrograd.pipelines import staged
+from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.tools import cli
+
+FACTORY = """\
+import torch
+
+
+def mlp():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3), torch.nn.Softplus())
+    return model, (torch.randn(5, 4),)
+
+
+def other():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)), (torch.randn(5, 4),)
+"""
+
+
+def make_mlp() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.Softplus())
+    return model, torch.randn(5, 4)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What these tests compile is wrong on purpose: nobody else may find it."""
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Lets every lowering put one op in place of another."""
+
+    def inject(right: str, wrong: str) -> None:
+        def lower(source: bytes, *, locations: bool = True) -> str:
+            return lower_to_linalg(source, locations=locations).replace(right, wrong)
+
+        monkeypatch.setattr(staged, "lower_to_linalg", lower)
+        monkeypatch.setattr(bisection, "lower_to_linalg", lower)
+
+    return inject
+
+
+def run_script(script: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run([script], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+
+
+def test_nothing_is_found_in_a_program_that_is_right() -> None:
+    model, x = make_mlp()
+    found = retrograd.bisect(model, (x,))
+    assert not found
+    assert found.trials == 0
+    with pytest.raises(ValueError, match="no reproducer"):
+        found.write("nowhere")
+
+
+def test_miscompiled_op_is_found_and_reproduced(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
+    model, x = make_mlp()
+    miscompile("math.tanh", "math.atan")
+    found = retrograd.bisect(model, (x,))
+    assert (found.kind, found.function, found.op, found.ops) == ("values", "forward", "torch.aten.tanh", 1)
+    assert "activation.py" in found.location
+    script = found.write(tmp_path / "reproducer")
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert lines[3].startswith("retrograd-opt slice.mlir")
+    # Without the line that lowers anew, which would mend it: the lowering is what this test broke.
+    script.write_text("\n".join([*lines[:3], *lines[4:]]), encoding="utf-8")
+    shown = run_script(script)
+    assert shown.returncode != 0
+    assert "[FAILED]" in shown.stdout
+    script.write_text("\n".join(lines), encoding="utf-8")
+    mended = run_script(script)
+    assert mended.returncode == 0, mended.stderr
+    assert "[SUCCESS]" in mended.stdout
+
+
+def test_miscompiled_op_of_the_backward_is_found(miscompile: Callable[[str, str], None]) -> None:
+    """The backward is given what eager saved: a fault in the forward would be found there."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w).square().sum()
+
+    arguments = [torch.randn(3, 4), torch.randn(4, 2, requires_grad=True)]
+    miscompile("arith.cmpf ole", "arith.cmpf oge")
+    found = retrograd.bisect(model, arguments)
+    assert (found.kind, found.function) == ("values", "backward")
+    assert found.op in ("torch.aten.le.Scalar", "torch.aten.threshold_backward")
+
+
+def test_verification_names_the_op(miscompile: Callable[[str, str], None]) -> None:
+    model, x = make_mlp()
+    miscompile("math.tanh", "math.atan")
+    step = retrograd.compile_backward(model, (x,), verify=True, cache=False)
+    with pytest.raises(retrograd.VerificationError, match=r"(?s)output: .* parts from eager's is torch\.aten\.tanh"):
+        step(x)
+
+
+def test_a_step_bisects_itself(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
+    model, x = make_mlp()
+    step = retrograd.compile_backward(model, (x,))
+    assert not step.bisect(x)
+    miscompile("math.exp ", "math.exp2 ")
+    monkeyed = retrograd.compile_backward(model, (x * 1,), cache=False, partition="default")
+    assert monkeyed.bisect(x).op == "torch.aten.exp"
+    step.save(tmp_path / "mlp.vmfb")
+    with pytest.raises(ValueError, match=r"use retrograd\.bisect"):
+        retrograd.load(tmp_path / "mlp.vmfb", model).bisect(x)
+
+
+def test_op_that_does_not_lower_is_cut_out(tmp_path: Path) -> None:
+    @torch.library.custom_op("retrograd_tests::cube", mutates_args=())
+    def cube(x: Tensor) -> Tensor:
+        return x**3
+
+    cube.register_fake(torch.empty_like)
+    cube.register_autograd(
+        lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+
+    def model(x: Tensor) -> Tensor:
+        cubes: Tensor = cube((x @ x.T).tanh())
+        return cubes.sum()
+
+    found = retrograd.bisect(model, (torch.randn(3, 3, requires_grad=True),))
+    assert (found.kind, found.function, found.ops) == ("lower", "forward", 1)
+    assert found.op == "torch.retrograd_tests.cube"
+    assert "test_bisect.py" in found.location
+    shown = run_script(found.write(tmp_path / "reproducer"))
+    assert shown.returncode != 0
+    assert "failed to legalize" in shown.stderr
+
+
+def test_bfloat16_and_booleans_are_reproduced(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
+    def model(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, x.tanh(), x * 2)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    miscompile("math.tanh", "math.sin")
+    found = retrograd.bisect(model, (x, torch.rand(4, 8) > 0.2))
+    assert found.op == "torch.aten.tanh"
+    folder = tmp_path / "reproducer"
+    assert run_script(found.write(folder)).returncode == 0
+    values = torch.from_numpy(np.fromfile(folder / "expected.tanh.bin", dtype=np.uint8)).view(torch.bfloat16)
+    assert torch.equal(values.reshape(4, 8), x.detach().tanh())
+
+
+def test_command(
+    miscompile: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "nets.py").write_text(FACTORY, encoding="utf-8")
+    assert cli.main(["bisect", "nets.py:mlp"]) == 0
+    assert "every value agrees" in capsys.readouterr().out
+    assert not Path("reproducer").exists()
+    miscompile("math.tanh", "math.atan")
+    assert cli.main(["compile", "nets.py:mlp", "-o", "wrong.vmfb", "--no-cache"]) == 0
+    capsys.readouterr()
+    assert cli.main(["bisect", "nets.py:mlp", "--artifact", "wrong.vmfb", "-o", "found"]) == 1
+    assert "torch.aten.tanh" in capsys.readouterr().out
+    assert (tmp_path / "found" / "reproduce.sh").exists()
+    assert cli.main(["bisect", "nets.py:other", "--artifact", "wrong.vmfb"]) == 1
+    assert "not compiled from this model" in capsys.readouterr().err
