@@ -47,8 +47,11 @@ def var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None
 
 
 def matrix_product(x: Tensor, y: Tensor) -> Any:
-    """``aten.mm`` of shapes ``[m, k]`` and ``[k, n]`` where one of the three sizes is 1: products and a sum."""
+    """``aten.mm`` of shapes ``[m, k]`` and ``[k, n]`` where one of the three sizes is 1: products and a sum;
+    zeros where one is 0."""
     (m, k), n = x.shape, y.shape[1]
+    if 0 in (m, k, n):
+        return torch.zeros(m, n, dtype=x.dtype, device=x.device)
     if not x.dtype.is_floating_point or 1 not in (m, k, n):
         return NotImplemented
     half = x.dtype in (torch.bfloat16, torch.float16)
@@ -60,6 +63,21 @@ def matrix_product(x: Tensor, y: Tensor) -> Any:
     else:
         product = (left.t() * right).sum(0, keepdim=True)
     return product.to(x.dtype)
+
+
+def log1p(x: Tensor) -> Any:
+    """``aten.log1p`` in f64, to the last digits also where ``x`` is small.
+
+    Source: Goldberg, "What every computer scientist should know about floating-point arithmetic" (1991), theorem 4.
+    """
+    if x.dtype is not torch.float64:
+        return NotImplemented
+    above = 1 + x
+    rounded = above - 1
+    # Where 1 + x rounds to 1, and where it is infinite, the quotient has no value.
+    exact = (rounded == 0) | torch.isinf(above)
+    quotient = x / torch.where(exact, 1.0, rounded)
+    return torch.where(rounded == 0, x, torch.log(above) * torch.where(exact, 1.0, quotient))
 
 
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -91,8 +109,10 @@ ENTRIES = (
     Decomposition(
         aten.mm.default,
         matrix_product,
-        "data tiling packs the whole matrix for a product with a vector, which takes longer than the product",
+        "data tiling packs the whole matrix for a product with a vector, which takes longer than the product; "
+        "iree-compile divides by zero on an empty one",
     ),
+    Decomposition(aten.log1p.default, log1p, "IREE's f64 code rounds 1 + x first: ten digits are lost for a small x"),
     Decomposition(
         aten._weight_norm_interface_backward.default, weight_norm_backward, "torch-mlir has no lowering for it"
     ),

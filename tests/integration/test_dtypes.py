@@ -1,0 +1,127 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Dtypes and layouts of arguments: gradients against eager's, in the precision of the dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+
+# Relative, of the norm of each gradient. That of f64 no computation in f32 would reach.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=dtype)
+
+
+def check(function: Callable[..., Tensor], *args: Tensor, tolerance: float | None = None) -> None:
+    """Output and gradients: dtype, shape and value; the arguments stay as they were."""
+    leaves = [a for a in args if a.requires_grad]
+    if isinstance(function, nn.Module):
+        leaves += function.parameters()
+    step = retrograd.compile_backward(function, args)
+    before = [a.detach().clone() for a in args]
+    found, expected = step(*args), function(*args)
+    tangent = random(*expected.shape, dtype=expected.dtype)
+    results = [found.detach(), *torch.autograd.grad(found, leaves, tangent)]
+    references = [expected.detach(), *torch.autograd.grad(expected, leaves, tangent)]
+    for result, reference in zip(results, references, strict=True):
+        assert (result.dtype, result.shape) == (reference.dtype, reference.shape)
+        limit = tolerance or TOLERANCES[reference.dtype]
+        error = (result.double() - reference.double()).norm()
+        assert error <= limit * reference.double().norm(), f"error {error:.2e}"
+    for argument, copy in zip(args, before, strict=True):
+        assert torch.equal(argument, copy)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_floating_point(dtype: torch.dtype) -> None:
+    def block(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        y = F.layer_norm(F.silu(x @ weight), (weight.shape[1],), scale)
+        return torch.softmax(y, dim=-1) + y.exp().mean(0) + torch.log1p(y * y).sqrt().sum(1, keepdim=True)
+
+    check(block, *(random(*s, dtype=dtype).requires_grad_() for s in ((5, 6), (6, 7), (7,))))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_integers(dtype: torch.dtype) -> None:
+    def mix(x: Tensor, numbers: Tensor) -> Tensor:
+        chosen = torch.where(numbers > 0, x, x * 2)
+        return chosen * numbers + x[numbers.long() % len(x)].sum(1)
+
+    numbers = torch.tensor([0, 1, 3, 2, 1]).to(dtype)
+    check(mix, random(5, 5).requires_grad_(), numbers)
+
+
+def test_autocast() -> None:
+    """The forward and its backward are compiled with the casts that were on when it was traced."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3))
+    x = random(5, 6).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).dtype is torch.bfloat16
+        check(model, x, tolerance=2e-2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda x: x.transpose(0, 3),
+        lambda x: x[:, 1:, ::2, :],
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x[:1].expand(4, 4, 4, 4),
+        lambda x: x[..., 0].unsqueeze(-1).expand(4, 4, 4, 4),
+    ],
+    ids=["transposed", "sliced", "channels_last", "expanded", "expanded_last"],
+)
+def test_layouts(layout: Callable[[Tensor], Tensor]) -> None:
+    x = layout(random(4, 4, 4, 4)).detach().requires_grad_()
+    weight = random(3, x.shape[1], 3, 3).requires_grad_()
+
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight, padding=1).tanh() * x.mean()
+
+    check(convolve, x, weight)
+
+
+def test_channels_last_stays() -> None:
+    """Strides of outputs and gradients are eager's."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 3, 3, padding=1).to(memory_format=torch.channels_last)
+    x = random(2, 4, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    check(layer, x)
+    step = retrograd.compile_backward(layer, (x,))
+    assert step(x).stride() == layer(x).stride()
+
+
+def test_scalars() -> None:
+    def formula(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sin() + y.exp()
+
+    check(formula, torch.tensor(0.3, requires_grad=True), torch.tensor(-1.2, requires_grad=True))
+
+
+def test_scalar_and_vector() -> None:
+    check(lambda x, s: x * s + s, random(5).requires_grad_(), torch.tensor(0.3, requires_grad=True))
+
+
+def test_empty() -> None:
+    def model(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tanh(x @ weight) + x.sum()
+
+    check(model, torch.randn(0, 4).requires_grad_(), random(4, 5).requires_grad_())
+
+
+def test_the_gradient_of_an_empty_row_is_refused_at_its_line() -> None:
+    def model(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tanh(x @ weight) + x.sum()
+
+    with pytest.raises(retrograd.CompileError, match=r"test_dtypes\.py"):
+        retrograd.compile_backward(model, (torch.randn(3, 0).requires_grad_(), random(0, 5).requires_grad_()))
