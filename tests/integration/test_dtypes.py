@@ -94,7 +94,7 @@ def test_layouts(layout: Callable[[Tensor], Tensor]) -> None:
 def test_channels_last_stays() -> None:
     """Strides of outputs and gradients are eager's."""
     torch.manual_seed(0)
-    layer = nn.Conv2d(4, 3, 3, padding=1).to(memory_format=torch.channels_last)
+    layer = nn.Conv2d(4, 3, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = random(2, 4, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
     check(layer, x)
     step = retrograd.compile_backward(layer, (x,))
