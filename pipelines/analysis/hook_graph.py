@@ -1,0 +1,167 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A backward with effects as plain data: what hook scheduling decides on, with no MLIR in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+ACCUMULATE = "accumulate_grad"
+CALL_BACKWARD = "call_backward"
+FINAL_CALLBACKS = "final_callbacks"
+POST = "post"
+POST_ACCUMULATE = "post_acc_grad"
+UNPACK = "unpack"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a task does in Python: a hook of some kind, an accumulation, a custom backward, the final callbacks.
+
+    ``number`` is the hook's, the parameter's or the function's; ``communication`` says that the hook starts something
+    that goes on while other work is done.
+    """
+
+    kind: str
+    number: int = 0
+    communication: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """An op that takes and gives tensors, by number: compute, unless it has an effect."""
+
+    takes: tuple[int, ...] = ()
+    gives: tuple[int, ...] = ()
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True)
+class HookGraph:
+    """Tasks in the order in which they were captured, and the values that are returned.
+
+    Values that no task gives are arguments, which are always there.
+    """
+
+    tasks: tuple[Task, ...]
+    results: tuple[int, ...] = ()
+
+    @cached_property
+    def producers(self) -> Mapping[int, int]:
+        """The task that gives each value; arguments are left out."""
+        return {value: number for number, task in enumerate(self.tasks) for value in task.gives}
+
+    @cached_property
+    def effects(self) -> tuple[int, ...]:
+        """The tasks with an effect, in order."""
+        return tuple(number for number, task in enumerate(self.tasks) if task.effect is not None)
+
+    @cached_property
+    def live(self) -> frozenset[int]:
+        """The tasks that must run: effects, and what they and the results need."""
+        pending = [*self.effects, *(self.producers[r] for r in self.results if r in self.producers)]
+        live: set[int] = set()
+        while pending:
+            number = pending.pop()
+            if number not in live:
+                live.add(number)
+                pending += [self.producers[v] for v in self.tasks[number].takes if v in self.producers]
+        return frozenset(live)
+
+    @cached_property
+    def dependencies(self) -> tuple[frozenset[int], ...]:
+        """For each live task the tasks that come before it in any schedule.
+
+        Besides the tasks that give what it takes, of effects:
+
+        - hooks, accumulations and custom backwards that take a value of its, in captured order (hooks of one tensor or
+          node in the order of their registration); unpack hooks apart, which take what nobody else looks at;
+        - custom backwards among themselves, since what they share is unknown;
+        - accumulations into one parameter, each with its post-accumulate hooks, which look at the parameter;
+        - a post-accumulate hook follows its accumulation, the nearest before it, and such hooks keep their order;
+        - a post hook follows whatever was captured before it and takes a value of its: all that the node took is
+          consumed; where that is an accumulation, its post-accumulate hooks too;
+        - final callbacks follow everything captured before them, and effects captured after them follow them.
+        """
+        return tuple(
+            frozenset(self._data_dependencies(n) | self._effect_dependencies(n)) if n in self.live else frozenset()
+            for n in range(len(self.tasks))
+        )
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """For each task those that have it among their `dependencies`, in order."""
+        successors: list[list[int]] = [[] for _ in self.tasks]
+        for number, needed in enumerate(self.dependencies):
+            for before in needed:
+                successors[before].append(number)
+        return tuple(map(tuple, successors))
+
+    @cached_property
+    def owners(self) -> Mapping[int, int]:
+        """The accumulation that each post-accumulate hook belongs to: the nearest before it, if there is one."""
+        owners: dict[int, int] = {}
+        last: int | None = None
+        for number in self.effects:
+            if self.kind(number) == ACCUMULATE:
+                last = number
+            elif self.kind(number) == POST_ACCUMULATE and last is not None:
+                owners[number] = last
+        return owners
+
+    def kind(self, number: int) -> str | None:
+        """The kind of a task's effect; None for compute."""
+        effect = self.tasks[number].effect
+        return None if effect is None else effect.kind
+
+    @cached_property
+    def _takers(self) -> Mapping[int, tuple[int, ...]]:
+        """The live tasks that take each value, in order."""
+        takers: dict[int, list[int]] = {}
+        for number in sorted(self.live):
+            for value in dict.fromkeys(self.tasks[number].takes):
+                takers.setdefault(value, []).append(number)
+        return {value: tuple(numbers) for value, numbers in takers.items()}
+
+    @cached_property
+    def _hooks_of(self) -> Mapping[int, tuple[int, ...]]:
+        """The post-accumulate hooks of each accumulation, in order."""
+        hooks: dict[int, list[int]] = {}
+        for hook, owner in self.owners.items():
+            hooks.setdefault(owner, []).append(hook)
+        return {owner: tuple(numbers) for owner, numbers in hooks.items()}
+
+    def _accumulations_into(self, param: int) -> Iterator[int]:
+        for number in self.effects:
+            effect = self.tasks[number].effect
+            if effect is not None and effect.kind == ACCUMULATE and effect.number == param:
+                yield number
+
+    def _data_dependencies(self, number: int) -> set[int]:
+        return {self.producers[v] for v in self.tasks[number].takes if v in self.producers}
+
+    def _effect_dependencies(self, number: int) -> set[int]:
+        """What comes before a task for what it does, not for what it takes."""
+        task = self.tasks[number]
+        if task.effect is None:
+            return set()
+        kind = task.effect.kind
+        sharing = {n for v in task.takes for n in self._takers[v]}
+        needed = {e for e in self.effects if self.kind(e) == FINAL_CALLBACKS}
+        if kind != UNPACK:
+            needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK)}
+        if kind == CALL_BACKWARD:
+            needed |= {e for e in self.effects if self.kind(e) == CALL_BACKWARD}
+        elif kind == ACCUMULATE:
+            same = set(self._accumulations_into(task.effect.number))
+            needed |= same.union(*(self._hooks_of.get(a, ()) for a in same))
+        elif kind == POST_ACCUMULATE and number in self.owners:
+            owner = self.owners[number]
+            needed |= {owner, *self._hooks_of[owner]}
+        elif kind == POST:
+            needed |= sharing.union(*(self._hooks_of.get(n, ()) for n in sharing))
+        elif kind == FINAL_CALLBACKS:
+            needed |= self.live
+        return {n for n in needed if n < number}

@@ -1,0 +1,174 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of hooks: each policy on the graphs that motivate its rules, and on random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hook_text import TextGraph, hook_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrograd.pipelines.analysis.hook_graph import HookGraph
+from retrograd.pipelines.analysis.hook_schedule import POLICIES, find_order_problem, find_stages
+
+# Two layers as captured: each has a hook on its output's gradient, and a parameter with a hook after accumulation.
+TWO_LAYERS = """
+    h1 = tensor_pre 1: g
+    w1 = h1
+    g0 = h1
+    h0 = tensor_pre 0: g0
+    w0 = h0
+    acc 1: w1
+    post_acc 11:
+    acc 0: w0
+    post_acc 10:
+    final 0:
+"""
+
+
+def schedule(text: str, policy: str) -> str:
+    parsed = TextGraph(text)
+    return parsed.show(POLICIES[policy](parsed.graph))
+
+
+def count_stages(text: str, policy: str) -> int:
+    graph = TextGraph(text).graph
+    return len(find_stages(graph, POLICIES[policy](graph)))
+
+
+def test_eager_order_keeps_the_chain_and_computes_what_is_needed_next() -> None:
+    expected = "h1 g0 h0 w1 acc1 post_acc11 w0 acc0 post_acc10 final0"
+    assert schedule(TWO_LAYERS, "eager-order") == expected
+
+
+def test_asap_accumulates_as_soon_as_the_gradient_exists() -> None:
+    assert schedule(TWO_LAYERS, "asap") == "h1 w1 acc1 post_acc11 g0 h0 w0 acc0 post_acc10 final0"
+
+
+def test_fewest_stages_cuts_only_where_compute_follows_a_hook() -> None:
+    assert schedule(TWO_LAYERS, "fewest-stages") == "h1 w1 g0 h0 acc1 post_acc11 w0 acc0 post_acc10 final0"
+    assert [count_stages(TWO_LAYERS, policy) for policy in POLICIES] == [3, 3, 3, 2]
+
+
+def test_overlap_starts_communication_before_anything_that_it_does_not_need() -> None:
+    text = """
+        a = g
+        x = tensor_pre 0: a
+        b = g
+        y = tensor_pre 1!: b
+        c = y
+        return c x
+    """
+    assert schedule(text, "asap") == "a x b y c"
+    assert schedule(text, "overlap") == "b y a x c"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_unpack_hooks_run_right_before_the_first_use(policy: str) -> None:
+    text = """
+        s = unpack 0: packed
+        p = pre 1: g
+        a = p
+        b = a s
+        q = post 2: b
+        c = s
+        return q c
+    """
+    order = schedule(text, policy).split()
+    assert order.index("s") < order.index("b")
+    # Capture runs it before the pre-hook of its node; eager, after.
+    assert (order.index("s") > order.index("p")) == (policy != "fewest-stages")
+
+
+def test_unpack_hooks_of_one_node_keep_their_order() -> None:
+    text = """
+        s = unpack 0:
+        t = unpack 1:
+        p = pre 2: g
+        a = p t
+        b = p s
+        return a b
+    """
+    assert schedule(text, "eager-order") == "p s t a b"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("a = g\nx = pre 0: a\ny = pre 1: a\nreturn x y", "x", "y"),
+        ("x = backward 0: g\na = k\nb = a\ny = backward 1: b\nreturn x y", "x", "y"),
+        ("a = g\nacc 0: a\nb = k\npost_acc 7:\nacc 1: b", "acc0", "post_acc7"),
+        ("a = g\nacc 0: a\npost_acc 7:\nacc 0: g", "post_acc7", "acc0"),
+        ("b = g\na = b\npost 0: b\nreturn a", "a", "post0"),
+        ("acc 0: g\npost_acc 1:\npost 2: g", "post_acc1", "post2"),
+        ("a = g\nreturn a\nfinal 0:", "a", "final0"),
+    ],
+    ids=["registration", "custom functions", "post-accumulate", "same parameter", "post", "post after all", "final"],
+)
+def test_true_dependencies(policy: str, text: str, before: str, after: str) -> None:
+    order = schedule(text, policy).split()
+    assert len(order) - order[::-1].index(after) > order.index(before) + 1
+
+
+def test_dead_compute_goes_and_effects_stay() -> None:
+    text = "dead = g\nsize = dead\nx = pre 0: g\nunused = x\nfinal 0:"
+    for policy in POLICIES:
+        assert schedule(text, policy) == "x final0"
+
+
+def test_accumulations_alone_cut_nothing() -> None:
+    layers = "\n".join(f"g{i + 1} = g{i}\nw{i} = g{i}\nacc {i}: w{i}" for i in range(5)) + "\nreturn g5\nfinal 0:"
+    assert [count_stages(layers, policy) for policy in POLICIES] == [1, 1, 1, 1]
+    hooked = layers.replace("w2 = g2", "h2 = tensor_pre 0: g2\nw2 = h2")
+    assert [count_stages(hooked, policy) for policy in POLICIES] == [2, 2, 2, 2]
+
+
+def test_nothing_at_all() -> None:
+    for policy in POLICIES:
+        assert POLICIES[policy](HookGraph(())) == ()
+    assert find_stages(HookGraph(()), ()) == ()
+
+
+def test_what_is_no_schedule() -> None:
+    parsed = TextGraph("a = g\nx = pre 0: a\nreturn x")
+    assert find_order_problem(parsed.graph, (0, 1)) is None
+    assert find_order_problem(parsed.graph, (1, 0)) == "task 1 runs before task 0, on which it depends"
+    assert "are missing" in str(find_order_problem(parsed.graph, (0,)))
+
+
+def all_orders(graph: HookGraph, done: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every schedule of a graph."""
+    if len(done) == len(graph.live):
+        yield done
+    for number in graph.live.difference(done):
+        if graph.dependencies[number].issubset(done):
+            yield from all_orders(graph, (*done, number))
+
+
+@given(hook_graphs(max_tasks=6))
+@settings(deadline=None, max_examples=150)
+def test_fewest_stages_is_the_fewest(graph: HookGraph) -> None:
+    best = min(len(find_stages(graph, order)) for order in all_orders(graph))
+    assert len(find_stages(graph, POLICIES["fewest-stages"](graph))) == best
+
+
+@given(hook_graphs(max_tasks=25), st.sampled_from(sorted(POLICIES)))
+@settings(deadline=None, max_examples=300)
+def test_every_policy_respects_every_dependency(graph: HookGraph, policy: str) -> None:
+    order = POLICIES[policy](graph)
+    assert find_order_problem(graph, order) is None
+    fewest = len(find_stages(graph, POLICIES["fewest-stages"](graph)))
+    assert fewest <= len(find_stages(graph, order))
+    for number in graph.live:
+        assert all(number in graph.successors[before] for before in graph.dependencies[number])
+
+
+@given(hook_graphs(max_tasks=25))
+@settings(deadline=None, max_examples=200)
+def test_eager_order_moves_unpack_hooks_alone(graph: HookGraph) -> None:
+    order = [n for n in POLICIES["eager-order"](graph) if graph.kind(n) not in (None, "unpack")]
+    assert order == [n for n in graph.effects if graph.kind(n) != "unpack"]
