@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -18,10 +18,12 @@ from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
+from retrograd.pipelines.stage_plan import StagePlan, read_plan
 from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
+from retrograd.pipelines.transforms.hook_reader import mark_communication
 
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
@@ -29,6 +31,12 @@ STAGES: dict[str, str] = {
     "partitioned": "bwd-cse,bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute,"
     "bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
+}
+# The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
+BACKWARD_STAGES: dict[str, str] = {
+    "imported": "convert-torch-operator-to-bwd,bwd-verify-legality{level=imported}",
+    "ordered": "bwd-inline-hooks,bwd-cse,bwd-schedule-hooks{POLICY},bwd-verify-legality{level=imported}",
+    "scheduled": "bwd-outline-stages,convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
 STAGE_NAMES = (*STAGES, "linalg")
 
@@ -67,6 +75,14 @@ class StagedModule:
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""
         return lower_to_linalg(self.source.encode(), locations=False)
+
+
+@dataclass(frozen=True)
+class StagedBackward:
+    """A backward with hooks: the functions that its plan calls, up to ``scheduled``, and the plan."""
+
+    module: StagedModule
+    plan: StagePlan
 
 
 @dataclass
@@ -121,6 +137,31 @@ def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["er
     """
     if policy.rules and find_function(module.operation, JOINT) is not None:
         run_pipeline(module, f'builtin.module(bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}})')
+
+
+def stage_backward(
+    module: ir.Module, hook_schedule: str, progress: Progress, communication: Collection[int] = ()
+) -> StagedBackward:
+    """Run the passes of every stage on an imported ``@backward``, in place.
+
+    ``hook_schedule`` is a policy of bwd-schedule-hooks; ``communication`` are the numbers of the hooks that start
+    something that goes on while other work is done. Hooks to be inlined are ``@hook_N`` with ``bwd.inline``.
+
+    Raises:
+        PipelineError: a pass refused the module; names the op, its location and the command that replays it.
+    """
+    texts: dict[str, str] = {}
+    for stage, passes in BACKWARD_STAGES.items():
+        with progress.phase({"imported": "verify", "ordered": "schedule", "scheduled": "outline"}[stage]):
+            if stage == "ordered":
+                mark_communication(module.operation, communication)
+            run_pipeline(module, f"builtin.module({passes.replace('POLICY', f'policy={hook_schedule}')})")
+            texts[stage] = str(module)
+    plan = read_plan(module.operation)
+    interfaces = tuple(read_interface(func) for func in functions(module.operation))
+    source = module.operation.get_asm(enable_debug_info=True)
+    merged = read_merged(module.operation)
+    return StagedBackward(StagedModule(texts, source, interfaces, {}, progress.seconds, merged), plan)
 
 
 def build_executable(

@@ -11,7 +11,9 @@ from typing import ClassVar, Literal
 from retrograd.dialects import ir
 from retrograd.dialects.roles import find_role_problems
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, find_plan_problems, read_plan
 
 _LEGAL: dict[str, tuple[str, ...]] = {
     "imported": ("builtin", "func", "torch", "bwd"),
@@ -42,7 +44,11 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class BwdVerifyLegality(ModulePass):
-    """Fails on the first op that has no place at this level, and on arguments or results without a role."""
+    """Fails on the first op that has no place at this level, on arguments or results without a role, and on a plan of
+    stages that does not fit the functions.
+
+    Whether a schedule of hooks is legal needs no check of its own: it is, exactly if tokens dominate their uses.
+    """
 
     name: ClassVar[str] = "bwd-verify-legality"
     description: ClassVar[str] = "Check that a module holds only what its level allows"
@@ -65,6 +71,17 @@ class BwdVerifyLegality(ModulePass):
                 raise PassFailure(
                     func, f"bwd-verify-legality: {problems[0]}", "set bwd.role and bwd.name when the function is built"
                 )
+        if self.level == "staged" and PLAN_ATTRIBUTE in module.attributes:
+            _check_plan(module)
+
+
+def _check_plan(module: ir.Operation) -> None:
+    try:
+        plan = read_plan(module)
+    except ValueError as error:
+        raise PassFailure(module, f"bwd-verify-legality: {error}", "let bwd-outline-stages write it") from error
+    for problem in find_plan_problems(plan, [read_interface(func) for func in functions(module)]):
+        raise PassFailure(module, f"bwd-verify-legality: in the plan, {problem}", "run bwd-outline-stages again")
 
 
 def _walk(op: ir.Operation) -> Iterator[ir.Operation]:

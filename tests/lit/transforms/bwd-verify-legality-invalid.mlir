@@ -45,3 +45,9 @@ func.func @argument_without_role(%x: i32) {
 func.func @result_without_name(%x: i32 {bwd.role = "scalar", bwd.name = "x"}) -> (i32 {bwd.role = "output"}) {
   return %x : i32
 }
+
+// -----
+
+// expected-error @below {{bwd-verify-legality: in the plan, step 0 calls @stage_0, which does not fit or is not there; run bwd-outline-stages again}}
+module attributes {bwd.plan = {arguments = [], results = [], steps = [{arguments = [], function = "stage_0", results = [], step = "run_stage"}]}} {
+}

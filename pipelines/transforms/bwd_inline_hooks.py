@@ -1,0 +1,136 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-inline-hooks``: hooks whose tensor code was traced become part of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import builders, ir
+from retrograd.pipelines.analysis.read_graph import function_type, read_joint
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.bwd_partition import find_function
+from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
+
+INLINE = "bwd.inline"
+_BUNDLES = (TUPLE, "torch.constant.none")
+_VALUES = "bwd.values"
+
+
+@dataclass(frozen=True)
+class BwdInlineHooks(ModulePass):
+    """Replaces each ``bwd.call_hook {hook = N}`` by the body of ``@hook_N``, where that is marked ``bwd.inline``.
+
+    The call leaves the chain of tokens: what precedes it precedes what follows it. The body of an unpack hook goes
+    right before the first use of what it gives, that of a pack hook right after the last use that the forward makes of
+    what it takes, others where they were called: of a value that is packed, only the packed copy is alive in between.
+    """
+
+    name: ClassVar[str] = "bwd-inline-hooks"
+    description: ClassVar[str] = "Replace calls of traced hooks by their bodies"
+
+    def apply(self, module: ir.Operation) -> None:
+        bodies = [func for func in functions(module) if INLINE in func.attributes]
+        for func in functions(module):
+            if func in bodies:
+                continue
+            for op in [view.operation for view in func.regions[0].blocks[0].operations]:
+                body = find_body(module, op)
+                if body is not None:
+                    _check(op, body, self.name)
+                    inline_hook(func, op, body)
+        for body in bodies:
+            body.erase()
+
+
+def find_body(module: ir.Operation, op: ir.Operation) -> ir.Operation | None:
+    """The traced body of the hook that an op calls; None where it stays in Python, or the op calls none."""
+    if op.name != "bwd.call_hook":
+        return None
+    body = find_function(module, f"hook_{_number(op)}")
+    return body if body is not None and INLINE in body.attributes else None
+
+
+def inline_hook(func: ir.Operation, op: ir.Operation, body: ir.Operation) -> None:
+    """Put the body of a hook in the place of a call of it in `func`."""
+    values, results, plumbing = _take_apart(op)
+    place = _find_place(func, op, values, results)
+    mapping = dict(zip(body.regions[0].blocks[0].arguments, values, strict=True))
+    for view in body.regions[0].blocks[0].operations:
+        if view.operation.name == "func.return":
+            break
+        copy = view.operation.clone(ip=ir.InsertionPoint(place)).operation
+        for index, operand in enumerate(view.operation.operands):
+            copy.operands[index] = mapping[operand]
+        _mark(copy, _number(op))
+        mapping.update(zip(view.operation.results, copy.results, strict=True))
+    returned = list(list(body.regions[0].blocks[0].operations)[-1].operation.operands)
+    for result, value in zip(results, returned[: len(results)], strict=True):
+        result.replace_all_uses_with(mapping[value])
+    op.results[1].replace_all_uses_with(op.operands[1])
+    for dead in plumbing:
+        if not any(True for result in dead.results for _ in result.uses):
+            dead.erase()
+
+
+def _take_apart(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value], list[ir.Operation]]:
+    """The tensors that a call takes and gives, and the ops to go with it, from the last to the first."""
+    given = op.operands[0]
+    bundle = given.owner if isinstance(given, ir.OpResult) and given.owner.name in _BUNDLES else None
+    values = [given] if bundle is None else list(bundle.operands)
+    unpack = next((use.owner.operation for use in op.results[0].uses if use.owner.operation.name == UNTUPLE), None)
+    if unpack is not None:
+        results = list(unpack.results)
+    else:
+        results = [op.results[0]] if any(True for _ in op.results[0].uses) else []
+    return values, results, [o for o in (unpack, op, bundle) if o is not None]
+
+
+def _find_place(
+    func: ir.Operation, op: ir.Operation, values: Sequence[ir.Value], results: Sequence[ir.Value]
+) -> ir.Operation:
+    """The op before which the body of a hook goes."""
+    kind = ir.StringAttr(op.attributes["kind"]).value
+    if kind not in ("pack", "unpack"):
+        return op
+    ops = [view.operation for view in func.regions[0].blocks[0].operations]
+    start = ops.index(op) + 1
+    first = next((n for n in range(start, len(ops)) if any(r in list(ops[n].operands) for r in results)), len(ops) - 1)
+    if kind == "unpack":
+        return ops[first]
+    tangent_ops = read_joint(func).graph.tangent_ops
+    users = [n for n in range(start, first) if any(v in list(ops[n].operands) for v in values)]
+    return ops[max((n for n in users if n not in tangent_ops), default=start - 1) + 1]
+
+
+def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
+    hook = f"@hook_{_number(op)}"
+    kind = function_type(body)
+    if len(body.regions[0].blocks) != 1:
+        raise PassFailure(body, f"{name}: {hook} has several blocks", "trace the hook without control flow")
+    for view in body.regions[0].blocks[0].operations:
+        if view.operation.name.startswith("bwd.") or any(len(r.blocks) for r in view.operation.regions):
+            message = f"{name}: {hook} does more than compute tensors"
+            raise PassFailure(view.operation, message, f"leave the hook in Python: take {INLINE} off it")
+    taken, given = (builders.bundle_type(list(types)) for types in (kind.inputs, kind.results))
+    if taken != op.operands[0].type:
+        message = f"{name}: {hook} takes {taken}, and is called with {op.operands[0].type}"
+        raise PassFailure(op, message, "trace the hook on what it is called with")
+    if given != op.results[0].type and any(True for _ in op.results[0].uses):
+        message = f"{name}: {hook} gives {given}, and {op.results[0].type} is used"
+        raise PassFailure(op, message, "trace the hook on what it is called with")
+
+
+def _mark(op: ir.Operation, hook: int) -> None:
+    """Tell the names of a body's values from those of the graph that it is put into."""
+    if _VALUES in op.attributes:
+        names = [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[_VALUES])]
+        marked = [f"hook_{hook}.{name}" if name else "" for name in names]
+        op.attributes[_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
+
+
+def _number(op: ir.Operation) -> int:
+    return int(ir.IntegerAttr(op.attributes["hook"]).value)

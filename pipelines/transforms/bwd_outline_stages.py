@@ -1,0 +1,163 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-outline-stages``: what lies between two effects becomes a function, the effects a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.hook_graph import Task
+from retrograd.pipelines.analysis.hook_schedule import find_stages
+from retrograd.pipelines.analysis.read_graph import attribute_dicts
+from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.stage_plan import (
+    AccumulateGrad,
+    CallBackward,
+    CallHook,
+    FinalCallbacks,
+    RunStage,
+    StagePlan,
+    Step,
+    insert_frees,
+    write_plan,
+)
+from retrograd.pipelines.transforms.bwd_partition import find_function
+from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
+from retrograd.pipelines.transforms.hook_reader import BACKWARD, ReadHooks, read_hooks, returned_values
+
+
+@dataclass(frozen=True)
+class BwdOutlineStages(ModulePass):
+    """Cuts ``@backward`` at its effects into ``@stage_0``, ``@stage_1``, ..., and leaves a `StagePlan` on the module.
+
+    A stage takes the tensors that its ops need from elsewhere and gives those that are needed elsewhere; ops that give
+    no tensor are in each stage that needs them. A backward with no effect stays whole, as the one stage ``@backward``.
+    """
+
+    name: ClassVar[str] = "bwd-outline-stages"
+    description: ClassVar[str] = "Cut @backward at its effects into functions, and leave the plan that runs them"
+
+    def apply(self, module: ir.Operation) -> None:
+        func = find_function(module, BACKWARD)
+        if func is None:
+            raise PassFailure(module, f"{self.name}: no function @backward in the module", "import a backward first")
+        read = read_hooks(func, self.name)
+        names = name_values(read)
+        returned = returned_values(read, func)
+        arguments = tuple(names[a] for a in read.source.graph.arguments)
+        results = tuple(names[r] for r in returned)
+        if not read.graph.effects:
+            steps: tuple[Step, ...] = (RunStage(BACKWARD, arguments, results),)
+            write_plan(module, insert_frees(StagePlan(arguments, steps, results)))
+            return
+        _check_results(func, read, returned, self.name)
+        sketches = sketch_stages(func, read, names, returned)
+        for sketch in sketches.values():
+            build_function(func, read.source, sketch)
+        plan = StagePlan(arguments, tuple(_find_steps(read, sketches, names)), results)
+        func.erase()
+        write_plan(module, insert_frees(plan))
+
+
+def name_values(read: ReadHooks) -> list[str]:
+    """A name for each value that no other value has: the one that the import gave it, numbered from the second on."""
+    taken: set[str] = set()
+    names = []
+    for value in read.source.graph.values:
+        name, number = value.name, 0
+        while name in taken:
+            number += 1
+            name = f"{value.name}.{number}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def sketch_stages(
+    func: ir.Operation, read: ReadHooks, names: Sequence[str], returned: Sequence[int]
+) -> dict[int, FunctionSketch]:
+    """The stages of a scheduled function, each under the number of its first task."""
+    graph = read.graph
+    order = [number for number in range(len(graph.tasks)) if number in graph.live]
+    own_arguments = _known_ports(read.source.graph.arguments, attribute_dicts(func, "arg_attrs"), names)
+    own_results = _known_ports(returned, attribute_dicts(func, "res_attrs"), names)
+    users: dict[int, set[int]] = {}
+    for number in order:
+        for value in graph.tasks[number].takes:
+            users.setdefault(value, set()).add(number)
+    sketches = {}
+    for index, stage in enumerate(find_stages(graph, order)):
+        tasks = [graph.tasks[number] for number in stage]
+        given = {value for task in tasks for value in task.gives}
+        ops = read.with_scalars(op for number in stage for op in read.ops[number])
+        taken = _taken(read, ops, tasks, given)
+        kept = sorted(v for v in given if v in returned or not users.get(v, set()).issubset(stage))
+        arguments = [own_arguments.get(v) or _intermediate(v, names[v]) for v in taken]
+        results = [own_results.get(v) or _intermediate(v, names[v]) for v in kept]
+        sketches[stage[0]] = FunctionSketch(f"stage_{index}", arguments, ops, results)
+    return sketches
+
+
+def _taken(read: ReadHooks, ops: Sequence[int], tasks: Sequence[Task], given: set[int]) -> list[int]:
+    """What a stage takes: tensors that none of its ops gives, and arguments of the function that are no tensors."""
+    graph = read.source.graph
+    scalars = {
+        v for op in ops for v in graph.ops[op].operands if graph.values[v].producer is None and v in graph.arguments
+    }
+    return sorted({v for task in tasks for v in task.takes} - given | scalars)
+
+
+def _known_ports(
+    values: Sequence[int], attributes: Sequence[Mapping[str, str]], names: Sequence[str]
+) -> dict[int, Port]:
+    """The function's own arguments or results as ports, by value; of one that is returned twice, the first."""
+    known: dict[int, Port] = {}
+    for value, own in zip(values, attributes, strict=True):
+        known.setdefault(value, Port(value, {**own, "bwd.value": names[value]}))
+    return known
+
+
+def _intermediate(value: int, name: str) -> Port:
+    return Port(value, {"bwd.role": "saved", "bwd.name": name, "bwd.value": name})
+
+
+def _find_steps(read: ReadHooks, sketches: Mapping[int, FunctionSketch], names: Sequence[str]) -> list[Step]:
+    steps: list[Step] = []
+    for number, task in enumerate(read.graph.tasks):
+        if number in sketches:
+            sketch = sketches[number]
+            taken, given = (tuple(names[p.value] for p in ports) for ports in (sketch.arguments, sketch.results))
+            steps.append(RunStage(sketch.name, taken, given))
+        if task.effect is not None:
+            steps.append(_effect_step(read, number, names))
+    return steps
+
+
+def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
+    graph, task = read.graph, read.graph.tasks[number]
+    effect = task.effect
+    assert effect is not None
+    arguments = tuple(names[v] for v in task.takes)
+    needed = {v for n in graph.live for v in graph.tasks[n].takes} | set(graph.results)
+    given = [names[v] if v in needed else "" for v in task.gives]
+    while given and not given[-1]:
+        given.pop()
+    match effect.kind:
+        case "accumulate_grad":
+            return AccumulateGrad(effect.number, *arguments)
+        case "call_backward":
+            return CallBackward(effect.number, arguments, tuple(given))
+        case "final_callbacks":
+            return FinalCallbacks()
+        case _:
+            return CallHook(effect.kind, effect.number, arguments, tuple(given))
+
+
+def _check_results(func: ir.Operation, read: ReadHooks, returned: Sequence[int], name: str) -> None:
+    for value in returned:
+        if not read.source.graph.values[value].is_tensor:
+            message = f"{name}: returns a {read.source.values[value].type}, which no stage can give"
+            raise PassFailure(func, message, "return tensors only")

@@ -1,0 +1,46 @@
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-outline-stages,bwd-verify-legality{level=staged}' | FileCheck %s
+
+!t = !torch.vtensor<[2],f32>
+
+// Cut at effects. A stage takes what it needs and gives what is needed; a size is in each stage that needs it; the
+// caller's own arguments and results keep their roles.
+// CHECK: module attributes {bwd.plan = {arguments = ["g", "x"], results = ["z"], steps = [
+// CHECK-SAME: {arguments = ["g"], function = "stage_0", results = ["a", "b"], step = "run_stage"}, {step = "free", values = ["g"]},
+// CHECK-SAME: {arguments = ["a"], hook = 3 : i64, kind = "tensor_pre", results = ["h"], step = "call_hook"}, {step = "free", values = ["a"]},
+// CHECK-SAME: {gradient = "b", param = 5 : i64, step = "accumulate_grad"}, {step = "free", values = ["b"]},
+// CHECK-SAME: {arguments = ["x", "h"], function = "stage_1", results = ["z"], step = "run_stage"}, {step = "free", values = ["x", "h"]},
+// CHECK-SAME: {step = "final_callbacks"}]}}
+// CHECK: func.func @stage_0(%[[G:.*]]: !torch.vtensor<[2],f32> {bwd.name = "gradient", bwd.role = "input", bwd.value = "g"}) -> (!torch.vtensor<[2],f32> {bwd.name = "a", bwd.role = "saved", bwd.value = "a"}, !torch.vtensor<[2],f32> {bwd.name = "b", bwd.role = "saved", bwd.value = "b"}) {
+// CHECK-NEXT: %[[A:.*]] = torch.aten.exp %[[G]]
+// CHECK-NEXT: %[[B:.*]] = torch.aten.neg %[[A]]
+// CHECK-NEXT: return %[[A]], %[[B]]
+// CHECK: func.func @stage_1(%[[X:.*]]: !torch.vtensor<[2],f32> {bwd.name = "x", bwd.role = "saved", bwd.value = "x"}, %[[H:.*]]: {{.*}}) -> (!torch.vtensor<[2],f32> {bwd.name = "grad.x", bwd.role = "grad", bwd.value = "z"}) {
+// CHECK-NEXT: torch.constant.int 0
+// CHECK-NEXT: %[[SIZE:.*]] = torch.aten.size.int %[[X]]
+// CHECK-NEXT: %[[Z:.*]] = torch.aten.mul.Scalar %[[H]], %[[SIZE]]
+// CHECK-NEXT: return %[[Z]]
+func.func @backward(%g: !t {bwd.role = "input", bwd.name = "gradient", bwd.value = "g"},
+                    %x: !t {bwd.role = "saved", bwd.name = "x", bwd.value = "x"}) -> (!t {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %zero = torch.constant.int 0
+  %size = torch.aten.size.int %x, %zero : !t, !torch.int -> !torch.int
+  %a = torch.aten.exp %g {bwd.values = ["a"]} : !t -> !t
+  %b = torch.aten.neg %a {bwd.values = ["b"]} : !t -> !t
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %h:2 = "bwd.call_hook"(%a, %start) {bwd.values = ["h", ""], kind = "tensor_pre", hook = 3 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %acc = "bwd.accumulate_grad"(%b, %h#1) {param = 5 : i64} : (!t, !bwd.token) -> !bwd.token
+  %z = torch.aten.mul.Scalar %h#0, %size {bwd.values = ["z"]} : !t, !torch.int -> !t
+  %end = "bwd.final_callbacks"(%acc) : (!bwd.token) -> !bwd.token
+  return %z : !t
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// No effect, no cut.
+// CHECK: bwd.plan = {arguments = ["g"], results = ["z"], steps = [{arguments = ["g"], function = "backward", results = ["z"], step = "run_stage"}, {step = "free", values = ["g"]}]}
+// CHECK: func.func @backward
+func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}) -> (!t {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %z = torch.aten.exp %g {bwd.values = ["z"]} : !t -> !t
+  return %z : !t
+}

@@ -1,0 +1,157 @@
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-schedule-hooks{policy=eager-order}' | FileCheck %s --check-prefix=EAGER
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-schedule-hooks{policy=asap}' | FileCheck %s --check-prefix=ASAP
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-schedule-hooks{policy=overlap}' | FileCheck %s --check-prefix=OVERLAP
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-schedule-hooks{policy=fewest-stages}' | FileCheck %s --check-prefix=FEWEST
+
+!t = !torch.vtensor<[2],f32>
+
+// Accumulation as soon as its gradient exists, the post-accumulate hook right after it; a tensor pre-hook right after
+// its tensor. Captured at the end, as inlined backward graphs leave them. The fewest stages: one before the hooks.
+// ASAP-LABEL: @backward
+// ASAP: %[[W:.*]] = torch.aten.neg
+// ASAP-NEXT: %[[START:.*]] = "bwd.create_token"
+// ASAP-NEXT: %[[ACC:.*]] = "bwd.accumulate_grad"(%[[W]], %[[START]]) {param = 0
+// ASAP-NEXT: torch.constant.none
+// ASAP-NEXT: %[[POST:.*]]:2 = "bwd.call_hook"({{.*}}, %[[ACC]]) {hook = 1 : i64, kind = "post_acc_grad"}
+// ASAP-NEXT: %[[X:.*]] = torch.aten.exp
+// ASAP-NEXT: "bwd.call_hook"(%[[X]], %[[POST]]#1) {hook = 0 : i64, kind = "tensor_pre"}
+// ASAP-NEXT: torch.aten.sin
+// EAGER-LABEL: @backward
+// EAGER: torch.aten.exp
+// EAGER: kind = "tensor_pre"
+// EAGER: torch.aten.neg
+// EAGER: "bwd.accumulate_grad"
+// EAGER: kind = "post_acc_grad"
+// FEWEST-LABEL: @backward
+// FEWEST: torch.aten.neg
+// FEWEST: torch.aten.exp
+// FEWEST: kind = "tensor_pre"
+// FEWEST: "bwd.accumulate_grad"
+// FEWEST: kind = "post_acc_grad"
+// FEWEST: torch.aten.sin
+func.func @backward(%g: !t) -> !t {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %w = torch.aten.neg %g : !t -> !t
+  %x = torch.aten.exp %g : !t -> !t
+  %h:2 = "bwd.call_hook"(%x, %start) {kind = "tensor_pre", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %y = torch.aten.sin %h#0 : !t -> !t
+  %acc = "bwd.accumulate_grad"(%w, %h#1) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+  %none = torch.constant.none
+  %p:2 = "bwd.call_hook"(%none, %acc) {kind = "post_acc_grad", hook = 1 : i64} : (!torch.none, !bwd.token) -> (!torch.none, !bwd.token)
+  return %y : !t
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// Unpacking is delayed to the first use, behind the pre-hook of the node, which comes right before what the node
+// computes. Two hooks on one node keep the order of their registration.
+// EAGER-LABEL: @backward
+// EAGER: hook = 1 : i64, kind = "pre"
+// EAGER: hook = 2 : i64, kind = "pre"
+// EAGER: torch.aten.exp
+// EAGER: kind = "tensor_pre"
+// EAGER: kind = "unpack"
+// EAGER-NEXT: torch.aten.mul.Tensor
+// ASAP-LABEL: @backward
+// ASAP: hook = 1 : i64, kind = "pre"
+// ASAP: hook = 2 : i64, kind = "pre"
+// ASAP: kind = "tensor_pre"
+// ASAP: kind = "unpack"
+// ASAP-NEXT: torch.aten.mul.Tensor
+// FEWEST-LABEL: @backward
+// FEWEST: hook = 1 : i64, kind = "pre"
+// FEWEST: hook = 2 : i64, kind = "pre"
+// FEWEST: torch.aten.exp
+// FEWEST: kind = "unpack"
+// FEWEST: torch.aten.mul.Tensor
+func.func @backward(%g: !t, %packed: !t) -> !t {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %s:2 = "bwd.call_hook"(%packed, %start) {kind = "unpack", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %p:2 = "bwd.call_hook"(%g, %s#1) {kind = "pre", hook = 1 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %q:2 = "bwd.call_hook"(%p#0, %p#1) {kind = "pre", hook = 2 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %e = torch.aten.exp %q#0 : !t -> !t
+  %h:2 = "bwd.call_hook"(%e, %q#1) {kind = "tensor_pre", hook = 3 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %y = torch.aten.mul.Tensor %h#0, %s#0 : !t, !t -> !t
+  return %y : !t
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// A post hook follows all that consumes what its node took: the accumulation, its hooks, and compute.
+// EAGER-LABEL: @backward
+// EAGER: "bwd.accumulate_grad"
+// EAGER: kind = "post_acc_grad"
+// EAGER: torch.aten.exp
+// EAGER: kind = "post"}
+// ASAP-LABEL: @backward
+// ASAP: "bwd.accumulate_grad"
+// ASAP: kind = "post_acc_grad"
+// ASAP: torch.aten.exp
+// ASAP: kind = "post"}
+// FEWEST-LABEL: @backward
+// FEWEST: "bwd.accumulate_grad"
+// FEWEST: kind = "post_acc_grad"
+// FEWEST: torch.aten.exp
+// FEWEST: kind = "post"}
+func.func @backward(%g: !t) -> !t {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %y = torch.aten.exp %g : !t -> !t
+  %acc = "bwd.accumulate_grad"(%g, %start) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+  %none = torch.constant.none
+  %a:2 = "bwd.call_hook"(%none, %acc) {kind = "post_acc_grad", hook = 1 : i64} : (!torch.none, !bwd.token) -> (!torch.none, !bwd.token)
+  %p:2 = "bwd.call_hook"(%g, %a#1) {kind = "post", hook = 2 : i64} : (!t, !bwd.token) -> (!torch.none, !bwd.token)
+  return %y : !t
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+
+// Dead sizes go, and what takes unused results of a hook apart; the hook stays, and so does a call that gives nothing.
+// EAGER-LABEL: @backward
+// EAGER-NEXT: %[[PAIR:.*]] = torch.prim.TupleConstruct
+// EAGER-NEXT: %[[START:.*]] = "bwd.create_token"
+// EAGER-NEXT: %[[HOOK:.*]]:2 = "bwd.call_hook"(%[[PAIR]], %[[START]])
+// EAGER-NEXT: "bwd.final_callbacks"(%[[HOOK]]#1)
+// EAGER-NEXT: return
+func.func @backward(%g: !t) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %zero = torch.constant.int 0
+  %size = torch.aten.size.int %g, %zero : !t, !torch.int -> !torch.int
+  %dead = torch.aten.neg %g : !t -> !t
+  %pair = torch.prim.TupleConstruct %g, %g : !t, !t -> !pair
+  %h:2 = "bwd.call_hook"(%pair, %start) {kind = "pre", hook = 0 : i64} : (!pair, !bwd.token) -> (!pair, !bwd.token)
+  %u:2 = torch.prim.TupleUnpack %h#0 : !pair -> !t, !t
+  %late = torch.aten.neg %u#1 : !t -> !t
+  %end = "bwd.final_callbacks"(%h#1) : (!bwd.token) -> !bwd.token
+  return
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// Communication starts before anything that it does not need; the rest fills the time.
+// OVERLAP-LABEL: module @ddp
+// OVERLAP: torch.aten.neg
+// OVERLAP: "bwd.accumulate_grad"
+// OVERLAP: bwd.communication
+// OVERLAP: torch.aten.exp
+// OVERLAP: hook = 0 : i64, kind = "tensor_pre"
+module @ddp {
+  func.func @backward(%g: !t) -> !t {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %x = torch.aten.exp %g : !t -> !t
+    %h:2 = "bwd.call_hook"(%x, %start) {kind = "tensor_pre", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    %w = torch.aten.neg %g : !t -> !t
+    %acc = "bwd.accumulate_grad"(%w, %h#1) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+    %none = torch.constant.none
+    %p:2 = "bwd.call_hook"(%none, %acc) {bwd.communication, kind = "post_acc_grad", hook = 1 : i64} : (!torch.none, !bwd.token) -> (!torch.none, !bwd.token)
+    return %h#0 : !t
+  }
+}
