@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,28 @@ JOINT = "joint"
 
 class SeedAOTInput(d.AOTInput):
     """Describes the seed of the random ops as AOTAutograd's descriptors do the other arguments."""
+
+
+@dataclass(frozen=True)
+class RuntimeInput(d.AOTInput):
+    """Describes an argument of a backward that was captured as it ran."""
+
+    role: str
+    name: str
+
+    def expr(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class RuntimeResult(d.AOTOutput):
+    """Describes a result of a backward that was captured as it ran."""
+
+    role: str
+    name: str
+
+    def expr(self) -> str:
+        return self.name
 
 
 def import_graph(
@@ -171,6 +194,8 @@ def _attributes(roles: Sequence[tuple[str, str]], values: Sequence[str]) -> ir.A
 
 def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
     match desc:
+        case RuntimeInput():
+            return desc.role, desc.name
         case d.ParamAOTInput():
             return "param", state_name(desc.target)
         case d.BufferAOTInput():
@@ -188,6 +213,8 @@ def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
 
 def _result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
     match desc:
+        case RuntimeResult():
+            return desc.role, desc.name
         case d.PlainAOTOutput():
             return "output", _output_name(desc.idx, signature)
         case d.IntermediateBaseAOTOutput():

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from retrograd.runtime.compiled import CompiledBackward
     from retrograd.runtime.executor import ExecutionError
     from retrograd.runtime.report import Report
+    from retrograd.scope import enable, explain_recompiles
 
     __version__: str
 
@@ -51,6 +52,8 @@ _EXPORTS = {
     "VerificationError": "retrograd.frontend.verification",
     "bisect": "retrograd.api",
     "compile_backward": "retrograd.api",
+    "enable": "retrograd.scope",
+    "explain_recompiles": "retrograd.scope",
     "load": "retrograd.api",
     "must_recompute": "retrograd.pipelines.save_policy",
     "must_save": "retrograd.pipelines.save_policy",
@@ -77,6 +80,8 @@ __all__ = [
     "__version__",
     "bisect",
     "compile_backward",
+    "enable",
+    "explain_recompiles",
     "load",
     "must_recompute",
     "must_save",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from retrograd.bisection import Bisection, find_fault, saved_executable
+from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
@@ -36,6 +37,7 @@ from retrograd.pipelines.staged import (
     StagedModule,
     build_executable,
     mark_module,
+    stage_backward,
     stage_module,
 )
 from retrograd.pipelines.targets import Target, find_target
@@ -47,10 +49,13 @@ from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.stage_executor import StageExecutor
 from retrograd.runtime.state import ModelState
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-_COMPILING = threading.RLock()
+COMPILING = threading.RLock()
+# The policies of bwd-schedule-hooks.
+HOOK_SCHEDULES = ("eager-order", "asap", "overlap", "fewest-stages")
 PARTITIONS = ("default", "min-cut", "budget")
 PACKAGES = {
     "retrograd": "retrograd",
@@ -105,7 +110,7 @@ def compile_backward(
     """
     options = _Options(target, partition, cache, memory_budget, save_policy)
     phases = Progress(progress)
-    with _COMPILING, contextlib.ExitStack() as stack:
+    with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs)
         with phases.phase("import"):
@@ -176,7 +181,7 @@ def bisect(
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
     options = _Options(target, partition, True, memory_budget, save_policy)
-    with _COMPILING, contextlib.ExitStack() as stack:
+    with COMPILING, contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, args, kwargs)
 
         def imported() -> Any:
@@ -224,6 +229,39 @@ def dynamo_backend(
         return {f.name: built.function(f.name) for f in built.staged.functions}
 
     return compile_with_dynamo(graph_module, example_inputs, build, mode)
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """What `retrograd.enable` was asked for."""
+
+    target: str
+    hook_schedule: str
+    cache: bool
+
+    def __post_init__(self) -> None:
+        find_target(self.target)
+        if self.hook_schedule not in HOOK_SCHEDULES:
+            raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(HOOK_SCHEDULES)}")
+
+
+def compile_captured(traced: TracedBackward, options: BackwardOptions) -> StageExecutor:
+    """Compile a backward that was captured as it ran.
+
+    Raises:
+        CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
+    """
+    module, phases, target = (
+        import_graph(traced.graph_module, function=BACKWARD),
+        Progress(),
+        find_target(options.target),
+    )
+    staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
+    store = _Store() if options.cache else None
+    executable, _ = build_executable(staged.module, target, _versions(), phases, store)
+    program = Program.load(executable.vmfb, driver=target.driver)
+    specs = [_function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.module.functions]
+    return StageExecutor(staged.plan.to_dict(), program, specs)
 
 
 @dataclass(frozen=True)

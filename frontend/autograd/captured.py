@@ -1,0 +1,155 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A captured backward from its first run on: recorded eagerly, then compiled, for each set of shapes it meets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from retrograd.frontend.autograd.compiler import RuntimeCapture
+from retrograd.frontend.autograd.python_calls import Frame, PythonCalls, accumulate_into
+from retrograd.frontend.autograd.recorder import Recorder, make_runnable
+from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
+from retrograd.frontend.hook_ops import BACKWARD
+
+# A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
+MOST_VARIANTS = 8
+
+
+class Compiled(Protocol):
+    """A compiled backward."""
+
+    def run(self, arguments: Sequence[torch.Tensor], python: Any) -> list[torch.Tensor]:
+        """Run it on the tensors that its graph takes, with a ``PythonSide`` to call."""
+
+
+Builder = Callable[[TracedBackward], Compiled]
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """One compilation of a backward, or the decision to run it eagerly.
+
+    ``reasons``: why nothing that was there served, or why it cannot be compiled.
+    """
+
+    number: int
+    outcome: str
+    nodes: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
+        where = f" of {len(self.nodes)} nodes ({named})" if self.nodes else ""
+        return f"{self.number}: backward{where} {self.outcome}: {'; '.join(self.reasons)}"
+
+
+@dataclass
+class History:
+    """All that was compiled or refused, also written to a log."""
+
+    log: logging.Logger
+    entries: list[Recompile] = field(default_factory=list)
+
+    def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
+        """Add an entry."""
+        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), tuple(reasons)))
+        self.log.info("%s", self.entries[-1])
+
+    def add_refusal(self, error: Exception) -> None:
+        """Add a backward that PyTorch could not capture."""
+        self.add("runs eagerly", (), (f"PyTorch cannot capture it: {error}",))
+
+
+@dataclass
+class _Variant:
+    """What is done for one set of shapes: ``compiled``, or nothing but to run eagerly."""
+
+    traced: TracedBackward | None = None
+    compiled: Compiled | None = None
+
+
+class CapturedBackward:
+    """One capture, and what was compiled of it for each (options, shapes, sizes, scalars)."""
+
+    def __init__(self, capture: RuntimeCapture, history: History) -> None:
+        self._module = make_runnable(capture.graph_module)
+        self._nodes, self._reasons, self._history = capture.nodes, capture.reasons, history
+        self._variants: dict[Hashable, _Variant] = {}
+
+    def run(
+        self,
+        options: Hashable,
+        build: Builder,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+        scalars: Sequence[Any],
+        hooks: Sequence[Any],
+        packed: Sequence[Any],
+    ) -> list[Any]:
+        """The results of the backward, compiled if it was met before.
+
+        Raises:
+            RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
+        """
+        inputs = list(inputs)
+        numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
+        key = (options, numbers, tuple(scalars), tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs]))
+        variant = self._variants.get(key)
+        with torch.no_grad():
+            if variant is not None and variant.compiled is not None and variant.traced is not None:
+                return _run_compiled(variant.traced, variant.compiled, Frame(inputs, hooks, packed))
+            recorder = Recorder(self._module)
+            results: list[Any] = recorder.run(list(inputs), list(sizes), list(scalars), hooks, packed)
+            if variant is None:
+                self._variants[key] = self._compile(recorder, build, inputs, numbers, scalars)
+            return list(results)
+
+    def _compile(
+        self, recorder: Recorder, build: Builder, inputs: Sequence[torch.Tensor], sizes: Sequence[int], scalars: Any
+    ) -> _Variant:
+        if len(self._variants) >= MOST_VARIANTS:
+            reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
+            self._history.add("runs eagerly", self._nodes, (reason,))
+            return _Variant()
+        try:
+            traced = trace_backward(recorder, inputs, sizes, scalars)
+            compiled = build(traced)
+        except (RuntimeError, ValueError) as error:
+            self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
+            return _Variant()
+        reasons = self._reasons or ("it is new",)
+        if self._variants:
+            reasons = ("shapes, sizes or numbers are others than before",)
+        self._history.add("compiled", self._nodes, reasons)
+        return _Variant(traced, compiled)
+
+
+def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
+    given = compiled.run([frame.inputs[i] for i in traced.inputs], _PythonSide(traced.calls, frame))
+    return [None if number is None else given[number] for number in traced.results]
+
+
+@dataclass(slots=True)
+class _PythonSide:
+    """The calls of a graph, on this step's frame."""
+
+    calls: PythonCalls
+    frame: Frame
+
+    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.calls.calls[kind, hook](self.frame, values)
+
+    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.calls.calls[BACKWARD, function](self.frame, values)
+
+    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
+        accumulate_into(self.frame.inputs[param], None, gradient)
+
+    def final_callbacks(self) -> None:
+        """The engine calls them when the backward has returned."""

@@ -1,0 +1,146 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What stands before PyTorch's engine while a backward may be captured.
+
+Compiled autograd's switch is one for the whole process, it refuses a second thread and a backward inside a backward,
+and forgets the callbacks that are queued on the engine. So it is thrown for one call at a time, under a lock, by an
+engine that sees every ``backward()`` and ``grad()`` before PyTorch's own does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import _C
+from torch._dynamo import compiled_autograd
+from torch.autograd import Variable
+
+from retrograd.frontend.autograd.compiler import BackwardCall, OrderedCompiler, RuntimeCapture
+
+# Takes (inputs, sizes, scalars, hooks, packed_data), gives the results of the backward.
+CapturedFunction = Callable[..., list[Any]]
+
+
+class Client(Protocol):
+    """Who wants backwards captured. There is one in a process, since PyTorch's cache of captures does not know who
+    asked for one."""
+
+    def is_active(self) -> bool:
+        """Whether the calling thread's next backward is to be captured."""
+
+    def receive(self, capture: RuntimeCapture) -> CapturedFunction:
+        """Take a new capture; the function returned runs in its place, from now on, wherever PyTorch finds that the
+        capture fits."""
+
+    def refuse(self, error: Exception) -> None:
+        """Be told that PyTorch could not capture a backward, which now runs eagerly."""
+
+
+class Engine:
+    """Has the backwards of a client captured, and runs the others as PyTorch does; like the client, one in a process.
+
+    Threads run one after the other. Never captured are gradients of gradients (``create_graph=True``), anomaly
+    mode, and a backward inside a backward: these run eagerly.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._engine: Any = Variable._execution_engine
+        self._client = client
+        self._lock = threading.RLock()
+        # Of the captured backward that is running, guarded by the lock: the callbacks queued so far (None: there is
+        # none), and whether anything of it has run.
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._began = False
+
+    def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
+        run = partial(self._engine.run_backward, tensors, *args, **kwargs)
+        # By place or by name, as torch.autograd.backward and grad do.
+        create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
+        inputs = kwargs.get("inputs", args[3] if len(args) > 3 else ()) or ()
+        with self._lock:
+            if self._callbacks is not None:
+                with self._without_capture():
+                    return run()
+            if create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
+                return run()
+            try:
+                return self._run_captured(BackwardCall(tensors, inputs), run)
+            except Exception as error:
+                if self._began:
+                    raise
+                self._client.refuse(error)
+            return run()
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """As ``torch._C._EngineBase.queue_callback``: called when the backward that is running is done."""
+        if self._callbacks is None:
+            self._engine.queue_callback(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _run_captured(self, call: BackwardCall, run: Callable[[], Any]) -> Any:
+        callbacks: list[Callable[[], None]] = []
+        self._callbacks, self._began = callbacks, False
+        try:
+            with _capturing(partial(OrderedCompiler, call, self._receive)):
+                results = run()
+            # A callback may queue another.
+            while callbacks:
+                callbacks.pop(0)()
+            return results
+        finally:
+            self._callbacks = None
+
+    def _receive(self, capture: RuntimeCapture) -> CapturedFunction:
+        function = self._client.receive(capture)
+
+        def begin(*args: Any) -> list[Any]:
+            self._began = True
+            return function(*args)
+
+        return begin
+
+    @contextmanager
+    def _without_capture(self) -> Iterator[None]:
+        """A backward inside a captured one is PyTorch's own, and so are its callbacks."""
+        callbacks, began = self._callbacks, self._began
+        self._callbacks = None
+        try:
+            with compiled_autograd._disable():
+                yield
+        finally:
+            self._callbacks, self._began = callbacks, began
+
+
+@contextmanager
+def standing_before(engine: Engine) -> Iterator[None]:
+    """Put an `Engine` before PyTorch's for a while."""
+    original = Variable._execution_engine
+    Variable._execution_engine = engine  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        Variable._execution_engine = original
+
+
+@contextmanager
+def _capturing(compiler: Callable[[], OrderedCompiler]) -> Iterator[None]:
+    """Throw compiled autograd's switch. ``torch._dynamo.compiled_autograd._enable`` does this for one compiler of its
+    own class."""
+    before = _C._dynamo.compiled_autograd.set_autograd_compiler(compiler, False)
+    enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        compiled_autograd.compiled_autograd_enabled = enabled
+        _C._dynamo.compiled_autograd.set_autograd_compiler(*before)

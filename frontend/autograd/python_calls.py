@@ -1,0 +1,210 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Calls of Python from inside a backward: hooks, custom functions, and what eager does with their results.
+
+In the graph only tensors go in and out of a call. The rest of it (which of this step's hooks to call, what a
+``torch.autograd.Function`` saved, constants, tensors that come straight from the inputs) is a template, filled in at
+each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo import compiled_autograd
+from torch._dynamo.external_utils import call_backward
+
+from retrograd.frontend.hook_ops import BACKWARD
+
+
+@dataclass(slots=True)
+class Frame:
+    """The arguments of one backward, as compiled autograd gives them."""
+
+    inputs: Sequence[torch.Tensor]
+    hooks: Sequence[Any]
+    packed: Sequence[Any]
+
+
+# A part of a call's arguments: built from this step's frame and the tensors that the graph computed.
+Template = Callable[[Frame, Sequence[torch.Tensor]], Any]
+
+
+def from_input(index: int) -> Template:
+    """The tensor as it was given, not a copy that travelled through the graph: a parameter stays the parameter."""
+    return lambda frame, values: frame.inputs[index]
+
+
+def from_hook(index: int) -> Template:
+    """A hook, or the context of a custom function."""
+    return lambda frame, values: frame.hooks[index]
+
+
+def from_packed(index: int) -> Template:
+    """What a pack hook returned."""
+    return lambda frame, values: frame.packed[index]
+
+
+def from_value(index: int) -> Template:
+    """A tensor that the graph computed."""
+    return lambda frame, values: values[index]
+
+
+def constant(value: Any) -> Template:
+    """The same at each step."""
+    return lambda frame, values: value
+
+
+def sequence(parts: Sequence[Template]) -> Template:
+    """A tuple: eager gives hooks their gradients in tuples."""
+    return lambda frame, values: tuple([part(frame, values) for part in parts])
+
+
+@dataclass(frozen=True)
+class PythonCall:
+    """One call: ``function`` on the filled-in ``arguments``, whose result has tensors where ``present`` says so.
+
+    ``single``: the result is one tensor and not a sequence. ``label`` names the call for messages. ``results`` are
+    meta tensors for those present.
+    """
+
+    kind: str
+    number: int
+    function: Callable[..., Any]
+    arguments: tuple[Template, ...]
+    present: tuple[bool, ...]
+    single: bool
+    label: str
+    results: tuple[torch.Tensor, ...] = field(repr=False)
+
+    def __call__(self, frame: Frame, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of the result.
+
+        Raises:
+            RuntimeError: a gradient where there was none when this was compiled, which the compiled graph has no place
+                for. Besides, whatever the user's code raises.
+        """
+        result = self.function(*[argument(frame, values) for argument in self.arguments])
+        given: Sequence[Any] = (result,) if self.single else result
+        tensors: list[torch.Tensor] = []
+        for index, (present, tensor) in enumerate(zip(self.present, given, strict=True)):
+            if present:
+                # A gradient of None is a gradient of zeros.
+                tensors.append(torch.zeros_like(self.results[len(tensors)], device="cpu") if tensor is None else tensor)
+            elif tensor is not None:
+                raise RuntimeError(
+                    f"{self.label} returned a gradient as result {index}, where it returned None when this backward "
+                    "was compiled; return zeros instead of None, or run this backward outside of retrograd.enable()"
+                )
+        return tensors
+
+
+@dataclass(frozen=True)
+class PythonCalls:
+    """All calls of one backward by (kind, number), in the order of execution."""
+
+    calls: dict[tuple[str, int], PythonCall] = field(default_factory=dict)
+
+    def declarations(self) -> dict[tuple[str, int], Sequence[torch.Tensor]]:
+        """What each gives, for the tracer."""
+        return {key: call.results for key, call in self.calls.items()}
+
+
+# -- What is called -------------------------------------------------------------------------------------------------
+
+
+def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
+    """Call a hook as eager does: gradients in tuples, ``None`` for no change, a result of the same type and size.
+
+    After torch/csrc/autograd/python_hook.cpp, whose errors these are.
+
+    Raises:
+        RuntimeError, TypeError: a result of another type, size, or number.
+    """
+    if hook_type == "unpack_hook":
+        return hook(*args)
+    if hook_type == "post_acc_grad_hook":
+        if hook(*args) is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        return args[0]
+    if hook_type == "tensor_pre_hook":
+        return _checked(args[0], hook(args[0]), hook)
+    values = tuple(args[0])
+    result = hook(*[tuple(a) for a in args])
+    if result is None:
+        return values
+    if not isinstance(result, tuple):
+        result = (result,)
+    if len(result) != len(values):
+        raise RuntimeError(
+            f"hook '{_name(hook)}' has returned an incorrect number of values (got {len(result)}, but expected "
+            f"{len(values)})"
+        )
+    return tuple(_checked(v, r, hook, keep=False) for v, r in zip(values, result, strict=True))
+
+
+def _checked(original: Any, result: Any, hook: Callable[..., Any], *, keep: bool = True) -> Any:
+    if result is None:
+        return original if keep else None
+    if original is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(result).__name__}'")
+    if (result.dtype, result.device.type, result.layout) != (original.dtype, original.device.type, original.layout):
+        raise RuntimeError(
+            f"hook '{_name(hook)}' has changed the type of value (was {original.type()} got {result.type()})"
+        )
+    if result.size() != original.size():
+        raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
+    return result
+
+
+def _name(hook: Callable[..., Any]) -> str:
+    return getattr(hook, "__name__", "<unknown>")
+
+
+def accumulate_into(
+    variable: torch.Tensor, _captured_grad: Any, gradient: Any, has_post_hooks: bool | None = None
+) -> torch.Tensor | None:
+    """Add ``gradient`` to ``variable.grad`` as it is now: what it was at capture may be out of date, where a nested
+    backward (a reentrant checkpoint) has accumulated since."""
+    if gradient is None:
+        return variable.grad
+    accumulate = compiled_autograd.ops.get("AccumulateGrad")
+    (variable.grad,) = accumulate([gradient], variable, variable.grad, has_post_hooks)
+    return variable.grad
+
+
+def final_callbacks() -> None:
+    """Nothing: the engine that stands before PyTorch's calls them when the backward has returned."""
+
+
+def call_label(kind: str, target: Any) -> str:
+    """What to call a hook or function in messages: its name and where it is defined."""
+    if kind == BACKWARD:
+        return f"the backward of {getattr(getattr(target, '_forward_cls', None), '__qualname__', 'a custom function')}"
+    code = getattr(target, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"the {kind} hook {getattr(target, '__qualname__', type(target).__name__)}{where}"
+
+
+__all__ = [
+    "Frame",
+    "PythonCall",
+    "PythonCalls",
+    "Template",
+    "accumulate_into",
+    "call_backward",
+    "call_label",
+    "call_user_hook",
+    "constant",
+    "final_callbacks",
+    "from_hook",
+    "from_input",
+    "from_packed",
+    "from_value",
+    "sequence",
+]

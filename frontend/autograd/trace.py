@@ -1,0 +1,236 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a captured backward to a graph of aten ops, in which calls of Python stay whole.
+
+The capture calls autograd nodes as functions; run once more on fake tensors, these give their aten ops. Hooks and
+custom functions become ops of ``frontend/hook_ops.py`` on one chain of tokens, in eager's order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend import hook_ops
+from retrograd.frontend.autograd import python_calls as calls
+from retrograd.frontend.autograd.python_calls import PythonCall, PythonCalls, Template
+from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
+from retrograd.frontend.capture import portable_ops
+from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.importer import RuntimeInput, RuntimeResult
+from retrograd.frontend.source import CaptureError, capture_error
+
+PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
+
+
+@dataclass(frozen=True)
+class TracedBackward:
+    """A backward as aten ops: ``graph_module`` takes the inputs whose numbers ``inputs`` lists.
+
+    ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
+    graph (by number), and which are None.
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[int, ...]
+    calls: PythonCalls
+    results: tuple[int | None, ...]
+    communication: tuple[int, ...] = ()
+
+
+def trace_backward(
+    recorded: Recorder, inputs: Sequence[torch.Tensor], sizes: Sequence[int], scalars: Sequence[float]
+) -> TracedBackward:
+    """Trace a backward that was recorded on these inputs. Their shapes, the sizes and the scalars are compiled in.
+
+    Raises:
+        CaptureError: it holds something that no graph of tensors can; says what.
+    """
+    for tensor in inputs:
+        _check_input(tensor)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    interpreter = _AtenInterpreter(recorded, sizes, scalars)
+    try:
+        with torch.no_grad(), portable_ops(), mode:
+            fake = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
+            graph_module = make_fx(
+                dispatch_functionalize(interpreter.trace), decomposition_table(), tracing_mode="fake"
+            )(*fake)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise capture_error(error) from error
+    used = _describe_values(graph_module, interpreter.params)
+    return TracedBackward(graph_module, used, interpreter.calls, tuple(interpreter.result_numbers))
+
+
+def _check_input(tensor: torch.Tensor) -> None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise CaptureError(f"a tensor of the backward is a {type(tensor).__name__}", "use plain tensors")
+    if tensor.layout is not torch.strided:
+        raise CaptureError(f"a tensor of the backward has layout {tensor.layout}", "use dense tensors")
+
+
+class _AtenInterpreter(torch.fx.Interpreter):
+    """Runs the capture on fake tensors under a tracer."""
+
+    def __init__(self, recorded: Recorder, sizes: Sequence[int], scalars: Sequence[float]) -> None:
+        super().__init__(recorded.module)
+        self._recorded = recorded.results
+        self._sizes, self._scalars = list(sizes), list(scalars)
+        self.extra_traceback = False
+        self.calls = PythonCalls()
+        self.params: set[int] = set()
+        self.result_numbers: list[int | None] = []
+        self._results: list[torch.Tensor] = []
+
+    def trace(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The backward's results that are tensors."""
+        self.calls.calls.clear()
+        self.result_numbers.clear()
+        self._results = []
+        self._token = hook_ops.create_token()
+        nothing = _Placeholders()
+        results = self.run(list(inputs), self._sizes, self._scalars, nothing, nothing)
+        for result in results:
+            self.result_numbers.append(None if result is None else len(self._results))
+            if result is not None:
+                self._results.append(result)
+        return self._results
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is calls.accumulate_into:
+            return self._accumulate(n)
+        if n.target is calls.final_callbacks:
+            self._token = hook_ops.final_callbacks(self._token)
+            return None
+        kind = opaque_kind(n)
+        return super().run_node(n) if kind is None else self._call(n, kind)
+
+    def _accumulate(self, node: torch.fx.Node) -> None:
+        gradient = self.env[node.args[2]] if isinstance(node.args[2], torch.fx.Node) else None
+        if gradient is None:
+            return
+        if gradient.layout is not torch.strided:
+            raise CaptureError(f"a gradient has layout {gradient.layout}", "use dense gradients")
+        place, index = _source(node.args[0])
+        if place != "inputs":
+            raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
+        self.params.add(index)
+        self._token = hook_ops.accumulate_grad(gradient, self._token, index)
+
+    def _call(self, node: torch.fx.Node, kind: str) -> Any:
+        values: list[torch.Tensor] = []
+        arguments = tuple(self._template(argument, values) for argument in node.args)
+        recorded = self._recorded[node.name]
+        single = not isinstance(recorded, (tuple, list))
+        leaves = [recorded] if single else list(recorded)
+        for leaf in leaves:
+            if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.is_meta):
+                raise CaptureError(f"{node.name} gives a {_kind_of(leaf)}", "give dense tensors or None")
+        present = tuple(leaf is not None for leaf in leaves)
+        number = sum((k == hook_ops.BACKWARD) == (kind == hook_ops.BACKWARD) for k, _ in self.calls.calls)
+        results = tuple(leaf for leaf in leaves if leaf is not None)
+        function: Any = node.target
+        if node.kwargs:
+            function = _HookOfType(str(node.kwargs["hook_type"]))
+        if kind == "post_acc_grad":
+            present, results = (False,), ()
+            function = _without_result(function)
+        call = PythonCall(kind, number, function, arguments, present, single, f"{kind} {number}", results)
+        self.calls.calls[kind, number] = call
+        with hook_ops.declared_results(self.calls.declarations()):
+            if kind == hook_ops.BACKWARD:
+                given, self._token = hook_ops.call_backward(values, self._token, number)
+            else:
+                given, self._token = hook_ops.call_hook(values, self._token, kind, number)
+        remaining = iter(given)
+        filled = [next(remaining) if p else None for p in present]
+        return filled[0] if single else tuple(filled)
+
+    def _template(self, argument: Any, values: list[torch.Tensor]) -> Template:
+        if isinstance(argument, (list, tuple)):
+            return calls.sequence([self._template(part, values) for part in argument])
+        if not isinstance(argument, torch.fx.Node):
+            return calls.constant(argument)
+        place, index = _source(argument)
+        if place is not None:
+            return {"inputs": calls.from_input, "hooks": calls.from_hook, "packed_data": calls.from_packed}[place](
+                index
+            )
+        value = self.env[argument]
+        if isinstance(value, torch.Tensor):
+            values.append(value)
+            return calls.from_value(len(values) - 1)
+        if isinstance(value, (list, tuple)):
+            return calls.sequence([self._leaf(v, values) for v in value])
+        return calls.constant(value)
+
+    def _leaf(self, value: Any, values: list[torch.Tensor]) -> Template:
+        if isinstance(value, torch.Tensor):
+            values.append(value)
+            return calls.from_value(len(values) - 1)
+        return calls.constant(value)
+
+
+class _Placeholders:
+    """Stands for a list whose elements are not looked at while tracing."""
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class _HookOfType:
+    hook_type: str
+
+    def __call__(self, *args: Any) -> Any:
+        return calls.call_user_hook(*args, hook_type=self.hook_type)
+
+
+def _without_result(function: Any) -> Any:
+    def call(*args: Any) -> None:
+        function(*args)
+
+    return call
+
+
+def _source(node: Any) -> tuple[str | None, int]:
+    """Which element of which argument of the backward a node is."""
+    if isinstance(node, torch.fx.Node) and node.target is operator.getitem:
+        source, index = node.args
+        if isinstance(source, torch.fx.Node) and source.op == "placeholder" and source.target != "sizes":
+            return (None, 0) if source.target == "scalars" else (str(source.target), int(str(index)))
+    return None, 0
+
+
+def _kind_of(leaf: Any) -> str:
+    return f"tensor of layout {leaf.layout}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+
+
+def _describe_values(graph_module: torch.fx.GraphModule, params: set[int]) -> tuple[int, ...]:
+    """Take out inputs that are not used, and write on the others and on the results what they are."""
+    graph = graph_module.graph
+    graph.eliminate_dead_code()
+    used = []
+    for index, node in enumerate(graph.find_nodes(op="placeholder")):
+        if not node.users:
+            graph.erase_node(node)
+            continue
+        used.append(index)
+        node.meta["desc"] = RuntimeInput("param" if index in params else "saved", f"inputs.{index}")
+    (output,) = graph.find_nodes(op="output")
+    flat = pytree.arg_tree_leaves(output.args[0])
+    output.args = (tuple(flat),)
+    output.meta["desc"] = [RuntimeResult("output", f"result.{i}") for i in range(len(flat))]
+    graph.set_codegen(torch.fx.graph.CodeGen())
+    graph_module.recompile()
+    return tuple(used)

@@ -1,0 +1,132 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Runs a backward that is cut into stages: compiled functions and Python calls in turn, as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from retrograd.runtime.bridge import run_function
+from retrograd.runtime.executor import ExecutionError, Program
+from retrograd.runtime.manifest import FunctionSpec
+
+Values = list[torch.Tensor | None]
+
+
+class PythonSide(Protocol):
+    """What a plan calls in Python. Tensors in, tensors out, in the order of the plan."""
+
+    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Call hook number ``hook`` of its kind; returns what takes the values' place."""
+
+    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Call the backward of custom function number ``function``."""
+
+    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
+        """Add to the gradient of parameter number ``param``; the tensor is the callee's to keep."""
+
+    def final_callbacks(self) -> None:
+        """Call what was queued to be called when the backward is done."""
+
+
+_Action = Callable[[Values, PythonSide], None]
+
+
+class StageExecutor:
+    """A plan (as ``StagePlan.to_dict`` gives it) over the functions of a program.
+
+    Values live in numbered places; all that a step needs to know is looked up once, here, and not at each run.
+
+    Raises:
+        ExecutionError: the plan calls a function that ``functions`` does not have.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], program: Program, functions: Sequence[FunctionSpec]) -> None:
+        self._program = program
+        self._functions = {f.name: f for f in functions}
+        self._places: dict[str, int] = {}
+        for name in plan["arguments"]:
+            self._place(name)
+        self._arguments = len(self._places)
+        self._actions = [self._action(step) for step in plan["steps"]]
+        self._results = [self._place(name) for name in plan["results"]]
+        self._rest: Values = [None] * (len(self._places) - self._arguments)
+
+    def run(self, arguments: Sequence[torch.Tensor], python: PythonSide) -> list[torch.Tensor]:
+        """Run all steps; returns the results of the plan. What Python raises passes through.
+
+        Raises:
+            ExecutionError: a stage failed, or a hook gave a tensor that the next stage does not take.
+        """
+        values: Values = [*arguments, *self._rest]
+        for action in self._actions:
+            action(values, python)
+        return [_present(values[place]) for place in self._results]
+
+    def _place(self, name: str) -> int:
+        return self._places.setdefault(name, len(self._places))
+
+    def _action(self, step: Mapping[str, Any]) -> _Action:
+        match step["step"]:
+            case "run_stage":
+                return self._run_stage(step)
+            case "call_hook":
+                kind, hook = step["kind"], step["hook"]
+                return self._python_call(step, lambda python, taken: python.call_hook(kind, hook, taken))
+            case "call_backward":
+                function = step["function"]
+                return self._python_call(step, lambda python, taken: python.call_backward(function, taken))
+            case "accumulate_grad":
+                param, gradient = step["param"], self._place(step["gradient"])
+                return lambda values, python: python.accumulate_grad(param, _present(values[gradient]))
+            case "final_callbacks":
+                return lambda values, python: python.final_callbacks()
+            case "free":
+                return _free([self._place(name) for name in step["values"]])
+            case other:
+                raise ExecutionError(f"a plan has step '{other}', which this release does not know; compile it again")
+
+    def _run_stage(self, step: Mapping[str, Any]) -> _Action:
+        if step["function"] not in self._functions:
+            raise ExecutionError(f"the plan calls @{step['function']}, which the program does not have")
+        function, program = self._functions[step["function"]], self._program
+        taken = [self._place(name) for name in step["arguments"]]
+        given = [self._place(name) for name in step["results"]]
+
+        def run(values: Values, _python: PythonSide) -> None:
+            results = run_function(program, function, [_present(values[place]) for place in taken])
+            for place, result in zip(given, results, strict=True):
+                values[place] = result
+
+        return run
+
+    def _python_call(
+        self, step: Mapping[str, Any], call: Callable[[PythonSide, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    ) -> _Action:
+        taken = [self._place(name) for name in step["arguments"]]
+        # Results that nobody uses have no name, or are left out at the end.
+        given = [(index, self._place(name)) for index, name in enumerate(step["results"]) if name]
+
+        def run(values: Values, python: PythonSide) -> None:
+            results = call(python, [_present(values[place]) for place in taken])
+            for index, place in given:
+                values[place] = results[index]
+
+        return run
+
+
+def _free(places: Sequence[int]) -> _Action:
+    def run(values: Values, _python: PythonSide) -> None:
+        for place in places:
+            values[place] = None
+
+    return run
+
+
+def _present(value: torch.Tensor | None) -> torch.Tensor:
+    if value is None:
+        raise ExecutionError("a step of the plan takes a value that is not there: the plan is damaged, compile again")
+    return value
