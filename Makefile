@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration fuzz wheel bench format clean
+.PHONY: help setup demo test lint types lit unit integration coverage fuzz wheel bench format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ integration: $(STAMP) ## the integration tests: graphs captured, compiled and ru
 
 fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table and what went wrong go to build/fuzz
 	$(BIN)/python tests/fuzz/run.py --graphs $(or $(GRAPHS),2000) --seed $(or $(SEED),0)
+
+coverage: $(STAMP) ## PyTorch's operator database through the compiler: docs/coverage.md (hours; goes on where it stopped)
+	nice -n 10 $(BIN)/python tests/coverage/op_sweep.py --table docs/coverage.md $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

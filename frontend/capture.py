@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.element_types import refuse_complex
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.random_ops import DRAW_SEED, share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
@@ -148,6 +149,7 @@ def capture_joint(
     _check_gradients(graph_module)
     share_seed(graph_module)
     check_random(graph_module)
+    refuse_complex(graph_module)
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     return CapturedGraph(graph_module, joint, _signature(flat, joint, inputs, in_spec), flat, metadata.num_forward)

@@ -14,7 +14,19 @@ from typing import Any
 from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-from retrograd.frontend.decompositions import attention, axes, convolution, indexing, numerics, pooling, sampling
+from retrograd.frontend.decompositions import (
+    attention,
+    axes,
+    convolution,
+    indexing,
+    numerics,
+    pooling,
+    sampling,
+    scalars,
+    scans,
+    sorting,
+    special,
+)
 from retrograd.frontend.decompositions.entry import Decomposition
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table"]
@@ -27,6 +39,10 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *axes.ENTRIES,
     *numerics.ENTRIES,
     *sampling.ENTRIES,
+    *sorting.ENTRIES,
+    *scans.ENTRIES,
+    *scalars.ENTRIES,
+    *special.ENTRIES,
 )
 
 

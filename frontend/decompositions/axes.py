@@ -27,12 +27,5 @@ def counted_from_front(op: OpOverload) -> Callable[..., Any]:
 
 _TAKEN_AS_IT_IS = "torch-mlir writes to the wrong axis, or aborts, where it is counted from the end"
 
-ENTRIES = tuple(
-    Decomposition(op, counted_from_front(op), _TAKEN_AS_IT_IS)
-    for op in (
-        aten.scatter.src,
-        aten.scatter.value,
-        aten.scatter_add.default,
-        aten.scatter_reduce.two,
-    )
-)
+# The other scatters become index_put, in indexing.py.
+ENTRIES = (Decomposition(aten.scatter_reduce.two, counted_from_front(aten.scatter_reduce.two), _TAKEN_AS_IT_IS),)

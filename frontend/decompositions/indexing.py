@@ -74,6 +74,40 @@ def embedding_dense_backward(
     return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
 
 
+def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """``aten.scatter.src``: ``x`` with ``src`` written to the places ``index`` along ``dim``."""
+    return _scatter(x, dim, index, src, accumulate=False)
+
+
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Any:
+    """``aten.scatter.value``: ``x`` with one number written to the places ``index`` along ``dim``."""
+    return _scatter(x, dim, index, x.new_full((), value), accumulate=False)
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """``aten.scatter_add``: ``x`` with ``src`` added at the places ``index`` along ``dim``."""
+    return _scatter(x, dim, index, src, accumulate=True)
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
+    """Scatter as ``index_put``: along the other axes, an element of ``index`` stands for the place it is at."""
+    if x.dim() == 0 or index.dim() == 0:
+        whole = _scatter(
+            x.reshape(-1), 0, index.reshape(-1), src.reshape(-1) if src.dim() else src, accumulate=accumulate
+        )
+        return whole.reshape(x.shape)
+    if index.numel() == 0:
+        return x.clone()
+    for axis, length in enumerate(index.shape if src.dim() else ()):
+        src = aten.slice.Tensor(src, axis, 0, length)
+    along = dim % x.dim()
+    spots = [
+        index if axis == along else torch.arange(length, device=x.device).reshape(-1, *[1] * (x.dim() - 1 - axis))
+        for axis, length in enumerate(index.shape)
+    ]
+    return aten.index_put.default(x, list(torch.broadcast_tensors(*spots)), src.expand(index.shape), accumulate)
+
+
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """``aten.diagonal_scatter``: ``x`` with ``src`` (``[..., length]``) on a diagonal of its axes ``dim1`` and
     ``dim2``."""
@@ -94,11 +128,15 @@ def diagonal_backward(grad: Tensor, input_sizes: Sequence[int], offset: int, dim
     return diagonal_scatter(grad.new_zeros(input_sizes), grad, offset, dim1, dim2)
 
 
+_ONE_FORM = "torch-mlir's lowering ends the process for a negative axis, refuses scalars, and loops over unknown sizes"
 _LEFT_OUT = "torch-mlir refuses indices that stand apart, and is slow with axes left out before the first"
 
 ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
+    Decomposition(aten.scatter.src, scatter, _ONE_FORM),
+    Decomposition(aten.scatter.value, scatter_value, _ONE_FORM),
+    Decomposition(aten.scatter_add.default, scatter_add, _ONE_FORM),
     Decomposition(aten.diagonal_scatter.default, diagonal_scatter, "torch-mlir has no lowering for it"),
     Decomposition(
         aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"

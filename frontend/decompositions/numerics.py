@@ -80,6 +80,12 @@ def log1p(x: Tensor) -> Any:
     return torch.where(rounded == 0, x, torch.log(above) * torch.where(exact, 1.0, quotient))
 
 
+def batch_of_products(x: Tensor, y: Tensor) -> Any:
+    """``aten.bmm`` of shapes ``[b, m, k]`` and ``[b, k, n]`` where a size is 0."""
+    (b, m, k), n = x.shape, y.shape[2]
+    return torch.zeros(b, m, n, dtype=x.dtype, device=x.device) if 0 in (b, m, k, n) else NotImplemented
+
+
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """``aten._weight_norm_interface_backward``: gradients of ``v`` and ``g`` of ``w = g * v / norms`` along ``dim``.
 
@@ -113,6 +119,7 @@ ENTRIES = (
         "iree-compile divides by zero on an empty one",
     ),
     Decomposition(aten.log1p.default, log1p, "IREE's f64 code rounds 1 + x first: ten digits are lost for a small x"),
+    Decomposition(aten.bmm.default, batch_of_products, "IREE's compiler divides by a size of zero"),
     Decomposition(
         aten._weight_norm_interface_backward.default, weight_norm_backward, "torch-mlir has no lowering for it"
     ),

@@ -1,0 +1,61 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Ops along an axis of a tensor that has none: PyTorch takes a scalar for a row of one element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+# Where the result of the op on one element is a scalar in any case.
+_REDUCED = {aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.prod.dim_int}
+_WITH_AXIS = (
+    aten._softmax.default,
+    aten._log_softmax.default,
+    aten._softmax_backward_data.default,
+    aten._log_softmax_backward_data.default,
+    aten.cumsum.default,
+    aten.gather.default,
+    aten.index_select.default,
+    *_REDUCED,
+)
+_TABLE = get_decomposition_table()
+
+
+def _as_row(op: OpOverload) -> Callable[..., Any]:
+    """``op`` with each scalar among its tensors as a row of one element; otherwise what torch-mlir's table has."""
+
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim():
+            return _TABLE[op](x, *args, **kwargs) if op in _TABLE else NotImplemented
+        rows = pytree.tree_map_only(Tensor, lambda t: t.reshape(1) if t.dim() == 0 else t, (x, *args))
+        # Only a gather takes the shape of its index.
+        scalar = not (op is aten.gather.default and args[1].dim())
+        result = op(*rows, **kwargs)
+        return pytree.tree_map_only(Tensor, lambda t: t.reshape(()) if scalar else t, result)
+
+    return function
+
+
+def logical_or(x: Tensor, y: Tensor) -> Any:
+    """``aten.logical_or`` of two shapes, broadcast."""
+    return torch.bitwise_or(*torch.broadcast_tensors(x != 0, y != 0)) if x.shape != y.shape else NotImplemented
+
+
+ENTRIES = (
+    *(
+        Decomposition(op, _as_row(op), "torch-mlir refuses a tensor of no axis, or does not come to an end")
+        for op in _WITH_AXIS
+    ),
+    Decomposition(aten.logical_or.default, logical_or, "torch-mlir does not broadcast it"),
+)

@@ -1,0 +1,386 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Special functions, to the precision of the type, from f16 to f64.
+
+What has no closed form is a Chebyshev series, fitted when this module is imported to PyTorch's own f64 function on
+each piece of its domain: there are no tables of digits here that could hold a mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+Series = tuple[float, ...]
+
+
+def fit(function: Callable[[Tensor], Tensor], terms: int) -> Series:
+    """Coefficients of the Chebyshev series of ``function`` on [-1, 1], by interpolation at its nodes in f64."""
+    angles = (torch.arange(terms, dtype=torch.float64) + 0.5) * (math.pi / terms)
+    values = function(torch.cos(angles))
+    waves = torch.cos(torch.arange(terms, dtype=torch.float64).unsqueeze(-1) * angles)
+    coefficients = (waves @ values) * (2 / terms)
+    coefficients[0] /= 2
+    return tuple(coefficients.tolist())
+
+
+def evaluate(series: Series, x: Tensor) -> Tensor:
+    """The series at ``x`` in [-1, 1], by Clenshaw's recurrence; terms below the type's precision are left out."""
+    least = torch.finfo(x.dtype).eps / 64 * max(abs(c) for c in series)
+    kept = list(series)
+    while len(kept) > 2 and abs(kept[-1]) < least:
+        kept.pop()
+    last, beyond = torch.full_like(x, kept[-1]), torch.zeros_like(x)
+    for coefficient in reversed(kept[1:-1]):
+        last, beyond = 2 * x * last - beyond + coefficient, last
+    return x * last - beyond + kept[0]
+
+
+def _in_full(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Half types are computed in f32, integers as in eager in f32 too."""
+
+    @wraps(function)
+    def checked(x: Tensor, *args: Any) -> Any:
+        if x.dtype in (torch.float32, torch.float64):
+            return function(x, *args)
+        half = x.dtype in (torch.bfloat16, torch.float16)
+        return function(x.float(), *args).to(x.dtype if half else torch.float32)
+
+    return checked
+
+
+def _erfcx_exponent(t: Tensor) -> Tensor:
+    z = 2 / t - 2
+    scaled = torch.special.erfcx(z) / t
+    return torch.log(scaled)
+
+
+# erfcx(z) = t exp(P(t)) with t = 2 / (2 + z), for z >= 0: P is smooth on (0, 1].
+_ERFCX = fit(lambda s: _erfcx_exponent((s + 1) / 2), 40)
+
+
+def _erfcx_of_positive(z: Tensor) -> Tensor:
+    t = 2 / (2 + z)
+    return t * torch.exp(evaluate(_ERFCX, 2 * t - 1))
+
+
+@_in_full
+def erfc(x: Tensor) -> Tensor:
+    """``aten.erfc``: accurate far out too, where 1 - erf(x) has no digits left."""
+    z = x.abs()
+    upper = torch.exp(-z * z) * _erfcx_of_positive(z)
+    upper = torch.where(z > 30, 0.0, upper)
+    return torch.where(x >= 0, upper, 2 - upper)
+
+
+@_in_full
+def erfcx(x: Tensor) -> Tensor:
+    """``aten.special_erfcx``: exp(x * x) erfc(x)."""
+    upper = _erfcx_of_positive(x.abs())
+    return torch.where(x >= 0, upper, 2 * torch.exp(x * x) - upper)
+
+
+def erf(x: Tensor) -> Any:
+    """``aten.erf`` in f64; torch-mlir's own for the other types."""
+    if x.dtype is not torch.float64:
+        return NotImplemented
+    # Around zero the series of erf(x) / x, since 1 - erfc(x) loses the small ones.
+    near = x * evaluate(_ERF_NEAR, 2 * (x * x).clamp(max=1.0) - 1)
+    return torch.where(x.abs() < 1, near, 1 - erfc(x))
+
+
+def _over_root(function: Callable[[Tensor], Tensor], square: Tensor) -> Tensor:
+    root = square.sqrt()
+    return function(root) / root
+
+
+_ERF_NEAR = fit(lambda s: _over_root(torch.erf, (s + 1) / 2), 28)
+
+
+def _erfinv_ratio(w: Tensor) -> Tensor:
+    x = torch.sqrt(-torch.expm1(-w))
+    # Near 1, x itself has no digits: one step of Newton's method on log(erfc(y)).
+    tail = torch.exp(-w)
+    lower = tail / (1 + x)
+    y = torch.erfinv(x.clamp(max=1 - 1e-15))
+    for _ in range(4):
+        scaled = torch.special.erfcx(y)
+        y = y + (torch.log(scaled) - y * y - torch.log(lower)) * scaled * (math.sqrt(math.pi) / 2)
+    return y / x
+
+
+# erfinv(x) / x as a function of w = -log(1 - x * x), after Giles, *Approximating the erfinv function* (2011).
+_INVERSE_NEAR = fit(lambda s: _erfinv_ratio((s + 1) * 3.125), 40)
+_INVERSE_FAR = fit(lambda s: _erfinv_ratio((s * 2 + 4.5).square()), 40)
+
+
+def _inverse(x: Tensor, w: Tensor) -> Tensor:
+    """erfinv(x) where w = -log(1 - x * x)."""
+    near = evaluate(_INVERSE_NEAR, w.clamp(max=6.25) / 3.125 - 1)
+    far = evaluate(_INVERSE_FAR, (w.clamp(6.25, 42.25).sqrt() - 4.5) / 2)
+    return x * torch.where(w < 6.25, near, far)
+
+
+@_in_full
+def erfinv(x: Tensor) -> Tensor:
+    """``aten.erfinv``: infinite at -1 and 1, NaN beyond."""
+    value = _inverse(x, -torch.log((1 - x) * (1 + x)))
+    value = torch.where(x.abs() == 1, x * math.inf, value)
+    return torch.where(x.abs() > 1, math.nan, value)
+
+
+@_in_full
+def ndtri(p: Tensor) -> Tensor:
+    """``aten.special_ndtri``: the quantile of the normal distribution; infinite at 0 and 1, NaN outside."""
+    value = math.sqrt(2) * _inverse(2 * p - 1, -torch.log(4 * p * (1 - p)))
+    value = torch.where(p == 0, -math.inf, torch.where(p == 1, math.inf, value))
+    return torch.where((p < 0) | (p > 1), math.nan, value)
+
+
+def _far_bessel(function: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
+    z = 16 / (s + 1)
+    return function(z) * z.sqrt()
+
+
+# exp(-x) I(x) on [0, 8], and times sqrt(x) as a function of 1 / x beyond; I1 over x, which is even.
+_I0 = fit(lambda s: torch.special.i0e(4 * (s + 1)), 36), fit(lambda s: _far_bessel(torch.special.i0e, s), 30)
+_I1 = (
+    fit(lambda s: torch.special.i1e(4 * (s + 1)) / (4 * (s + 1)), 36),
+    fit(lambda s: _far_bessel(torch.special.i1e, s), 30),
+)
+
+
+def _scaled_bessel(series: tuple[Series, Series], z: Tensor, near_factor: Tensor | float) -> Tensor:
+    near = evaluate(series[0], z.clamp(max=8.0) / 4 - 1) * near_factor
+    outside = z.clamp(min=8.0)
+    far = evaluate(series[1], 16 / outside - 1) * torch.rsqrt(outside)
+    return torch.where(z <= 8, near, far)
+
+
+@_in_full
+def i0e(x: Tensor) -> Tensor:
+    """``aten.special_i0e``: exp(-|x|) I0(x)."""
+    return _scaled_bessel(_I0, x.abs(), 1.0)
+
+
+@_in_full
+def i0(x: Tensor) -> Tensor:
+    """``aten.i0``: the modified Bessel function of order 0."""
+    return torch.exp(x.abs()) * _scaled_bessel(_I0, x.abs(), 1.0)
+
+
+@_in_full
+def i1e(x: Tensor) -> Tensor:
+    """``aten.special_i1e``: exp(-|x|) I1(x)."""
+    z = x.abs()
+    value = _scaled_bessel(_I1, z, z)
+    return torch.where(x < 0, -value, value)
+
+
+@_in_full
+def i1(x: Tensor) -> Tensor:
+    """``aten.special_i1``: the modified Bessel function of order 1."""
+    z = x.abs()
+    value = torch.exp(z) * _scaled_bessel(_I1, z, z)
+    return torch.where(x < 0, -value, value)
+
+
+_SHIFTS = 10
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+
+
+@_in_full
+def digamma(x: Tensor) -> Tensor:
+    """``aten.digamma``: shifted up by the recurrence, then the asymptotic series; reflected below zero."""
+    reflected = x < 0
+    z = torch.where(reflected, 1 - x, x)
+    shifted = torch.zeros_like(z)
+    for k in range(_SHIFTS):
+        shifted = shifted - 1 / (z + k)
+    big = z + _SHIFTS
+    square = 1 / (big * big)
+    series = torch.zeros_like(z)
+    for k in reversed(range(len(_BERNOULLI))):
+        series = (series + _BERNOULLI[k] / (2 * (k + 1))) * square
+    value = shifted + torch.log(big) - 0.5 / big - series
+    # The period is taken off first: the tangent of a large argument has no digits.
+    rest = x - torch.trunc(x)
+    turned = value - math.pi * torch.cos(math.pi * rest) / torch.sin(math.pi * rest)
+    value = torch.where(reflected, torch.where(rest == 0, math.nan, turned), value)
+    return torch.where(x == 0, -math.inf * torch.where(torch.signbit(x), -1.0, 1.0), value)
+
+
+@_in_full
+def lgamma(x: Tensor) -> Tensor:
+    """``aten.lgamma``: shifted up by the recurrence, then Stirling's series; reflected below one half."""
+    reflected = x < 0.5
+    z = torch.where(reflected, 1 - x, x)
+    near = z < _SHIFTS
+    product = torch.ones_like(z)
+    for k in range(_SHIFTS):
+        product = product * torch.where(near, z + k, 1.0)
+    big = torch.where(near, z + _SHIFTS, z)
+    square = 1 / (big * big)
+    series = torch.zeros_like(z)
+    for k in reversed(range(len(_BERNOULLI))):
+        series = series * square + _BERNOULLI[k] / (2 * (k + 1) * (2 * k + 1))
+    value = (big - 0.5) * torch.log(big) - big + 0.5 * math.log(2 * math.pi) + series / big - torch.log(product)
+    sine = torch.sin(math.pi * (x - torch.floor(x))).abs()
+    turned = math.log(math.pi) - torch.log(sine) - value
+    value = torch.where(reflected, turned, value)
+    poles = (x <= 0) & (x == torch.floor(x))
+    return torch.where(poles | torch.isinf(x), math.inf, value)
+
+
+def polygamma(n: int, x: Tensor) -> Any:
+    """``aten.polygamma``: for ``n`` of 1 and more (-1)**(n + 1) n! zeta(n + 1, x), by Euler and Maclaurin."""
+    if n == 0:
+        return digamma(x)
+    if x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    reflected = x < 0
+    value = _hurwitz(torch.where(reflected, 1 - x, x), n + 1) * ((-1.0) ** (n + 1) * math.factorial(n))
+    rest = math.pi * (x - torch.trunc(x))
+    turned = (-1.0) ** n * value - math.pi ** (n + 1) * _cotangent_derivative(torch.cos(rest) / torch.sin(rest), n)
+    value = torch.where(reflected, turned, value)
+    return torch.where((x <= 0) & (x == torch.floor(x)), (-1.0) ** (n + 1) * math.inf, value)
+
+
+def _hurwitz(x: Tensor, order: int) -> Tensor:
+    """zeta(order, x) for x >= 0, by Euler and Maclaurin."""
+    total = torch.zeros_like(x)
+    for k in range(_SHIFTS):
+        total = total + _inverse_power(x + k, order)
+    big = x + _SHIFTS
+    last = _inverse_power(big, order)
+    total = total + last * big / (order - 1) + last / 2
+    factor, square = last / big * order, 1 / (big * big)
+    for k, number in enumerate(_BERNOULLI):
+        total = total + factor * (number / math.factorial(2 * k + 2))
+        factor = factor * square * ((order + 2 * k + 1) * (order + 2 * k + 2))
+    return total
+
+
+def _cotangent_derivative(cotangent: Tensor, n: int) -> Tensor:
+    """The n-th derivative of cot, as a polynomial in cot itself: c' = -(1 + c * c)."""
+    polynomial = [0.0, 1.0]
+    for _ in range(n):
+        slope = [k * polynomial[k] for k in range(1, len(polynomial))]
+        polynomial = [-a - b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
+    value = torch.full_like(cotangent, polynomial[-1])
+    for coefficient in reversed(polynomial[:-1]):
+        value = value * cotangent + coefficient
+    return value
+
+
+def _inverse_power(x: Tensor, order: int) -> Tensor:
+    power = x
+    for _ in range(order - 1):
+        power = power * x
+    return 1 / power
+
+
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """``aten.hypot``, which neither overflows nor underflows before its result does."""
+    long, short = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    ratio = torch.where(long == 0, 0.0, short / torch.where(long == 0, 1.0, long))
+    value = long * torch.sqrt(1 + ratio * ratio)
+    return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, value)
+
+
+def log10(x: Tensor) -> Any:
+    """``aten.log10`` by the natural logarithm."""
+    return torch.log(x) * (1 / math.log(10)) if x.dtype.is_floating_point else NotImplemented
+
+
+def copysign(x: Tensor, y: Tensor) -> Any:
+    """``aten.copysign``: the magnitude of ``x`` with the sign of ``y``, that of a negative zero too."""
+    if not x.dtype.is_floating_point or not y.dtype.is_floating_point:
+        return NotImplemented
+    # A zero has a sign of its own, which its reciprocal shows.
+    negative = torch.where(y == 0, 1 / y, y) < 0
+    return torch.where(negative, -x.abs(), x.abs())
+
+
+def copysign_scalar(x: Tensor, y: float) -> Any:
+    """``aten.copysign`` with a number."""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return -x.abs() if math.copysign(1.0, y) < 0 else x.abs().clone()
+
+
+def tanh(x: Tensor) -> Any:
+    """``aten.tanh`` in f64; torch-mlir's own for the other types."""
+    if x.dtype is not torch.float64:
+        return NotImplemented
+    z = x.abs()
+    shrunk = torch.expm1(-2 * z)
+    return torch.where(x < 0, shrunk, -shrunk) / (2 + shrunk)
+
+
+def zero_tensor(size: list[int], **options: Any) -> Tensor:
+    """``aten._efficientzerotensor`` as a tensor of zeros."""
+    return torch.zeros(size, dtype=options.get("dtype"), device=options.get("device"))
+
+
+def angle(x: Tensor) -> Any:
+    """``aten.angle`` of real numbers: pi where negative, NaN stays."""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+
+
+def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
+    """PyTorch's own decomposition of ``op``, which torch-mlir's table leaves out."""
+    function: Callable[..., Any] = get_decompositions([op])[op]
+    return function
+
+
+_MISSING = "torch-mlir has no lowering for it"
+_DOUBLE = "IREE has no such function in f64"
+
+ENTRIES = (
+    Decomposition(aten.erf.default, erf, _DOUBLE),
+    Decomposition(aten.tanh.default, tanh, _DOUBLE),
+    Decomposition(aten.log10.default, log10, "IREE's runtime has no function log10f"),
+    Decomposition(aten.copysign.Tensor, copysign, "torch-mlir's form does not lower where shapes differ"),
+    Decomposition(aten.copysign.Scalar, copysign_scalar, "torch-mlir's form does not lower where shapes differ"),
+    Decomposition(aten._efficientzerotensor.default, zero_tensor, "a tensor with no memory is one in eager alone"),
+    *(
+        Decomposition(op, function, _MISSING)
+        for op, function in (
+            (aten.erfc.default, erfc),
+            (aten.erfinv.default, erfinv),
+            (aten.special_erfcx.default, erfcx),
+            (aten.special_ndtri.default, ndtri),
+            (aten.i0.default, i0),
+            (aten.special_i0e.default, i0e),
+            (aten.special_i1.default, i1),
+            (aten.special_i1e.default, i1e),
+            (aten.digamma.default, digamma),
+            (aten.lgamma.default, lgamma),
+            (aten.polygamma.default, polygamma),
+            (aten.hypot.default, hypot),
+            (aten.angle.default, angle),
+        )
+    ),
+    *(
+        Decomposition(op, _from_pytorch(op), _MISSING)
+        for op in (
+            aten.addmv.default,
+            aten.dist.default,
+            aten.narrow_copy.default,
+        )
+    ),
+)

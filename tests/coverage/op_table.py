@@ -1,0 +1,63 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Verdicts as a page of documentation."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from op_check import Verdict
+
+OUTCOMES = ("native", "islands", "refused", "wrong", "crashed")
+_ORDER = ("wrong", "crashed", "refused", "islands")
+
+
+def read_verdict(path: Path) -> Verdict:
+    """A verdict that was kept."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields["failures"] = [tuple(f) for f in fields["failures"]]
+    return Verdict(**fields)
+
+
+def write_table(verdicts: Sequence[Verdict], samples: int | None, cases: int) -> str:
+    """Markdown: counts, one line each; then what is not native, the worst first, each with its first reason.
+
+    ``cases`` is how many there are in all, of which these verdicts may be a part.
+    """
+    counts = Counter(v.outcome for v in verdicts)
+    lines = [f"{outcome}: {counts[outcome]}" for outcome in OUTCOMES]
+    lines = ["# Coverage", "", "```", *lines, "```", ""]
+    if len(verdicts) < cases:
+        lines += [f"A partial sweep: {len(verdicts)} of {cases}; `make coverage` goes on with the rest.", ""]
+    most = "all their samples" if samples is None else f"at most {samples} samples each, spread over all that there are"
+    total = sum(v.samples for v in verdicts)
+    good = sum(v.native for v in verdicts)
+    lines += [
+        "Ops of PyTorch's operator database (`op_db`) and modules of `module_db` that have a gradient in f32,",
+        f"with {most}:",
+        f"{total} samples, of which {good} compile and agree with eager. An op counts by the worst of its samples.",
+        f"{counts['none']} more have no sample with a gradient in eager on the CPU.",
+        "",
+    ]
+    rest = sorted((v for v in verdicts if v.outcome in _ORDER), key=lambda v: (_ORDER.index(v.outcome), v.name))
+    lines += ["| op | outcome | native samples | first reason |", "| --- | --- | ---: | --- |"]
+    lines += [f"| `{v.name}` | {v.outcome} | {v.native} of {v.samples} | {_cell(v)} |" for v in rest]
+    lines += ["", "Native:", "", *_wrapped(f"`{v.name}`" for v in verdicts if v.outcome == "native")]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(verdict: Verdict) -> str:
+    worst = next((f for f in verdict.failures if f[0] == verdict.outcome), ("", "", ""))
+    return worst[2].replace("|", "\\|").replace("<", "&lt;")
+
+
+def _wrapped(names: Iterable[str], width: int = 120) -> list[str]:
+    lines = [""]
+    for name in names:
+        if lines[-1] and len(lines[-1]) + len(name) + 2 > width:
+            lines.append("")
+        lines[-1] += f"{', ' if lines[-1] else ''}{name}"
+    return lines

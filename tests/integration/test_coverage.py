@@ -1,0 +1,107 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The sweep over PyTorch's operator database: what it calls wrong, and a share of it that goes by the date."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import op_check
+import pytest
+import torch
+from op_cases import Case, Sample, all_cases, rotate
+from op_sweep import sweep
+from op_table import write_table
+
+import retrograd
+
+# A tenth of the cases with one sample each takes a minute or two; `make coverage` takes all samples.
+FRACTION, SAMPLES = 0.1, 1
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def case_of(name: str, function: Any, *inputs: torch.Tensor) -> Case:
+    return Case(name, lambda: iter([Sample(function, (x.requires_grad_(),), {}, same) for x in inputs]))
+
+
+def test_a_tenth_is_neither_wrong_nor_crashes(tmp_path: Path) -> None:
+    cases = rotate(all_cases(), FRACTION, str(datetime.date.today()))
+    verdicts = sweep(cases, tmp_path, jobs=1, samples=SAMPLES, timeout=300)
+    bad = [(v.name, v.failures) for v in verdicts if v.outcome in ("wrong", "crashed")]
+    assert bad == []
+    assert sum(v.outcome == "native" for v in verdicts) > len(verdicts) / 2
+
+
+def test_a_share_is_of_its_size_and_goes_by_the_key() -> None:
+    cases = all_cases()
+    share = rotate(cases, 0.1, "2024-02-29")
+    assert len(share) == round(len(cases) / 10)
+    assert share == rotate(cases, 0.1, "2024-02-29")
+    assert share != rotate(cases, 0.1, "2024-03-01")
+
+
+def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that agrees, one that cannot be traced, one whose process dies, and what the table says of them."""
+
+    def killed(x: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return x * x.nonzero().shape[0]
+
+    cases = [
+        case_of("fine", torch.sin, torch.ones(3), torch.ones(2, 2)),
+        case_of("refused", counted, torch.ones(3)),
+        case_of("killed", killed, torch.ones(3)),
+        case_of("none", torch.detach, torch.ones(3)),
+    ]
+    verdicts = sweep(cases, tmp_path, jobs=2, samples=None, timeout=120)
+    assert [v.outcome for v in verdicts] == ["native", "refused", "crashed", "none"]
+    assert verdicts[0].native == verdicts[0].samples == 2
+    assert "SIGKILL" in verdicts[2].failures[0][2]
+    # Kept verdicts are not worked out anew.
+    monkeypatch.setattr(op_check, "examine", None)
+    assert sweep(cases, tmp_path, jobs=1, samples=None, timeout=1) == verdicts
+    text = write_table(verdicts, None, 4)
+    assert "native: 1\nislands: 0\nrefused: 1\nwrong: 0\ncrashed: 1\n" in text
+    assert "| `refused` | refused | 0 of 1 | data-dependent" in text
+
+
+def test_a_difference_is_seen() -> None:
+    right = torch.tensor([1.0, 2.0, float("nan")])
+    assert op_check.difference(right.clone(), right, None) is None
+    assert op_check.difference(right + 1e-3, right, None) is not None
+    assert op_check.difference(right.nan_to_num(), right, None) is not None
+    assert op_check.difference(right.double(), right, None) is not None
+    # As far from f64 as eager is, or as far as it may ever be.
+    exact = right.double() + 1e-3
+    assert op_check.difference(right + 2e-3, right, exact) is None
+    assert op_check.difference(right + 1.0, right, exact + 1.0) is None
+    assert op_check.difference(right + 1.0, right, exact - 1.0) is not None
+    counts = torch.tensor([1, 2])
+    assert op_check.difference(counts + 1, counts, None) is not None
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is compiled from another function than the one it is compared with."""
+    real = retrograd.compile_backward
+
+    def crooked(model: torch.nn.Module, args: Any, **options: Any) -> Any:
+        forward = model.forward
+        model.forward = lambda arguments: [r * 1.001 for r in forward(arguments)]
+        return real(model, args, **options)
+
+    case = case_of("sin", torch.sin, torch.linspace(0, 1, 5))
+    assert op_check.examine(case, None).outcome == "native"
+    monkeypatch.setattr(op_check, "compile_backward", crooked)
+    verdict = op_check.examine(case, None)
+    assert verdict.outcome == "wrong"
+    assert "off by" in verdict.failures[0][2]

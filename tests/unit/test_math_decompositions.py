@@ -1,0 +1,256 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Sorting, scans, scatters and special functions as decompositions, against eager; nothing is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend.decompositions import DECOMPOSITIONS, decomposition_table, scans, sorting, special
+
+aten = torch.ops.aten
+
+
+def same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
+    pairs = [(ours, theirs)] if isinstance(ours, Tensor) else zip(ours, theirs, strict=True)
+    for mine, reference in pairs:
+        torch.testing.assert_close(mine, reference, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Values with ties and, where there are such, NaN and infinities."""
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * 2).round()
+    if dtype is torch.bool:
+        return x > 0
+    x = x.to(dtype)
+    if dtype.is_floating_point and x.numel() > 8:
+        for place, value in ((1, math.nan), (3, math.nan), (5, math.inf), (7, -math.inf)):
+            x.view(-1)[place] = value
+    return x
+
+
+ROWS = [((9,), 0), ((3, 7, 4), 1), ((2, 9), -1), ((), 0), ((4, 0), 1), ((3, 33), 1), ((33, 2), 0)]
+
+
+@pytest.mark.parametrize("network_length", [2, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(("shape", "dim"), ROWS)
+def test_sort(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype, network_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ranks and by the network: values and places, ties in their order, NaN above all."""
+    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
+    x = rows(shape, dtype)
+    for descending in (False, True):
+        expected = torch.sort(x, dim=dim, descending=descending, stable=True)
+        same(sorting.sort(x, dim, descending), expected)
+        same(sorting.sort_stable(x, stable=True, dim=dim, descending=descending), expected)
+
+
+@pytest.mark.parametrize("network_length", [2, 512])
+@pytest.mark.parametrize("largest", [False, True])
+def test_topk(largest: bool, network_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
+    x = torch.randperm(44).reshape(4, 11).float()
+    for k, dim in ((3, 1), (1, 0), (4, 0), (11, -1), (0, 1)):
+        same(sorting.topk(x, k, dim, largest), torch.topk(x, k, dim, largest))
+
+
+@pytest.mark.parametrize("network_length", [2, 512])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_order_statistics(keepdim: bool, network_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
+    plain = torch.randperm(36).reshape(4, 9).float()
+    broken = plain.clone()
+    broken[1, 3] = broken[1, 6] = math.nan
+    broken[2] = math.nan
+    for dim in (0, 1):
+        same(sorting.kthvalue(plain, 3, dim, keepdim), torch.kthvalue(plain, 3, dim, keepdim))
+        for x in (plain, broken):
+            same(sorting.median(x, dim, keepdim), torch.median(x, dim, keepdim))
+            found, expected = sorting.nanmedian(x, dim, keepdim), torch.nanmedian(x, dim, keepdim)
+            same(found[0], expected[0])
+            # Which of a row of NaN stands for it is nobody's concern.
+            same(found[1][~found[0].isnan()], expected[1][~found[0].isnan()])
+    for x in (plain, broken):
+        same(sorting.median_of_all(x), torch.median(x))
+        same(sorting.nanmedian_of_all(x), torch.nanmedian(x))
+
+
+def test_mode() -> None:
+    x = torch.randint(4, (5, 12)).float()
+    for dim in (0, 1):
+        same(sorting.mode(x, dim), torch.mode(x, dim))
+
+
+def test_rows_too_long_are_kept() -> None:
+    x = torch.empty(2, sorting.LONGEST + 1, device="meta")
+    assert sorting.sort(x) is NotImplemented
+    assert sorting.topk(x, 3) is NotImplemented
+    assert sorting.median(x, 1) is NotImplemented
+    assert scans.cummax(torch.empty(scans.LONGEST + 1, device="meta"), 0) is NotImplemented
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_scans(dim: int) -> None:
+    x = rows((5, 7), torch.float32)
+    finite = x.nan_to_num(0.0, 3.0, -3.0)
+    same(scans.cummax(x, dim), torch.cummax(x, dim))
+    same(scans.cummin(x, dim), torch.cummin(x, dim))
+    same(scans.cumprod(finite, dim), torch.cumprod(finite, dim), 1e-6)
+    same(scans.logcumsumexp(x, dim), torch.logcumsumexp(x, dim), 1e-6)
+    same(scans.logcumsumexp(finite * 200, dim), torch.logcumsumexp(finite * 200, dim), 1e-6)
+
+
+def test_scans_of_a_scalar() -> None:
+    x = torch.tensor(2.5)
+    same(scans.cummax(x, 0), torch.cummax(x, 0))
+    same(scans.cumprod(x, 0), torch.cumprod(x, 0))
+    same(scans.logcumsumexp(x, 0), torch.logcumsumexp(x, 0))
+
+
+AROUND = torch.cat([torch.linspace(-9, 9, 1001, dtype=torch.float64), torch.tensor([-1e-3, 1e-5, 1e-8, 20.5, 35, 100])])
+
+
+def hurwitz_of_2(x: Tensor) -> Tensor:
+    """zeta(2, x), which is the trigamma function, and more precise in eager than that."""
+    return torch.special.zeta(torch.tensor(2.0, dtype=x.dtype), x)
+
+
+OPEN = torch.linspace(-1, 1, 1001, dtype=torch.float64)[1:-1]
+SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Tensor, float, float]] = {
+    # ours, eager's, where, relative error allowed in f64 and in f32
+    "erf": (special.erf, torch.erf, AROUND, 1e-14, math.inf),
+    "tanh": (special.tanh, torch.tanh, AROUND, 1e-14, math.inf),
+    "erfc": (special.erfc, torch.erfc, AROUND, 1e-13, 1e-5),
+    "erfcx": (special.erfcx, torch.special.erfcx, AROUND, 1e-13, 1e-5),
+    "erfinv": (special.erfinv, torch.erfinv, OPEN, 1e-13, 1e-6),
+    "ndtri": (special.ndtri, torch.special.ndtri, (OPEN + 1) / 2, 1e-13, 1e-6),
+    "i0": (special.i0, torch.i0, AROUND, 1e-12, 1e-5),
+    "i0e": (special.i0e, torch.special.i0e, AROUND, 1e-12, 1e-5),
+    "i1": (special.i1, torch.special.i1, AROUND, 1e-12, 1e-5),
+    "i1e": (special.i1e, torch.special.i1e, AROUND, 1e-12, 1e-5),
+    "digamma": (special.digamma, torch.digamma, AROUND[AROUND > 2], 1e-13, 1e-5),
+    "lgamma": (special.lgamma, torch.lgamma, AROUND[AROUND > 3], 1e-13, 1e-5),
+    "trigamma": (lambda x: special.polygamma(1, x), hurwitz_of_2, AROUND[AROUND > 0], 1e-13, 1e-5),
+    "polygamma": (lambda x: special.polygamma(3, x), lambda x: torch.polygamma(3, x), AROUND[AROUND > 0], 1e-12, 1e-5),
+    "log10": (special.log10, torch.log10, AROUND[AROUND > 1.5], 1e-14, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_function(name: str) -> None:
+    ours, theirs, points, double, single = SPECIAL[name]
+    for dtype, allowed in ((torch.float64, double), (torch.float32, single)):
+        if math.isinf(allowed):
+            assert ours(points.to(dtype)) is NotImplemented
+            continue
+        found, expected = ours(points.to(dtype)), theirs(points.to(dtype).double())
+        assert found.dtype == dtype
+        # What underflows or overflows in f32 is not counted.
+        ordinary = expected.to(dtype).isfinite() & (expected.abs() > 4 * torch.finfo(dtype).tiny)
+        error = (found.double() - expected).abs() / expected.abs()
+        assert float(error[ordinary].max()) < allowed
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_polygamma_below_zero(order: int) -> None:
+    """By reflection: absolute, since there are zeros."""
+    x = torch.arange(-12, 0, dtype=torch.float64).unsqueeze(-1) + torch.linspace(0.2, 0.8, 7, dtype=torch.float64)
+    expected = torch.polygamma(order, x)
+    found = special.polygamma(order, x)
+    # Eager's trigamma has nine digits.
+    allowed = 1e-9 if order == 1 else 1e-11
+    assert float((found - expected).abs().max() / expected.abs().max()) < allowed
+    same(special.lgamma(x), torch.lgamma(x), 1e-11)
+
+
+def test_special_values() -> None:
+    edge = torch.tensor([-2.0, -1.0, 0.0, -0.0, 1.0, 2.0, math.inf])
+    same(special.erfinv(edge), torch.erfinv(edge))
+    same(special.ndtri(edge), torch.special.ndtri(edge))
+    same(special.erfc(edge), torch.erfc(edge), 1e-6)
+    same(special.digamma(edge[:6]), torch.digamma(edge[:6]), 1e-6)
+    same(special.lgamma(edge), torch.lgamma(edge), 1e-6)
+
+
+def test_signs_and_lengths() -> None:
+    x, y = torch.tensor([1.0, -2.0, 0.0, -0.0]), torch.tensor([[-0.0], [0.0], [-3.0], [math.inf]])
+    assert torch.equal(torch.signbit(special.copysign(x, y)), torch.signbit(torch.copysign(x, y)))
+    same(special.copysign_scalar(x, -0.0), torch.copysign(x, -0.0))
+    same(special.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), torch.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), 1e-6)
+    same(special.angle(torch.tensor([1.0, -1.0, math.nan])), torch.angle(torch.tensor([1.0, -1.0, math.nan])))
+
+
+def rewritten(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``op`` gives when it is traced with the table and run."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+
+    def call(*given: Tensor) -> Any:
+        rest = iter(given)
+        return op(*(next(rest) if isinstance(a, Tensor) else a for a in args), **kwargs)
+
+    return make_fx(call, decomposition_table=decomposition_table(), tracing_mode="fake")(*tensors)(*tensors)
+
+
+def test_scatters() -> None:
+    x, source = torch.randn(4, 5), torch.randn(3, 6)
+    index = torch.stack([torch.randperm(5) for _ in range(3)])
+    for dim in (1, -1):
+        arguments = (x, dim, index, source)
+        same(rewritten(aten.scatter.src, *arguments), aten.scatter.src(*arguments))
+        same(rewritten(aten.scatter.value, x, dim, index, 2.5), aten.scatter.value(x, dim, index, 2.5))
+        repeated = (x, dim, index % 2, source)
+        same(rewritten(aten.scatter_add.default, *repeated), aten.scatter_add.default(*repeated), 1e-6)
+    scalar, zero = torch.tensor(1.5), torch.tensor(0)
+    same(rewritten(aten.scatter_add.default, scalar, 0, zero, scalar), torch.tensor(3.0))
+    empty = torch.empty(0, 5, dtype=torch.int64)
+    same(rewritten(aten.scatter.src, x, 0, empty, x), x)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (aten._softmax.default, (0, False)),
+        (aten._log_softmax.default, (-1, False)),
+        (aten.cumsum.default, (0,)),
+        (aten.amax.default, ([0], False)),
+        (aten.amin.default, ([-1], True)),
+        (aten.gather.default, (0, torch.tensor(0))),
+        (aten.gather.default, (0, torch.tensor([0, 0]))),
+        (aten.index_select.default, (0, torch.tensor([0]))),
+        (aten.max.dim, (0,)),
+    ],
+)
+def test_a_scalar_is_a_row_of_one(op: Any, arguments: tuple[Any, ...]) -> None:
+    x = torch.tensor(-1.25)
+    same(rewritten(op, x, *arguments), op(x, *arguments))
+
+
+def test_products_of_nothing() -> None:
+    for x, y in ((torch.ones(2, 0), torch.ones(0, 3)), (torch.ones(0, 2), torch.ones(2, 3))):
+        same(rewritten(aten.mm.default, x, y), x @ y)
+        same(rewritten(aten.bmm.default, x.unsqueeze(0), y.unsqueeze(0)), (x @ y).unsqueeze(0))
+
+
+def test_logical_or_of_two_shapes() -> None:
+    x, y = torch.tensor([1.0, 0.0, -2.0]), torch.tensor(False)
+    same(rewritten(aten.logical_or.default, x, y), torch.logical_or(x, y))
+
+
+def test_remaining_entries() -> None:
+    """What PyTorch itself decomposes, through the table."""
+    x, y = torch.randn(3, 4), torch.randn(4)
+    same(rewritten(aten.addmv.default, torch.randn(3) * 0, x, y), x @ y, 1e-6)
+    same(rewritten(aten.dist.default, x, x + 1), torch.dist(x, x + 1), 1e-6)
+    same(rewritten(aten.narrow_copy.default, x, 1, 1, 2), x[:, 1:3])
+    table = {entry.op: entry.function for entry in DECOMPOSITIONS}
+    same(table[aten._efficientzerotensor.default]([2, 3], dtype=torch.float32), torch.zeros(2, 3))
