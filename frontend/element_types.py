@@ -17,7 +17,9 @@ def refuse_complex(graph_module: torch.fx.GraphModule) -> None:
             where = (node.stack_trace or "").strip().splitlines()
             place = f", at {where[0].strip()}" if where else ""
             what = (
-                "an argument is complex" if node.op == "placeholder" else f"the op {node.target} gives complex numbers"
+                "an argument or a result of the model is complex"
+                if node.op == "placeholder"
+                else f"the op {node.target} gives complex numbers"
             )
             raise CaptureError(
                 f"{what} ({value.dtype}), which are not compiled{place}",

@@ -218,7 +218,7 @@ def digamma(x: Tensor) -> Tensor:
     rest = x - torch.trunc(x)
     turned = value - math.pi * torch.cos(math.pi * rest) / torch.sin(math.pi * rest)
     value = torch.where(reflected, torch.where(rest == 0, math.nan, turned), value)
-    return torch.where(x == 0, -math.inf * torch.where(torch.signbit(x), -1.0, 1.0), value)
+    return torch.where(x == 0, torch.where(1 / x < 0, math.inf, -math.inf), value)
 
 
 @_in_full

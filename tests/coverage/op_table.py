@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,6 +48,12 @@ def write_table(verdicts: Sequence[Verdict], samples: int | None, cases: int) ->
     lines += [f"| `{v.name}` | {v.outcome} | {v.native} of {v.samples} | {_cell(v)} |" for v in rest]
     lines += ["", "Native:", "", *_wrapped(f"`{v.name}`" for v in verdicts if v.outcome == "native")]
     return "\n".join(lines) + "\n"
+
+
+def read_native(text: str) -> frozenset[str]:
+    """The names that a table lists as native."""
+    _, _, listed = text.partition("\nNative:\n")
+    return frozenset(re.findall(r"`([^`]+)`", listed))
 
 
 def _cell(verdict: Verdict) -> str:

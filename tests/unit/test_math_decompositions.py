@@ -122,7 +122,8 @@ AROUND = torch.cat([torch.linspace(-9, 9, 1001, dtype=torch.float64), torch.tens
 
 def hurwitz_of_2(x: Tensor) -> Tensor:
     """zeta(2, x), which is the trigamma function, and more precise in eager than that."""
-    return torch.special.zeta(torch.tensor(2.0, dtype=x.dtype), x)
+    zeta: Tensor = torch.special.zeta(torch.tensor(2.0, dtype=x.dtype), x)
+    return zeta
 
 
 OPEN = torch.linspace(-1, 1, 1001, dtype=torch.float64)[1:-1]
