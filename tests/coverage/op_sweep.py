@@ -4,6 +4,9 @@
 
 Each case runs in a process of its own: one that dies is an outcome, not the end. Verdicts are kept one file a case,
 and a sweep goes on where the last one stopped.
+
+These processes are forked: run this from a process of its own, one that has no threads. Those of OpenMP and of IREE's
+devices do not survive a fork, and a child that waits for them never ends.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 import op_check
 from op_cases import Case, all_cases, rotate
 from op_check import Verdict
-from op_table import read_verdict, write_table
+from op_table import read_native, read_verdict, write_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--ops", default="", help="a regular expression that the names of cases must match in full")
+    parser.add_argument("--listed", type=Path, help="take only the cases that this table lists as native")
     parser.add_argument("--fraction", type=float, default=1.0, help="the share of cases to take")
     parser.add_argument("--rotate", default=str(datetime.date.today()), help="what selects that share, such as a date")
     parser.add_argument(
@@ -148,6 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="forget the verdicts kept on these cases")
     options = parser.parse_args(arguments)
     cases = [case for case in all_cases() if not options.ops or re.fullmatch(options.ops, case.name)]
+    if options.listed:
+        native = read_native(options.listed.read_text(encoding="utf-8"))
+        cases = [case for case in cases if case.name in native]
     if options.fraction < 1:
         cases = rotate(cases, options.fraction, options.rotate)
     if options.again:
