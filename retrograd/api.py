@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -245,23 +246,28 @@ class BackwardOptions:
             raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(HOOK_SCHEDULES)}")
 
 
-def compile_captured(traced: TracedBackward, options: BackwardOptions) -> StageExecutor:
-    """Compile a backward that was captured as it ran.
+# By options and the text of the module: a backward is captured anew for reasons that do not change its graph.
+_EXECUTORS: WeakValueDictionary[tuple[BackwardOptions, str], StageExecutor] = WeakValueDictionary()
+
+
+def compile_captured(traced: TracedBackward, options: BackwardOptions) -> tuple[StageExecutor, bool]:
+    """Compile a backward that was captured as it ran; also says whether its graph was compiled before.
 
     Raises:
         CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
     """
-    module, phases, target = (
-        import_graph(traced.graph_module, function=BACKWARD),
-        Progress(),
-        find_target(options.target),
-    )
+    module = import_graph(traced.graph_module, function=BACKWARD)
+    phases, target = Progress(), find_target(options.target)
+    key = (options, str(module))
+    if (known := _EXECUTORS.get(key)) is not None:
+        return known, True
     staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
     store = _Store() if options.cache else None
     executable, _ = build_executable(staged.module, target, _versions(), phases, store)
     program = Program.load(executable.vmfb, driver=target.driver)
     specs = [_function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.module.functions]
-    return StageExecutor(staged.plan.to_dict(), program, specs)
+    executor = _EXECUTORS[key] = StageExecutor(staged.plan.to_dict(), program, specs)
+    return executor, False
 
 
 @dataclass(frozen=True)

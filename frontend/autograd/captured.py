@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.frontend.autograd.compiler import RuntimeCapture
-from retrograd.frontend.autograd.python_calls import Frame, PythonCalls, accumulate_into
+from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
+from retrograd.frontend.autograd.rehearsal import Rehearsal
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
 from retrograd.frontend.hook_ops import BACKWARD
 
@@ -28,7 +29,8 @@ class Compiled(Protocol):
         """Run it on the tensors that its graph takes, with a ``PythonSide`` to call."""
 
 
-Builder = Callable[[TracedBackward], Compiled]
+# Compiles a graph; also says whether it was compiled before, for another capture.
+Builder = Callable[[TracedBackward], tuple[Compiled, bool]]
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,10 @@ class CapturedBackward:
             if variant is not None and variant.compiled is not None and variant.traced is not None:
                 return _run_compiled(variant.traced, variant.compiled, Frame(inputs, hooks, packed))
             recorder = Recorder(self._module)
-            results: list[Any] = recorder.run(list(inputs), list(sizes), list(scalars), hooks, packed)
+            results = recorder.record(inputs, list(sizes), list(scalars), hooks, packed)
             if variant is None:
                 self._variants[key] = self._compile(recorder, build, inputs, numbers, scalars)
-            return list(results)
+            return results
 
     def _compile(
         self, recorder: Recorder, build: Builder, inputs: Sequence[torch.Tensor], sizes: Sequence[int], scalars: Any
@@ -119,19 +121,35 @@ class CapturedBackward:
             return _Variant()
         try:
             traced = trace_backward(recorder, inputs, sizes, scalars)
-            compiled = build(traced)
+            compiled, known = build(traced)
+            problem = _rehearse(traced, compiled, recorder, inputs)
         except (RuntimeError, ValueError) as error:
             self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
+            return _Variant()
+        if problem is not None:
+            self._history.add("runs eagerly", self._nodes, (f"compiled, it is wrong: {problem}; report it",))
             return _Variant()
         reasons = self._reasons or ("it is new",)
         if self._variants:
             reasons = ("shapes, sizes or numbers are others than before",)
-        self._history.add("compiled", self._nodes, reasons)
+        self._history.add("runs what was compiled before" if known else "compiled", self._nodes, reasons)
         return _Variant(traced, compiled)
 
 
+def _rehearse(
+    traced: TracedBackward, compiled: Compiled, recorder: Recorder, inputs: Sequence[torch.Tensor]
+) -> str | None:
+    """What the compiled backward gets wrong on the recorded run; nothing where a hook wrote to what it reads since (an
+    optimizer inside the backward)."""
+    if recorder.written.intersection(traced.inputs):
+        return None
+    rehearsal = Rehearsal(traced, recorder)
+    results = compiled.run([inputs[i] for i in traced.inputs], rehearsal)
+    return rehearsal.find_difference(results)
+
+
 def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
-    given = compiled.run([frame.inputs[i] for i in traced.inputs], _PythonSide(traced.calls, frame))
+    given = compiled.run([frame.inputs[i] for i in traced.inputs], _PythonSide(traced, frame))
     return [None if number is None else given[number] for number in traced.results]
 
 
@@ -139,17 +157,17 @@ def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> l
 class _PythonSide:
     """The calls of a graph, on this step's frame."""
 
-    calls: PythonCalls
+    traced: TracedBackward
     frame: Frame
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.calls.calls[kind, hook](self.frame, values)
+        return self.traced.calls.calls[kind, hook](self.frame, values)
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.calls.calls[BACKWARD, function](self.frame, values)
+        return self.traced.calls.calls[BACKWARD, function](self.frame, values)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
-        accumulate_into(self.frame.inputs[param], None, gradient)
+        accumulate_into(self.frame.inputs[self.traced.params[param]], None, gradient)
 
     def final_callbacks(self) -> None:
         """The engine calls them when the backward has returned."""

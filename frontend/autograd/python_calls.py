@@ -67,8 +67,8 @@ def sequence(parts: Sequence[Template]) -> Template:
 class PythonCall:
     """One call: ``function`` on the filled-in ``arguments``, whose result has tensors where ``present`` says so.
 
-    ``single``: the result is one tensor and not a sequence. ``label`` names the call for messages. ``results`` are
-    meta tensors for those present.
+    ``single``: the result is one tensor and not a sequence. ``node`` is its name in the capture, ``label`` names
+    the call for messages. ``results`` are meta tensors for those present.
     """
 
     kind: str
@@ -77,6 +77,7 @@ class PythonCall:
     arguments: tuple[Template, ...]
     present: tuple[bool, ...]
     single: bool
+    node: str
     label: str
     results: tuple[torch.Tensor, ...] = field(repr=False)
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,20 +59,44 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
 class Recorder(torch.fx.Interpreter):
     """Runs a captured backward on real tensors, as it would have run in eager mode.
 
-    ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides.
+    ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
+    has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
+    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number.
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         super().__init__(graph_module)
         self.results: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
+        self.gradients: dict[int, list[torch.Tensor]] = {}
+        self.outputs: list[Any] = []
+        self.written: set[int] = set()
         # Errors of the user's hooks are theirs as they are.
         self.extra_traceback = False
 
+    def record(self, inputs: Sequence[torch.Tensor], *others: Any) -> list[Any]:
+        """Run on the arguments that compiled autograd gave; returns the results."""
+        before = [t._version for t in inputs]
+        results: list[Any] = list(self.run(list(inputs), *others))
+        self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
+        self.outputs = [_copy(result) for result in results]
+        return results
+
     def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is accumulate_into:
+            (_, _, gradient, *_), _ = self.fetch_args_kwargs_from_env(n)
+            place = n.args[0]
+            if gradient is not None and isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
+                self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
         result = super().run_node(n)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
+            self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _describe(leaf: Any) -> Any:

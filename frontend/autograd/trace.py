@@ -33,14 +33,17 @@ PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 
 @dataclass(frozen=True)
 class TracedBackward:
-    """A backward as aten ops: ``graph_module`` takes the inputs whose numbers ``inputs`` lists.
+    """A backward as aten ops: ``graph_module`` takes the inputs whose numbers ``inputs`` lists, and accumulates into
+    those that ``params`` lists.
 
     ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
-    graph (by number), and which are None.
+    graph (by number), and which are None. Nothing in the graph depends on how the inputs are numbered, so that a
+    backward whose gradients are there already, and are inputs too, has the same graph as one whose are not.
     """
 
     graph_module: torch.fx.GraphModule
     inputs: tuple[int, ...]
+    params: tuple[int, ...]
     calls: PythonCalls
     results: tuple[int | None, ...]
     communication: tuple[int, ...] = ()
@@ -59,8 +62,10 @@ def trace_backward(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     interpreter = _AtenInterpreter(recorded, sizes, scalars)
     try:
+        # Not the inputs themselves: one that stands for a Python number would be traced as that number.
+        like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
         with torch.no_grad(), portable_ops(), mode:
-            fake = [mode.from_tensor(t.detach(), static_shapes=True) for t in inputs]
+            fake = [mode.from_tensor(t, static_shapes=True) for t in like]
             graph_module = make_fx(
                 dispatch_functionalize(interpreter.trace), decomposition_table(), tracing_mode="fake"
             )(*fake)
@@ -69,7 +74,8 @@ def trace_backward(
     except Exception as error:
         raise capture_error(error) from error
     used = _describe_values(graph_module, interpreter.params)
-    return TracedBackward(graph_module, used, interpreter.calls, tuple(interpreter.result_numbers))
+    params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
+    return TracedBackward(graph_module, used, params, interpreter.calls, results)
 
 
 def _check_input(tensor: torch.Tensor) -> None:
@@ -88,13 +94,14 @@ class _AtenInterpreter(torch.fx.Interpreter):
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
         self.calls = PythonCalls()
-        self.params: set[int] = set()
+        self.params: list[int] = []
         self.result_numbers: list[int | None] = []
         self._results: list[torch.Tensor] = []
 
     def trace(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The backward's results that are tensors."""
         self.calls.calls.clear()
+        self.params.clear()
         self.result_numbers.clear()
         self._results = []
         self._token = hook_ops.create_token()
@@ -124,8 +131,9 @@ class _AtenInterpreter(torch.fx.Interpreter):
         place, index = _source(node.args[0])
         if place != "inputs":
             raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
-        self.params.add(index)
-        self._token = hook_ops.accumulate_grad(gradient, self._token, index)
+        if index not in self.params:
+            self.params.append(index)
+        self._token = hook_ops.accumulate_grad(gradient, self._token, self.params.index(index))
 
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
         values: list[torch.Tensor] = []
@@ -145,7 +153,8 @@ class _AtenInterpreter(torch.fx.Interpreter):
         if kind == "post_acc_grad":
             present, results = (False,), ()
             function = _without_result(function)
-        call = PythonCall(kind, number, function, arguments, present, single, f"{kind} {number}", results)
+        label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"
+        call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         self.calls.calls[kind, number] = call
         with hook_ops.declared_results(self.calls.declarations()):
             if kind == hook_ops.BACKWARD:
@@ -216,17 +225,19 @@ def _kind_of(leaf: Any) -> str:
     return f"tensor of layout {leaf.layout}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 
-def _describe_values(graph_module: torch.fx.GraphModule, params: set[int]) -> tuple[int, ...]:
+def _describe_values(graph_module: torch.fx.GraphModule, params: Sequence[int]) -> tuple[int, ...]:
     """Take out inputs that are not used, and write on the others and on the results what they are."""
     graph = graph_module.graph
     graph.eliminate_dead_code()
-    used = []
+    used: list[int] = []
     for index, node in enumerate(graph.find_nodes(op="placeholder")):
         if not node.users:
             graph.erase_node(node)
             continue
+        name = f"input_{len(used)}"
         used.append(index)
-        node.meta["desc"] = RuntimeInput("param" if index in params else "saved", f"inputs.{index}")
+        node._rename(name)
+        node.meta["desc"] = RuntimeInput("param" if index in params else "saved", name)
     (output,) = graph.find_nodes(op="output")
     flat = pytree.arg_tree_leaves(output.args[0])
     output.args = (tuple(flat),)

@@ -1,0 +1,77 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A compiled backward is rehearsed once before it is used: on the tensors of the run that was recorded, whose gradients
+it has to give. Hooks and functions are not called again; they give what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from retrograd.frontend.autograd.recorder import Recorder
+from retrograd.frontend.autograd.trace import TracedBackward
+from retrograd.frontend.hook_ops import BACKWARD
+
+# The most that a gradient may be off, relative to its norm. Rounding of sums alone is far below.
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+_LEAST = 1e-6
+
+
+class Rehearsal:
+    """Stands for the Python side of a backward; keeps the gradients instead of accumulating them."""
+
+    def __init__(self, traced: TracedBackward, recorded: Recorder) -> None:
+        self._traced, self._recorded = traced, recorded
+        self.gradients: dict[int, list[torch.Tensor]] = {}
+
+    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the hook gave."""
+        return self._given(kind, hook)
+
+    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the function gave."""
+        return self._given(BACKWARD, function)
+
+    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
+        """Keep the gradient."""
+        self.gradients.setdefault(self._traced.params[param], []).append(gradient)
+
+    def final_callbacks(self) -> None:
+        """Nothing."""
+
+    def _given(self, kind: str, number: int) -> list[torch.Tensor]:
+        call = self._traced.calls.calls[kind, number]
+        if not call.results:
+            return []
+        given = self._recorded.given[call.node]
+        return [tensor.clone() for tensor in ([given] if call.single else given) if tensor is not None]
+
+    def find_difference(self, results: Sequence[torch.Tensor]) -> str | None:
+        """Where the gradients, or these results, are not those recorded."""
+        for index, expected in self._recorded.gradients.items():
+            found = self.gradients.get(index, [])
+            if len(found) != len(expected):
+                return f"input {index} gets {len(found)} gradients instead of {len(expected)}"
+            for mine, eager in zip(found, expected, strict=True):
+                if (error := _error(mine, eager)) is not None:
+                    return f"the gradient of input {index}, of shape {list(eager.shape)}, {error}"
+        for number, place in enumerate(self._traced.results):
+            if place is not None and (error := _error(results[place], self._recorded.outputs[number])) is not None:
+                return f"result {number} {error}"
+        return None
+
+
+def _error(mine: torch.Tensor, eager: torch.Tensor) -> str | None:
+    if mine.shape != eager.shape or mine.dtype != eager.dtype:
+        return f"is {mine.dtype} {list(mine.shape)} instead of {eager.dtype} {list(eager.shape)}"
+    if not eager.dtype.is_floating_point:
+        return None if torch.equal(mine, eager) else "differs from eager's"
+    tolerance = _TOLERANCE.get(eager.dtype, 1e-1)
+    wide, expected = mine.to(torch.float64), eager.to(torch.float64)
+    finite = expected.isfinite()
+    if not torch.equal(finite, wide.isfinite()):
+        return "is finite where eager's is not, or the other way round"
+    norm = expected[finite].norm().item()
+    off = (wide - expected)[finite].norm().item()
+    return None if off <= tolerance * norm + _LEAST else f"is off by {off:.2g}, where eager's has norm {norm:.2g}"

@@ -1,0 +1,267 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What PyTorch users do to a backward, each under ``retrograd.enable()`` and beside eager: gradients and order logs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import retrograd
+
+Log = list[Any]
+Step = Callable[[int], Any]
+Case = Callable[[Log], tuple[Step, Sequence[torch.Tensor]]]
+CASES: dict[str, Case] = {}
+# What no graph of tensors can hold, or torch-mlir does not lower: eager, and said so.
+EAGER = {"sparse_gradient", "write_to_a_view"}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def leaf(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, requires_grad=True)
+
+
+@case
+def numbers_that_change(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(3)
+    return lambda i: ((w * (i + 1.5) / (2 + i)) ** 2).sum().backward(), [w]
+
+
+@case
+def zero_grad_both_ways(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    m = nn.Linear(3, 3)
+
+    def step(i: int) -> None:
+        m.zero_grad(set_to_none=i % 2 == 0)
+        m(torch.ones(2, 3)).square().sum().backward()
+
+    return step, list(m.parameters())
+
+
+@case
+def frozen_parameter(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    m = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    m[0].weight.requires_grad_(False)
+    return lambda i: m(torch.ones(2, 3)).square().sum().backward(), list(m.parameters())
+
+
+@case
+def sparse_gradient(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    m = nn.Embedding(5, 3, sparse=True)
+    return lambda i: m(torch.tensor([1, 2, 1])).sum().backward(), list(m.parameters())
+
+
+@case
+def write_to_a_view(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(4)
+
+    def step(i: int) -> None:
+        y = w * 1
+        y[1:3] *= w[:2]
+        y[0] = w[3]
+        y.sin().sum().backward()
+
+    return step, [w]
+
+
+class GradInside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.detach())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x.requires_grad_()
+            result: torch.Tensor = torch.autograd.grad(x.sin(), x, gradient)[0]
+        return result
+
+
+@case
+def backward_inside_a_function(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(3)
+    return lambda i: GradInside.apply(w * 1).sum().backward(), [w]  # type: ignore[no-untyped-call]
+
+
+@case
+def autocast(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    m = nn.Linear(8, 8)
+
+    def step(i: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = m(torch.ones(4, 8)).float().sum()
+        loss.backward()
+
+    return step, list(m.parameters())
+
+
+@case
+def hook_that_removes_itself(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(3)
+
+    def step(i: int) -> None:
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            log.append("hook")
+            handles[0].remove()
+            return gradient * 2
+
+        handles.append(w.register_hook(hook))
+        w.sin().sum().backward()
+        w.sin().sum().backward()
+
+    return step, [w]
+
+
+@case
+def hook_that_writes_to_its_gradient(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(3)
+
+    def hook(gradient: torch.Tensor) -> None:
+        gradient.mul_(2)
+
+    def step(i: int) -> None:
+        h = w * 1
+        h.register_hook(hook)
+        h.sin().sum().backward()
+
+    return step, [w]
+
+
+@case
+def optimizer_in_the_backward(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    m = nn.Linear(3, 3)
+    for p in m.parameters():
+        optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+
+        def step_now(param: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+            log.append(tuple(param.shape))
+
+        p.register_post_accumulate_grad_hook(step_now)
+    return lambda i: m(torch.ones(2, 3)).square().sum().backward(), list(m.parameters())
+
+
+@case
+def hooks_on_branches(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    a, b, c = leaf(3), leaf(3), leaf(3)
+    for name, tensor in zip("abc", (a, b, c), strict=True):
+        tensor.register_hook(lambda g, n=name: log.append(n))
+        tensor.register_post_accumulate_grad_hook(lambda p, n=name: log.append(f"{n} accumulated"))
+
+    def step(i: int) -> None:
+        x, y = a.sin() * b, b.cos() * c
+        x.register_hook(lambda g: log.append("x"))
+        y.register_hook(lambda g: log.append("y"))
+        z = x + y * a
+        (z + x.exp() + c).sum().backward()
+
+    return step, [a, b, c]
+
+
+def record(make: Case, enabled: bool) -> tuple[list[Any], Log]:
+    torch.manual_seed(0)
+    log: Log = []
+    step, tensors = make(log)
+    states = []
+    for i in range(4):
+        if enabled:
+            with retrograd.enable():
+                step(i)
+        else:
+            step(i)
+        grads = [None if t.grad is None else t.grad.to_dense().clone() for t in tensors]
+        states.append((grads, [t.detach().clone() for t in tensors]))
+    return states, log
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_as_eager(name: str) -> None:
+    before = len(retrograd.explain_recompiles())
+    expected, expected_log = record(CASES[name], enabled=False)
+    found, log = record(CASES[name], enabled=True)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6)
+    assert log == expected_log
+    entries = retrograd.explain_recompiles()[before:]
+    assert entries
+    assert all((entry.outcome == "runs eagerly") == (name in EAGER) for entry in entries), [str(e) for e in entries]
+
+
+def test_gradients_that_are_there_already_need_no_other_program() -> None:
+    before = len(retrograd.explain_recompiles())
+    m = nn.Linear(3, 3)
+    for step in range(20):
+        if step % 3 == 0:
+            m.zero_grad(set_to_none=step % 2 == 0)
+        loss = m(torch.ones(2, 3)).tanh().sum()
+        with retrograd.enable():
+            loss.backward(retain_graph=step % 4 == 0)
+    outcomes = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+    assert outcomes == ["compiled", "runs what was compiled before"]
+
+
+def test_gradients_share_no_memory() -> None:
+    a, b = leaf(3), leaf(3)
+    kept: list[torch.Tensor] = []
+    a.register_hook(lambda g: kept.append(g))
+    for _ in range(3):
+        a.grad = b.grad = None
+        with retrograd.enable():
+            (a + b).sin().sum().backward()
+        gradients: list[Any] = [a.grad, b.grad, kept[-1]]
+        assert len({gradient.data_ptr() for gradient in gradients}) == 3
+
+
+def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrograd.runtime.stage_executor import StageExecutor
+
+    run = StageExecutor.run
+
+    def run_wrongly(self: StageExecutor, arguments: Sequence[torch.Tensor], python: Any) -> list[torch.Tensor]:
+        return run(self, [a * 1.01 if a.dim() else a for a in arguments], python)
+
+    monkeypatch.setattr(StageExecutor, "run", run_wrongly)
+    w = leaf(3)
+    for _ in range(3):
+        w.grad = None
+        with retrograd.enable():
+            (w.tan() * 3).sum().backward()
+        torch.testing.assert_close(w.grad, 3 / w.detach().cos() ** 2)
+    entry = retrograd.explain_recompiles()[-1]
+    assert entry.outcome == "runs eagerly"
+    assert "the gradient of input" in str(entry)
+
+
+def test_steps_leave_nothing_behind() -> None:
+    w = leaf(3)
+    w.register_hook(lambda g: g * 2)
+
+    def run(steps: int) -> int:
+        for _ in range(steps):
+            w.grad = None
+            (w.cosh()).sum().backward()
+        gc.collect()
+        return len(gc.get_objects())
+
+    with retrograd.enable():
+        run(5)
+        gc.disable()
+        try:
+            before = run(1)
+            assert run(300) <= before + 50
+        finally:
+            gc.enable()
