@@ -12,10 +12,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage fuzz wheel bench format clean
+.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu wheel bench format clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("retrograd needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + \
@@ -57,6 +57,17 @@ fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table a
 
 coverage: $(STAMP) ## PyTorch's operator database through the compiler: docs/coverage.md (hours; goes on where it stopped)
 	nice -n 10 $(BIN)/python tests/coverage/op_sweep.py --table docs/coverage.md $(ARGS)
+
+vulkan-driver: ## install Debian's software Vulkan driver, lavapipe, where there is none and this is root
+	@if ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json 2>/dev/null | grep -q json; then echo "a Vulkan driver is installed"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && apt-get install -q -y --no-install-recommends mesa-vulkan-drivers libvulkan1; \
+	else echo "no Vulkan driver: as root, apt-get install mesa-vulkan-drivers; its tests are skipped"; fi
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no CUDA device to run on")'
+	@$(BIN)/python -c 'import torch; print("device:", torch.cuda.get_device_name())'
+	$(BIN)/python -m pytest tests/gpu
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

@@ -26,6 +26,7 @@ from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.element_types import refuse_complex
 from retrograd.frontend.outputs import output_specs
+from retrograd.frontend.portable_attention import PortableAttention
 from retrograd.frontend.random_ops import DRAW_SEED, share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
 from retrograd.frontend.side_effects import contained, refuse_backward_hooks
@@ -178,19 +179,25 @@ def _signature(
 @contextlib.contextmanager
 def portable_ops() -> Iterator[None]:
     """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library
-    (oneDNN's LSTM), and tangents as tensors of their own memory.
+    (oneDNN's LSTM) or of cuDNN, and tangents as tensors of their own memory.
 
     A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
     one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
     """
     # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
-    before = torch._C._get_mkldnn_enabled()
+    before, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
     try:
-        with dropout_between_layers(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
+        with (
+            PortableAttention(),
+            dropout_between_layers(),
+            torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
+        ):
             yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+        torch._C._set_cudnn_enabled(cudnn)
 
 
 def _autocast() -> dict[str, str]:

@@ -12,11 +12,11 @@ class CompileError(RuntimeError):
         phase: ``lower`` (torch to linalg) or ``iree-compile``.
         message: what the tool said first, with the op and its source line where known.
         log: all that it said.
-        replay: a shell command that repeats the failure.
+        replay: a shell command that repeats the failure; empty where no tool failed.
     """
 
     def __init__(self, phase: str, message: str, log: str, replay: str) -> None:
-        super().__init__(f"{phase}: {message}\n  replay: {replay}")
+        super().__init__(f"{phase}: {message}" + (f"\n  replay: {replay}" if replay else ""))
         self.phase = phase
         self.message = message
         self.log = log

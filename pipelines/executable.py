@@ -14,19 +14,25 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.subprocesses import run_tool
 from retrograd.pipelines.targets import Target
+from retrograd.pipelines.vmfb import read_formats
 
 
 @dataclass(frozen=True)
 class Executable:
-    """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds."""
+    """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds.
+
+    ``notes`` say in words where results are not what the module asks for.
+    """
 
     vmfb: bytes
     flags: tuple[str, ...]
     transients: dict[str, int]
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @cache
@@ -50,15 +56,67 @@ def compile_executable(
     """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
 
     Raises:
-        CompileError: every set failed; reports the last and plainest one's first error, and the replay command.
+        CompileError: every set failed; reports the last and plainest one's first error, and the replay command. Or the
+            functions take or give float64, which the target does not have, or the result lacks code for a device.
     """
+    check_float64(linalg, target)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
         vmfb, phases = folder / "module.vmfb", folder / "phases"
         flags = _climb(linalg, target, vmfb, [f"--dump-compilation-phases-to={phases}"], on_attempt)
         transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
-        return Executable(vmfb.read_bytes(), flags, transients, time.perf_counter() - start)
+        data = vmfb.read_bytes()
+        check_formats(data, target)
+        return Executable(data, flags, transients, time.perf_counter() - start, find_demotions(linalg, target))
+
+
+def check_formats(vmfb: bytes, target: Target) -> None:
+    """Raise :class:`CompileError` where ``vmfb`` lacks executables for a device of ``target``.
+
+    Read back from the file, since iree-compile leaves a device out without a word; a module that computes nothing has
+    executables for none.
+    """
+    found = read_formats(vmfb)
+    missing = [d.name for d in target.devices if d.executable_format not in found]
+    if found and (missing or len(set(found.values())) > 1):
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        what = f"the executable lacks code for {', '.join(missing) or 'a device'} of {target.name}: it holds {counts}"
+        raise CompileError(
+            "iree-compile", what, "", f"iree-compile {shlex.join(target.flags)} linalg.mlir -o module.vmfb"
+        )
+
+
+def check_float64(linalg: str, target: Target) -> None:
+    """Raise :class:`CompileError` where ``linalg`` has float64 in a signature, and ``target`` none.
+
+    Inside of a function, float64 is then computed in float32; :func:`find_demotions` tells of it.
+    """
+    if target.has_f64:
+        return
+    lacking = next(device.name for device in target.devices if not device.has_f64)
+    for name, signature in re.findall(r"func\.func @(\w+)(\(.*?) \{$", linalg, flags=re.MULTILINE):
+        if _FLOAT64_TENSOR.search(signature):
+            what = (
+                f"@{name} takes or gives tensors of float64, which code for {lacking} does not have; "
+                "convert the model and its arguments to float32"
+            )
+            raise CompileError("iree-compile", what, "", "")
+
+
+def find_demotions(linalg: str, target: Target) -> tuple[str, ...]:
+    """A note where ``linalg`` computes tensors of float64 that ``target`` computes in float32.
+
+    Scalars that are rounded at once do not count: torch-mlir writes all of them as float64.
+    """
+    tensors = len(_FLOAT64_TENSOR.findall(linalg))
+    if target.has_f64 or not tensors:
+        return ()
+    lacking = next(device.name for device in target.devices if not device.has_f64)
+    return (f"{lacking} has no float64: what the model computes in it inside is computed in float32",)
+
+
+_FLOAT64_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*f64>")
 
 
 def measure_scratch(linalg: str, target: Target) -> dict[str, int]:

@@ -199,14 +199,19 @@ def executable_parts(staged: StagedModule, target: Target, versions: dict[str, s
 
 
 def _encode(executable: Executable) -> bytes:
-    header = {"flags": list(executable.flags), "transients": executable.transients, "seconds": executable.seconds}
+    header: dict[str, Any] = {
+        "flags": list(executable.flags),
+        "transients": executable.transients,
+        "seconds": executable.seconds,
+    }
+    header["notes"] = list(executable.notes)
     return json.dumps(header).encode() + b"\n" + executable.vmfb
 
 
 def _decode(data: bytes) -> Executable:
     header, _, vmfb = data.partition(b"\n")
     fields = json.loads(header)
-    return Executable(vmfb, tuple(fields["flags"]), fields["transients"], fields["seconds"])
+    return Executable(vmfb, tuple(fields["flags"]), fields["transients"], fields["seconds"], tuple(fields["notes"]))
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

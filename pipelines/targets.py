@@ -1,37 +1,78 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a device kind needs of iree-compile: its flags, and sets of optimization flags to try in turn."""
+"""What one executable is compiled for: a device, or several whose code lies side by side in one file."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retrograd.pipelines.device_targets import (
+    DATA_TILING,
+    DeviceTarget,
+    Ladder,
+    UnknownTarget,
+    cuda_architecture,
+    find_device,
+)
 
-class UnknownTarget(ValueError):
-    """A target that this release does not compile for."""
+__all__ = ["CPU", "Target", "UnknownTarget", "cuda_architecture", "find_target", "host_cpu"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of device.
+    """The devices that an executable has code for, each of another kind.
 
-    ``flags`` are always given to iree-compile. ``ladder`` holds sets of optimization flags, the fastest code first; the
-    next one is tried where a set fails to compile, and the last is plain.
+    ``ladder`` holds sets of optimization flags, the fastest code first; the next one is tried where a set fails to
+    compile, and the last is plain.
     """
 
-    name: str
-    driver: str
-    flags: tuple[str, ...]
-    ladder: tuple[tuple[str, ...], ...]
+    devices: tuple[DeviceTarget, ...]
+    ladder: Ladder
 
     def only(self, flags: tuple[str, ...]) -> Target:
         """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""
-        return replace(self, ladder=(flags, tuple(flag for flag in flags if flag != _DATA_TILING)))
+        return replace(self, ladder=(flags, tuple(flag for flag in flags if flag != DATA_TILING)))
 
-    def find_rungs(self, linalg: str) -> tuple[tuple[str, ...], ...]:
+    @property
+    def name(self) -> str:
+        """The devices' names, joined by commas."""
+        return ",".join(self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices' names."""
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def driver(self) -> str:
+        """The IREE driver of the first device."""
+        return self.devices[0].driver
+
+    @property
+    def executable_formats(self) -> tuple[str, ...]:
+        """How the executables of each device are marked in a vmfb."""
+        return tuple(device.executable_format for device in self.devices)
+
+    @property
+    def has_f64(self) -> bool:
+        """Whether all devices compute in float64; a module has one form for all of them."""
+        return all(device.has_f64 for device in self.devices)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What is always given to iree-compile."""
+        specs = ",".join(device.spec for device in self.devices)
+        # Where it links the executables of several devices, iree-compile keeps those of one.
+        link = ("--iree-hal-link-executables=false",) if len(self.devices) > 1 else ()
+        # f64 stays f64 where it can: torch-mlir writes scalars in it, and signatures may have it.
+        demote = f"--iree-input-demote-f64-to-f32={'false' if self.has_f64 else 'true'}"
+        own = (flag for device in self.devices for flag in device.flags)
+        return (f"--iree-hal-target-device={specs}", *link, demote, *own)
+
+    def find_rungs(self, linalg: str) -> Ladder:
         """The sets of flags to try on a module: of the ladder, those that are of use to it.
 
         Data tiling packs operands. Without a matrix product that repays it, what it packs is the matrix of a product
@@ -39,51 +80,36 @@ class Target:
         """
         if _PRODUCT.search(linalg):
             return self.ladder
-        return tuple(dict.fromkeys(flags for flags in self.ladder if _DATA_TILING not in flags))
+        return tuple(dict.fromkeys(flags for flags in self.ladder if DATA_TILING not in flags))
 
 
-_DATA_TILING = "--iree-opt-data-tiling"
-_FEWER_FUSIONS = "--iree-dispatch-creation-fuse-multi-use=false"
-_SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
 _PRODUCT = re.compile(r"linalg\.(?:quantized_)?(?:batch_)?(?:matmul|mmt4d|conv_)")
 
-CPU = Target(
-    name="cpu",
-    driver="local-task",
-    flags=(
-        "--iree-hal-target-device=local",
-        "--iree-hal-local-target-device-backends=llvm-cpu",
-        # Without this the code is for a generic x86-64, several times slower.
-        "--iree-llvmcpu-target-cpu=host",
-        # f64 stays f64: torch-mlir accumulates variances in it, and signatures may have it.
-        "--iree-input-demote-f64-to-f32=false",
-    ),
-    # Data tiling makes matrix products fast; where producers with several users are fused into it, vectors of 32 KiB
-    # come out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64
-    # over a batch norm's thousands of elements.
-    ladder=(
-        (_DATA_TILING, _FEWER_FUSIONS, _SPLIT_REDUCTION),
-        (_DATA_TILING, _FEWER_FUSIONS),
-        (_FEWER_FUSIONS, _SPLIT_REDUCTION),
-        ("--iree-opt-level=O1",),
-        (),
-    ),
-)
 
-TARGETS: dict[str, Target] = {CPU.name: CPU}
+def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = None) -> Target:
+    """The target of one name, of several separated by commas, or of a sequence of names.
 
-
-def find_target(name: str) -> Target:
-    """The target called ``name``.
+    Several devices share the sets of optimization flags that all of them have. ``cuda_architecture`` is that of
+    ``cuda`` without one.
 
     Raises:
-        UnknownTarget: there is none; the message lists those there are.
+        UnknownTarget: there is none of that name; the message lists those there are. Or two are of one kind, of which a
+            file could not tell which code is whose.
     """
-    if name not in TARGETS:
-        near = difflib.get_close_matches(name, TARGETS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise UnknownTarget(f"target '{name}' is not one of {', '.join(TARGETS)}{hint}")
-    return TARGETS[name]
+    given = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if not given:
+        raise UnknownTarget("no target is given; the CPU of this machine is 'cpu'")
+    own = {"cuda": f"cuda:{cuda_architecture}"} if cuda_architecture is not None else {}
+    devices = tuple(find_device(own.get(name, name)) for name in given)
+    kinds = [device.kind for device in devices]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None:
+        raise UnknownTarget(f"target '{','.join(given)}' names {twice} twice; compile a file for each of them")
+    shared = tuple(flags for flags in devices[-1].ladder if all(flags in device.ladder for device in devices))
+    return Target(devices, shared)
+
+
+CPU = find_target("cpu")
 
 
 @functools.cache

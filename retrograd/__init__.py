@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
     from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+    from retrograd.pipelines.device_targets import UnknownTarget
     from retrograd.pipelines.diagnostics import PipelineError
     from retrograd.pipelines.errors import CompileError
     from retrograd.pipelines.save_policy import (
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
         prefer_save,
         saved_dtype,
     )
-    from retrograd.pipelines.targets import UnknownTarget
     from retrograd.runtime.artifact import ArtifactError
     from retrograd.runtime.calling import ArgumentError
     from retrograd.runtime.compiled import CompiledBackward
-    from retrograd.runtime.executor import ExecutionError
+    from retrograd.runtime.devices import DeviceError
+    from retrograd.runtime.executor import OutOfDeviceMemory
+    from retrograd.runtime.placement import PlacementError
     from retrograd.runtime.report import Report
+    from retrograd.runtime.tensors import ExecutionError
     from retrograd.scope import enable, explain_recompiles
 
     __version__: str
@@ -43,12 +46,15 @@ _EXPORTS = {
     "CaptureError": "retrograd.frontend.source",
     "CompileError": "retrograd.pipelines.errors",
     "CompiledBackward": "retrograd.runtime.compiled",
-    "ExecutionError": "retrograd.runtime.executor",
+    "DeviceError": "retrograd.runtime.devices",
+    "ExecutionError": "retrograd.runtime.tensors",
     "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
+    "OutOfDeviceMemory": "retrograd.runtime.executor",
     "PipelineError": "retrograd.pipelines.diagnostics",
+    "PlacementError": "retrograd.runtime.placement",
     "Report": "retrograd.runtime.report",
     "SavePolicy": "retrograd.pipelines.save_policy",
-    "UnknownTarget": "retrograd.pipelines.targets",
+    "UnknownTarget": "retrograd.pipelines.device_targets",
     "VerificationError": "retrograd.frontend.verification",
     "bisect": "retrograd.api",
     "compile_backward": "retrograd.api",
@@ -70,9 +76,12 @@ __all__ = [
     "CaptureError",
     "CompileError",
     "CompiledBackward",
+    "DeviceError",
     "ExecutionError",
     "InfeasibleBudget",
+    "OutOfDeviceMemory",
     "PipelineError",
+    "PlacementError",
     "Report",
     "SavePolicy",
     "UnknownTarget",

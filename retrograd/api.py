@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from retrograd.frontend.importer import import_graph
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.verification import verified
+from retrograd.options import Options, tensors_of
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
 from retrograd.pipelines.errors import CompileError
@@ -50,6 +52,7 @@ from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
 from retrograd.runtime.state import ModelState
 
@@ -57,7 +60,6 @@ from retrograd.runtime.state import ModelState
 COMPILING = threading.RLock()
 # The policies of bwd-schedule-hooks.
 HOOK_SCHEDULES = ("eager-order", "asap", "overlap", "fewest-stages")
-PARTITIONS = ("default", "min-cut", "budget")
 PACKAGES = {
     "retrograd": "retrograd",
     "torch": "torch",
@@ -71,7 +73,7 @@ def compile_backward(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str = "cpu",
+    target: str | Sequence[str] | None = None,
     partition: Literal["default", "min-cut", "budget"] = "min-cut",
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
@@ -87,7 +89,9 @@ def compile_backward(
         args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing
             runs.
         kwargs: example keyword arguments.
-        target: the kind of device to compile for; ``cpu`` is this machine's.
+        target: the device to compile for, or several for one file: ``cpu`` (this machine's), ``cpu:x86-64-v3``,
+            ``cuda``, ``cuda:sm_90``, ``vulkan``, ``vulkan:rdna3``, ``hip:gfx942``. Without it, what ``args`` are on.
+            Calls run on the one of them that ``args`` are on, else on the first.
         partition: what to save between forward and backward; ``default`` as eager does, ``min-cut`` the fewest bytes,
             ``budget`` what keeps the peak of live bytes within ``memory_budget`` with the least recomputation.
         memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
@@ -109,7 +113,7 @@ def compile_backward(
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
     """
-    options = _Options(target, partition, cache, memory_budget, save_policy)
+    options = Options(target, partition, cache, memory_budget, save_policy).on(tensors_of(model, args, kwargs))
     phases = Progress(progress)
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
@@ -123,10 +127,10 @@ def compile_backward(
         if verify:
             traced = bool(backward.narrowed) or find_seed(captured.graph_module.graph) is not None
             reference = bind_traced(model, args, kwargs, backward) if traced else None
-            locate = None if backward.narrowed else partial(_locate, captured, built, find_target(target))
+            locate = None if backward.narrowed else partial(_locate, captured, built, options.find_target())
             call = verified(call, captured, reference, locate)
     manifest = _manifest(captured, built, options, _name_of(model), phases)
-    convention = _convention(captured.signature, manifest)
+    convention = _convention(captured.signature, manifest, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training
     state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
@@ -136,7 +140,10 @@ def compile_backward(
 
 
 def load(
-    path: str | os.PathLike[str], model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    *,
+    device: str | torch.device | None = None,
 ) -> CompiledBackward:
     """Load what ``CompiledBackward.save`` wrote.
 
@@ -144,15 +151,20 @@ def load(
         path: the file. Its hash and versions are checked before anything of it runs.
         model: whose parameters and buffers to run on: a module like the one compiled, or tensors by qualified name.
             Needed to call the result if the model has any; ``bind(model)`` gives it later.
+        device: where to run: ``cpu``, ``cuda``, ``cuda:1``, ``vulkan``. Without it, where ``model`` is, or else the
+            first that the file has code for.
 
     Raises:
+        PlacementError: the file has no code for ``device``; says which it has.
+        DeviceError: there is no such device here, or no driver for it.
         ArtifactError: no artifact, truncated, altered, or of another version; says which.
         ArgumentError: ``model`` lacks a parameter or buffer, or has one of another shape or dtype.
     """
     artifact = read_artifact(path)
     manifest = artifact.manifest
-    program = Program.load(artifact.vmfb, driver=find_target(manifest.targets[0]).driver)
-    convention = CallingConvention(manifest.signature)
+    place = device or choose_device(manifest.targets, [t.device for t in tensors_of(model, (), None)])
+    program = Program.load(artifact.vmfb, driver=choose_uri(manifest.targets, place))
+    convention = CallingConvention(manifest.signature, device=program.torch_device)
     state = ModelState([e.name for e in convention.state], model, manifest.signature.get("training", {}))
     if model is not None:
         convention.check_state(state.tensors())
@@ -164,7 +176,7 @@ def bisect(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str = "cpu",
+    target: str | Sequence[str] | None = None,
     partition: Literal["default", "min-cut", "budget"] = "min-cut",
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
@@ -181,7 +193,7 @@ def bisect(
         are saved in narrower types, which are not eager's.
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
-    options = _Options(target, partition, True, memory_budget, save_policy)
+    options = Options(target, partition, True, memory_budget, save_policy).on(tensors_of(model, args, kwargs))
     with COMPILING, contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, args, kwargs)
 
@@ -200,7 +212,7 @@ def bisect(
     values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
     if artifact is not None:
         executable = saved_executable(artifact, staged)
-    return find_fault(staged, find_target(target), values, executable)
+    return find_fault(staged, options.find_target(), values, executable)
 
 
 def _locate(captured: CapturedGraph, built: _Built, target: Target, primals: Sequence[torch.Tensor]) -> str:
@@ -220,7 +232,7 @@ def dynamo_backend(
         CaptureError: the graph has sizes that depend on data, or random ops that are not supported.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
-    chosen = _Options(**(options or {}))
+    chosen = Options(**(options or {})).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
 
     def build(traced: torch.fx.GraphModule, function: str) -> Mapping[str, CompiledFunction]:
         module = import_graph(traced, function=function)
@@ -271,33 +283,6 @@ def compile_captured(traced: TracedBackward, options: BackwardOptions) -> tuple[
 
 
 @dataclass(frozen=True)
-class _Options:
-    """What a compilation is asked for; refused where there is no such thing."""
-
-    target: str = "cpu"
-    partition: str = "min-cut"
-    cache: bool = True
-    memory_budget: int | float | str | None = None
-    save_policy: SavePolicy | None = None
-
-    @property
-    def policy(self) -> SavePolicy:
-        """The rules on what to save; none where none were given."""
-        return self.save_policy or SavePolicy()
-
-    def __post_init__(self) -> None:
-        find_target(self.target)
-        if not isinstance(self.save_policy, SavePolicy | None):
-            raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
-        if self.partition not in PARTITIONS:
-            raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
-        if self.partition == "budget":
-            parse_memory_size(self.memory_budget)
-        elif self.memory_budget is not None:
-            raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
-
-
-@dataclass(frozen=True)
 class _Built:
     """A module that went all the way: its stages, executable and loaded program."""
 
@@ -314,14 +299,14 @@ class _Built:
             arguments=tuple(a.value for a in interface.arguments),
             results=tuple(r.value for r in interface.results),
             copied=frozenset(r.value for r in interface.results if r.role == "saved"),
-            call=lambda tensors: run_function(self.program, spec, tensors),
+            call=partial(run_function, self.program, spec, same_step=name == BACKWARD),
             merged=self.staged.merged,
             narrowed=self.staged.narrowed,
         )
 
 
-def _build(module: Any, options: _Options, phases: Progress) -> _Built:
-    target = find_target(options.target)
+def _build(module: Any, options: Options, phases: Progress) -> _Built:
+    target = options.find_target()
     store = _Store() if options.cache else None
     if options.partition == "budget" and find_function(module.operation, JOINT) is not None:
         source = module.operation.get_asm(enable_debug_info=True)
@@ -332,16 +317,20 @@ def _build(module: Any, options: _Options, phases: Progress) -> _Built:
         staged = stage_module(module, options.partition, phases)
         executable, cached = build_executable(staged, target, _versions(), phases, store)
     with phases.phase("load"):
-        program = Program.load(executable.vmfb, driver=target.driver)
+        # Compiled for a device that is not here, it can be saved.
+        program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
+    for note in executable.notes:
+        warnings.warn(note, stacklevel=3)
     specs = {f.name: _function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.functions}
     return _Built(staged, executable, program, specs, cached)
 
 
-def _manifest(captured: CapturedGraph, built: _Built, options: _Options, name: str, phases: Progress) -> Manifest:
+def _manifest(captured: CapturedGraph, built: _Built, options: Options, name: str, phases: Progress) -> Manifest:
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
     report = {
         "name": name,
-        "target": options.target,
+        "target": options.find_target().name,
+        "notes": list(built.executable.notes),
         "flags": list(built.executable.flags),
         "cached": built.cached,
         "stages": len(built.specs),
@@ -357,16 +346,19 @@ def _manifest(captured: CapturedGraph, built: _Built, options: _Options, name: s
     }
     signature = captured.signature.to_dict()
     functions = (forward, backward)
-    return Manifest(FORMAT_VERSION, functions, (options.target,), options.partition, _versions(), signature, report)
+    return Manifest(
+        FORMAT_VERSION, functions, options.find_target().names, options.partition, _versions(), signature, report
+    )
 
 
-def _convention(signature: Signature, manifest: Manifest) -> CallingConvention:
+def _convention(signature: Signature, manifest: Manifest, program: Program) -> CallingConvention:
     return CallingConvention(
         manifest.signature,
         in_spec=signature.in_spec,
         out_spec=signature.out_spec,
         constants=[i.constant for i in signature.inputs],
         out_constants=[o.constant for o in signature.outputs],
+        device=program.torch_device,
     )
 
 

@@ -10,16 +10,21 @@ from typing import Any, NoReturn
 import torch
 
 from retrograd.runtime.artifact import ArtifactError
-from retrograd.runtime.executor import ExecutionError, Program, allocate_results
+from retrograd.runtime.executor import ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
 
 FORWARD, BACKWARD, INTO = "forward", "backward", "_into"
 
 
-def run_function(program: Program, function: FunctionSpec, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call a function of the program on tensors in its order; the results are new tensors that torch allocates."""
-    results = allocate_results(function.results)
-    program.invoke(function.name + INTO, arguments, results)
+def run_function(
+    program: Program, function: FunctionSpec, arguments: Sequence[torch.Tensor], *, same_step: bool = False
+) -> list[torch.Tensor]:
+    """Call a function of the program on tensors in its order; the results are new tensors that torch allocates.
+
+    ``same_step`` is as for ``Program.invoke``: a backward finds on the device what its forward copied there.
+    """
+    results = program.allocate(function.results)
+    program.invoke(function.name + INTO, arguments, results, same_step=same_step)
     return results
 
 
@@ -93,7 +98,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
         by_name = dict(zip(bridge.names, primals, strict=True))
-        by_name |= {a.name: draw_seed() for a in bridge.forward.arguments if a.role == "seed"}
+        place = bridge.program.torch_device
+        by_name |= {a.name: draw_seed().to(place) for a in bridge.forward.arguments if a.role == "seed"}
         results = run_function(bridge.program, bridge.forward, [by_name[a.name] for a in bridge.forward.arguments])
         saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "mutation"}
         kept = [a.name for a in bridge.backward.arguments if a.role != "tangent"]
@@ -121,7 +127,7 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx: Any, bridge: Bridge, names: Sequence[str], *tensors: torch.Tensor) -> tuple[Any, ...]:
         values = dict(zip(names, tensors, strict=True))
         function = bridge.backward
-        results = run_function(bridge.program, function, [values[a.name] for a in function.arguments])
+        results = run_function(bridge.program, function, [values[a.name] for a in function.arguments], same_step=True)
         by_name = {r.name.removeprefix("grad."): t for r, t in zip(function.results, results, strict=True)}
         return tuple(by_name.get(name) for name in bridge.names)
 

@@ -28,11 +28,10 @@ class ExpectedTensor:
     requires_grad: bool
 
     @classmethod
-    def from_dict(cls, name: str, data: Mapping[str, Any]) -> ExpectedTensor:
-        """Read one tensor of a manifest's signature."""
-        return cls(
-            name, tuple(data["shape"]), getattr(torch, data["dtype"]), data["device"], bool(data["requires_grad"])
-        )
+    def from_dict(cls, name: str, data: Mapping[str, Any], device: torch.device | None = None) -> ExpectedTensor:
+        """Read one tensor of a manifest's signature; it is to be on ``device``, or where it was when compiled."""
+        place = str(device) if device is not None else data["device"]
+        return cls(name, tuple(data["shape"]), getattr(torch, data["dtype"]), place, bool(data["requires_grad"]))
 
     def check(self, value: Any) -> None:
         """Raise :class:`ArgumentError` where ``value`` is not such a tensor."""
@@ -43,7 +42,8 @@ class ExpectedTensor:
                 f"{self.name}: expected a plain tensor, found the subclass {type(value).__name__}; pass the tensor "
                 "inside it; where it is a tracer's, trace the model itself, not what was compiled from it"
             )
-        if value.shape != self.shape or value.dtype != self.dtype or value.device.type != self.device:
+        here = self.device in (str(value.device), value.device.type)
+        if value.shape != self.shape or value.dtype != self.dtype or not here:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
             raise ArgumentError(
                 f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices"
@@ -64,7 +64,8 @@ class CallingConvention:
     """How a call's arguments become the tensors of the program, and its results what the call returns.
 
     Built from a manifest's signature; ``constants`` and the two trees are taken from the live objects where these are
-    at hand, so that types which no manifest can hold still work in the process that compiled.
+    at hand, so that types which no manifest can hold still work in the process that compiled. ``device`` is where the
+    program takes tensors, wherever they were when it was compiled.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class CallingConvention:
         out_spec: pytree.TreeSpec | None = None,
         constants: Sequence[Any] | None = None,
         out_constants: Sequence[Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self.inputs = [_leaf(i) for i in signature["inputs"]]
+        self.inputs = [_leaf(i, device) for i in signature["inputs"]]
         self.outputs = signature["outputs"]
         self.state = [
-            ExpectedTensor.from_dict(s["name"], s["type"]) for s in (*signature["params"], *signature["buffers"])
+            ExpectedTensor.from_dict(s["name"], s["type"], device)
+            for s in (*signature["params"], *signature["buffers"])
         ]
         self._constants = list(constants) if constants is not None else [i["constant"] for i in signature["inputs"]]
         self._out_constants = (
@@ -195,8 +198,8 @@ class CallingConvention:
         return ", ".join(i.name if isinstance(i, ExpectedTensor) else i for i in self.inputs)
 
 
-def _leaf(data: Mapping[str, Any]) -> ExpectedTensor | str:
-    return str(data["name"]) if data["type"] is None else ExpectedTensor.from_dict(data["name"], data["type"])
+def _leaf(data: Mapping[str, Any], device: torch.device | None) -> ExpectedTensor | str:
+    return str(data["name"]) if data["type"] is None else ExpectedTensor.from_dict(data["name"], data["type"], device)
 
 
 def _equal(found: Any, constant: Any) -> bool:

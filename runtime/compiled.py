@@ -76,6 +76,20 @@ class CompiledBackward:
         self._convention.check_state(state.tensors())
         return CompiledBackward(self._call, self._convention, state, self._program, self._vmfb, self.manifest, self._ir)
 
+    def to_device(self) -> CompiledBackward:
+        """Keep the parameters and buffers on the device from now on, where it cannot work on torch's memory (Vulkan):
+        they are copied now, and later when torch counts a write to them.
+
+        Torch counts none through ``Tensor.data`` or a NumPy array of the same memory: call this again after such.
+        Without this they are copied once per step. Returns the same object.
+
+        Raises:
+            ArgumentError: a parameter or buffer is not what the program was compiled for.
+            DeviceError, OutOfDeviceMemory: the device is not there, or has no memory left.
+        """
+        self._program.keep_on_device(self._convention.check_state(self._state.tensors()))
+        return self
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
         it.

@@ -20,8 +20,9 @@ from iree.runtime import _binding as iree_binding
 
 DEFAULT_DRIVER = "local-task"
 
-# Vulkan is not here: its buffers and torch's cannot be one another's.
 _TORCH_DEVICE_TYPES = {"local-task": "cpu", "local-sync": "cpu", "cuda": "cuda", "hip": "cuda"}
+# Vulkan's buffers and torch's cannot be one another's: what these devices work on is copied to them and back.
+_STAGED_DRIVERS = frozenset({"vulkan"})
 
 # Flags are parsed once per process and say nothing to a driver that exists already.
 _FLAGS_VARIABLE = "IREE_PY_RUNTIME_FLAGS"
@@ -34,14 +35,15 @@ class DeviceError(RuntimeError):
 class Device:
     """An open device of IREE's, with the instance and driver that must outlive it.
 
-    `uri` is a driver's name or IREE's `driver://path`; `pid` is the process that may use it; `torch_device_type` the
-    type of the torch devices whose storage it works on in place, or None when there are none.
+    `uri` is a driver's name or IREE's `driver://path`; `pid` is the process that may use it. `torch_device` is where
+    the tensors of its callers are: it works on their storage in place, unless `is_staged`, when they are copied.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.pid = os.getpid()
-        self.torch_device_type = _TORCH_DEVICE_TYPES.get(uri.partition("://")[0])
+        self.is_staged = uri.partition("://")[0] in _STAGED_DRIVERS
+        self.torch_device = torch_device_of(uri)
         self.instance = iree_runtime.VmInstance()
         # Not the binding's cached driver: after a fork that one would be the parent's, whose workers are gone.
         self.driver = _create_driver(uri)
@@ -73,6 +75,14 @@ class _ProcessState:
 
 _state = _ProcessState()
 _abandoned_after_fork: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def torch_device_of(uri: str) -> torch.device:
+    """Where the tensors are that the device at `uri` takes; it need not be there."""
+    driver, _, path = uri.partition("://")
+    if _TORCH_DEVICE_TYPES.get(driver) == "cuda":
+        return torch.device("cuda", int(path or 0))
+    return torch.device("cpu")
 
 
 def get_device(uri: str = DEFAULT_DRIVER) -> Device:

@@ -18,11 +18,27 @@ from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
-from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, get_device, process_lock
+from retrograd.runtime.devices import (
+    DEFAULT_DRIVER,
+    Device,
+    DeviceError,
+    abandon_after_fork,
+    get_device,
+    process_lock,
+    torch_device_of,
+)
 from retrograd.runtime.manifest import TensorSpec
+from retrograd.runtime.staging import ResidentError, Staging
+from retrograd.runtime.tensors import (
+    ALIGNMENT,
+    ExecutionError,
+    allocate_results,
+    as_argument,
+    check_results,
+    is_importable,
+)
 
-ALIGNMENT = 64
-"""Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""
+__all__ = ["ALIGNMENT", "ExecutionError", "OutOfDeviceMemory", "Program", "allocate_results", "is_importable"]
 
 # dlpack has no code that IREE knows for these: they cross as bytes and are named again on the other side.
 _BYTE_DTYPES = {
@@ -33,8 +49,8 @@ _BYTE_DTYPES = {
 }
 
 
-class ExecutionError(RuntimeError):
-    """A function that is not there, tensors that it does not take, or a failure while it ran."""
+class OutOfDeviceMemory(ExecutionError):
+    """The device has no memory left for a call; it and torch's tensors on it are usable still."""
 
 
 class Program:
@@ -44,20 +60,27 @@ class Program:
     may overlap.
     """
 
-    def __init__(self, vmfb: bytes, driver: str) -> None:
+    def __init__(self, vmfb: bytes, driver: str, *, needs_device: bool = True) -> None:
         self._vmfb = vmfb
         self._driver = driver
-        self._loaded = _Loaded(vmfb, get_device(driver))
+        self._loaded: _Loaded | None = None
+        try:
+            self._loaded = _Loaded(vmfb, get_device(driver))
+        except DeviceError:
+            if needs_device:
+                raise
 
     @staticmethod
-    def load(vmfb: bytes, *, driver: str = DEFAULT_DRIVER) -> "Program":
+    def load(vmfb: bytes, *, driver: str = DEFAULT_DRIVER, needs_device: bool = True) -> "Program":
         """Load an executable on the process's device for `driver` (a driver's name, or IREE's `driver://path`).
+
+        Where the device is not needed yet, as to compile for another machine, only a call fails for want of it.
 
         Raises:
             DeviceError: the driver or device cannot be opened.
             ExecutionError: IREE refuses the executable, or it holds no code for this device.
         """
-        return Program(vmfb, driver)
+        return Program(vmfb, driver, needs_device=needs_device)
 
     @property
     def driver(self) -> str:
@@ -69,28 +92,55 @@ class Program:
         """The exported functions."""
         return [name for name in self._current().module.function_names if not name.startswith("__")]
 
-    def invoke(self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors of a call are."""
+        return torch_device_of(self._driver)
+
+    def allocate(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """Uninitialized tensors for a function's results, where the program runs.
+
+        Where torch cannot reach the device's memory, residuals are tensors on torch's `meta` device: they stay there.
+
+        Raises:
+            ExecutionError: as for `allocate_results`.
+        """
+        device = self._current().device
+        places = ["meta" if device.is_staged and s.role == "saved" else device.torch_device for s in specs]
+        return [allocate_results([spec], place)[0] for spec, place in zip(specs, places, strict=True)]
+
+    def keep_on_device(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy tensors to the device, and from here on only when torch counts a write to them.
+
+        Torch counts no writes through `Tensor.data` or a NumPy array that shares the memory: call this again after
+        such. Where the device works on torch's own storage there is nothing to copy.
+        """
+        self._current().pin(tensors)
+
+    def invoke(
+        self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], *, same_step: bool = False
+    ) -> None:
         """Call the exported function `name` on `arguments`, then `results`, and wait until it is done.
 
         The shapes and dtypes of all tensors are those the function was compiled for. Arguments are only read; an
         argument that is not contiguous, not aligned to `ALIGNMENT`, a lazy conjugate or negative, or shares storage
         with a result, is copied first. Results are overwritten, are not seen by autograd, and must be distinct,
-        contiguous and aligned, as those of `allocate_results` are.
+        contiguous and aligned, as those of `allocate_results` are. `same_step` says that the call goes on where an
+        earlier one left off: arguments that were copied to a device for that one are not copied again, unless torch
+        has counted a write to them since.
 
         Raises:
             ExecutionError: no such function, a tensor it does not take, or a failure while it ran.
+            OutOfDeviceMemory: there is no memory left for it.
         """
         loaded = self._current()
-        result_storages = _check_results(name, results, loaded.device)
-        inputs = [
-            _as_argument(name, index, tensor, loaded.device, result_storages) for index, tensor in enumerate(arguments)
-        ]
-        for tensor in (*inputs, *results):
-            if tensor.is_cuda:
-                # IREE has a stream of its own, which knows nothing of what torch has queued.
-                torch.cuda.current_stream(tensor.device).synchronize()
-                break
-        loaded.invoke(name, inputs, results)
+        storages = check_results(name, results, loaded.device)
+        inputs = [as_argument(name, index, t, loaded.device, storages) for index, t in enumerate(arguments)]
+        if loaded.device.is_staged:
+            loaded.invoke_staged(name, inputs, results, same_step)
+        else:
+            with _after_torch(loaded.device.torch_device):
+                loaded.invoke(name, inputs, results)
 
     @contextlib.contextmanager
     def on_device(self, device: Device) -> Iterator[None]:
@@ -107,12 +157,27 @@ class Program:
 
     def _current(self) -> "_Loaded":
         loaded = self._loaded
-        if loaded.device.pid != os.getpid():
+        if loaded is None or loaded.device.pid != os.getpid():
             with process_lock():
                 loaded = self._loaded
-                if loaded.device.pid != os.getpid():
+                if loaded is None or loaded.device.pid != os.getpid():
                     loaded = self._loaded = _Loaded(self._vmfb, get_device(self._driver))
         return loaded
+
+
+@contextlib.contextmanager
+def _after_torch(place: torch.device) -> Iterator[None]:
+    """Run the block after what torch has queued; it waits for its own end, so that what torch queues next is after it.
+
+    IREE has a stream of its own, which its bindings cannot make wait for an event of torch's, nor the other way round:
+    the host waits. Its calls make their device's context the thread's, which the guard undoes.
+    """
+    if place.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(place):
+        torch.cuda.current_stream(place).synchronize()
+        yield
 
 
 class _CopyDenied(Exception):
@@ -125,8 +190,10 @@ class _Loaded:
     def __init__(self, vmfb: bytes, device: Device) -> None:
         self.device = device
         self._lock = threading.Lock()
+        self._staging_lock = threading.RLock()
         self._functions: dict[str, _Function] = {}
         self._copying: set[str] = set()
+        self.staging = Staging(device.hal)
         try:
             self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
             hal = iree_runtime.create_hal_module(device.instance, device.hal)
@@ -151,7 +218,59 @@ class _Loaded:
             except _CopyDenied:
                 # Nothing ran: IREE refuses before it begins.
                 self._copying.add(name)
-        self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
+        if self.device.torch_device.type == "cpu":
+            self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
+        else:
+            self._deliver(function, imported, results)
+
+    def invoke_staged(
+        self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], same_step: bool
+    ) -> None:
+        """Call `name` on copies of the arguments on the device; what is not on torch's `meta` device comes back."""
+        function = self._function(name)
+        function.check_results(results)
+        with self._staged(name):
+            views = [self.staging.upload(tensor, reuse=same_step) for tensor in arguments]
+            self._deliver(function, views, results)
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the tensors on a device that needs copies."""
+        if self.device.is_staged:
+            with self._staged("to_device"):
+                self.staging.pin(tensors)
+
+    def _deliver(self, function: "_Function", arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
+        """Call on the device's own buffers for the results, and copy from these."""
+        with self._staged(function.name):
+            views = [self.staging.storage(tensor) for tensor in results]
+            self._call(function, [*arguments, *views])
+            for tensor, view in zip(results, views, strict=True):
+                self.staging.deliver(tensor, view)
+
+    @contextlib.contextmanager
+    def _staged(self, name: str) -> Iterator[None]:
+        """Hold the staging's lock; a failure of its allocator's is an error of `name`'s."""
+        with self._staging_lock:
+            try:
+                yield
+            except ResidentError as error:
+                raise ExecutionError(f"{name}: {error}") from error
+            except ExecutionError:
+                raise
+            except (RuntimeError, ValueError) as error:
+                raise self._failure(name, error) from error
+
+    def _failure(self, name: str, error: Exception, declaration: str = "") -> ExecutionError:
+        """The error for what IREE reports; where memory ran out, all that is held for later calls is freed."""
+        if "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error):
+            self.staging.trim()
+            self.device.hal.allocator.trim()
+            return OutOfDeviceMemory(
+                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors or "
+                "torch's cache (torch.cuda.empty_cache()), or compile with partition='budget' and a memory_budget"
+            )
+        declared = f"\nThe function is declared as: {declaration}" if declaration else ""
+        return ExecutionError(f"{name}: IREE reports: {error}{declared}")
 
     def _call(self, function: "_Function", views: Sequence[Any]) -> None:
         packed = iree_runtime.VmVariantList(len(views))
@@ -164,9 +283,7 @@ class _Loaded:
             except (RuntimeError, ValueError, IndexError) as error:
                 if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
                     raise _CopyDenied from error
-                raise ExecutionError(
-                    f"{function.name}: IREE reports: {error}\nThe function is declared as: {function.declaration}"
-                ) from error
+                raise self._failure(function.name, error, function.declaration) from error
 
     def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
         """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
@@ -224,78 +341,5 @@ class _Function:
                 raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
 
 
-def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "cpu") -> list[torch.Tensor]:
-    """Uninitialized tensors for `specs`, in order: contiguous, aligned to `ALIGNMENT` bytes, no storage shared.
-
-    Raises:
-        ExecutionError: a spec has a dtype that torch does not know, or a size below zero.
-    """
-    return [_allocate(spec, device) for spec in specs]
-
-
-def _allocate(spec: TensorSpec, device: str | torch.device) -> torch.Tensor:
-    dtype = getattr(torch, spec.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ExecutionError(f"result {spec.name!r} has dtype {spec.dtype!r}, which torch does not know")
-    if any(size < 0 for size in spec.shape):
-        raise ExecutionError(f"result {spec.name!r} has shape {list(spec.shape)}; give its sizes before allocating it")
-    tensor = torch.empty(spec.shape, dtype=dtype, device=device)
-    if not is_importable(tensor):
-        raise ExecutionError(
-            f"torch's allocator gave storage for result {spec.name!r} that is not aligned to {ALIGNMENT} bytes"
-        )
-    return tensor
-
-
-def is_importable(tensor: torch.Tensor) -> bool:
-    """Whether IREE can use the storage of `tensor` as it lies: contiguous, aligned, its values what its bytes say."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not (tensor.is_conj() or tensor.is_neg())
-
-
-def _as_argument(
-    name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: set[int]
-) -> torch.Tensor:
-    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it."""
-    _check_tensor(name, f"argument {index}", tensor, device)
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if is_importable(tensor) and _storage(tensor) not in result_storages:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
-
-
-def _check_results(name: str, results: Sequence[torch.Tensor], device: Device) -> set[int]:
-    """The storages that the call will write to."""
-    storages: set[int] = set()
-    for index, tensor in enumerate(results):
-        _check_tensor(name, f"result {index}", tensor, device)
-        if not is_importable(tensor):
-            raise ExecutionError(
-                f"{name}: result {index} is not contiguous or not aligned to {ALIGNMENT} bytes; "
-                "take it from allocate_results"
-            )
-        if tensor.requires_grad:
-            raise ExecutionError(f"{name}: result {index} requires grad, which a write in place would hide; detach it")
-        if tensor.numel():
-            if _storage(tensor) in storages:
-                raise ExecutionError(f"{name}: result {index} shares its storage with an earlier result")
-            storages.add(_storage(tensor))
-    return storages
-
-
-def _check_tensor(name: str, what: str, tensor: torch.Tensor, device: Device) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise ExecutionError(f"{name}: {what} is {type(tensor).__name__}, not a tensor")
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise ExecutionError(f"{name}: {what} is the subclass {type(tensor).__name__}; pass the tensors inside it")
-    if tensor.layout is not torch.strided:
-        raise ExecutionError(f"{name}: {what} has layout {tensor.layout}; pass it dense")
-    if tensor.device.type != device.torch_device_type:
-        raise ExecutionError(
-            f"{name}: {what} is on {tensor.device}, and the program runs on {device.uri!r}, "
-            f"which takes tensors on {device.torch_device_type or 'no torch device'}"
-        )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

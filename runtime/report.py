@@ -41,6 +41,7 @@ _TITLES = {
     "backward_transient_bytes": "scratch memory of backward",
     "vmfb_bytes": "size of the executable",
     "target": "target",
+    "notes": "notes",
     "partition": "partition",
     "flags": "iree-compile flags",
     "cached": "taken from the cache",

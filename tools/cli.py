@@ -29,11 +29,12 @@ EXPECTED_ERRORS = (
     ("retrograd.pipelines.analysis.pareto", "InfeasibleBudget"),
     ("retrograd.pipelines.diagnostics", "PipelineError"),
     ("retrograd.pipelines.errors", "CompileError"),
-    ("retrograd.pipelines.targets", "UnknownTarget"),
+    ("retrograd.pipelines.device_targets", "UnknownTarget"),
     ("retrograd.runtime.artifact", "ArtifactError"),
     ("retrograd.runtime.calling", "ArgumentError"),
     ("retrograd.runtime.devices", "DeviceError"),
-    ("retrograd.runtime.executor", "ExecutionError"),
+    ("retrograd.runtime.placement", "PlacementError"),
+    ("retrograd.runtime.tensors", "ExecutionError"),
 )
 
 
@@ -130,7 +131,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "factory",
         help="package.module:factory or path/to/file.py:factory, which returns (model, args) or (model, args, kwargs)",
     )
-    parser.add_argument("--target", default="cpu", help="kind of device to compile for (cpu)")
+    parser.add_argument(
+        "--target",
+        default="cpu",
+        help="devices to compile for: cpu, cpu:x86-64-v3, cuda:sm_90, vulkan, hip:gfx942, or several with commas (cpu)",
+    )
     parser.add_argument(
         "--partition",
         choices=("min-cut", "default", "budget"),
@@ -185,6 +190,7 @@ def add_run(commands: Any) -> None:
         metavar="FILE.safetensors",
         help="arguments by the names that `retrograd explain` lists; for bfloat16 and float8, which .npy cannot hold",
     )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, vulkan (the first that the file has code for)")
     outputs = parser.add_mutually_exclusive_group()
     outputs.add_argument("--output-dir", type=Path, metavar="FOLDER", help="write each result there as .npy")
     outputs.add_argument("--output", type=Path, metavar="FILE.safetensors", help="write all results there by name")

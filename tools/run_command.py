@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from retrograd.frontend.verification import relative_error, tolerance_of
-from retrograd.pipelines.targets import find_target
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
+from retrograd.runtime.placement import choose_uri
 from retrograd.tools import tensor_files
 from retrograd.tools.compile_command import check_writable
 from retrograd.tools.console import CommandError, UsageError, print_table
@@ -37,8 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
         check_writable(output)
     elif folder is not None:
         tensor_files.check_npy_can_hold(results)
-    program = Program.load(artifact.vmfb, driver=find_target(artifact.manifest.targets[0]).driver)
-    given = run_function(program, function, tensors)
+    program = Program.load(artifact.vmfb, driver=choose_uri(artifact.manifest.targets, arguments.device))
+    given = [t.cpu() for t in run_function(program, function, [t.to(program.torch_device) for t in tensors])]
     if output is not None:
         tensor_files.write_safetensors(output, function.results, given)
     elif folder is not None:

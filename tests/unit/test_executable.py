@@ -75,7 +75,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def with_ladder(*ladder: tuple[str, ...]) -> Target:
-    return Target(CPU.name, CPU.driver, CPU.flags, ladder)
+    return Target(CPU.devices, ladder)
 
 
 def test_an_executable(scratch: Path) -> None:

@@ -153,7 +153,7 @@ def test_what_it_depends_on_is_part_of_the_key(
     store = Store()
     build_executable(stage(), CPU, {"iree": "1"}, Progress(), store)
     module = stage(JOINT.replace("torch.aten.neg", "torch.aten.exp") if change == "module" else JOINT)
-    target = dataclasses.replace(CPU, flags=("--other",)) if change == "target" else CPU
+    target = dataclasses.replace(CPU, ladder=(("--other",),)) if change == "target" else CPU
     if change == "cpu":
         monkeypatch.setattr(staged, "host_cpu", lambda: "another")
     _, found = build_executable(module, target, {"iree": "2" if change == "version" else "1"}, Progress(), store)

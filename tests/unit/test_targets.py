@@ -5,10 +5,12 @@
 import pytest
 
 from retrograd.pipelines import targets
-from retrograd.pipelines.targets import CPU, TARGETS, UnknownTarget, find_target, host_cpu
+from retrograd.pipelines.targets import CPU, UnknownTarget, cuda_architecture, find_target, host_cpu
+
+NAMES = ("cpu", "cpu:x86-64-v3", "cuda:sm_75", "cuda:sm_90", "cuda:sm_120", "vulkan", "vulkan:rdna3", "hip:gfx942")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [*NAMES, "cpu,cuda:sm_80,vulkan"])
 def test_each_target_has_a_name_flags_and_a_ladder_that_ends_plainly(name: str) -> None:
     target = find_target(name)
     assert target.name == name
@@ -46,3 +48,43 @@ def test_data_tiling_is_for_matrix_products() -> None:
     assert without and without[-1] == ()
     assert all("--iree-opt-data-tiling" not in flags for flags in without)
     assert set(without) < set(CPU.ladder)
+
+
+def test_devices_without_a_model_have_one_of_their_own() -> None:
+    assert find_target("cuda").names == ("cuda:sm_80",)
+    assert find_target("cuda", cuda_architecture="sm_90").names == ("cuda:sm_90",)
+    assert find_target(["cpu", "vulkan"]).names == ("cpu", "vulkan")
+    assert find_target("hip").name == "hip:gfx942"
+
+
+def test_several_devices_are_not_linked_and_share_their_sets_of_flags() -> None:
+    both = find_target("cpu,cuda")
+    assert "--iree-hal-link-executables=false" in both.flags
+    assert "--iree-hal-link-executables=false" not in CPU.flags
+    assert set(both.ladder) == set(CPU.ladder) & set(find_target("cuda").ladder)
+    assert not find_target("cpu,vulkan").has_f64 and both.has_f64
+    assert "--iree-input-demote-f64-to-f32=true" in find_target("cpu,vulkan").flags
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda:sm_42", "cuda architecture 'sm_42' is not one of sm_75, "),
+        ("vulkan:", "target 'vulkan:' names no model of vulkan; write 'vulkan' or 'vulkan:portable'"),
+        ("cpu:a b", "names no model of cpu"),
+        ("cuda:sm_80,cuda:sm_90", "names cuda twice"),
+        ((), "no target is given"),
+    ],
+)
+def test_refused_targets(name: str | tuple[str, ...], message: str) -> None:
+    with pytest.raises(UnknownTarget, match=message):
+        find_target(name)
+
+
+def test_cards_run_code_for_the_newest_architecture_that_is_not_newer() -> None:
+    assert cuda_architecture(9, 0) == "sm_90"
+    assert cuda_architecture(8, 7) == "sm_86"
+    assert cuda_architecture(10, 0) == "sm_90"
+    assert cuda_architecture(12, 1) == "sm_120"
+    with pytest.raises(UnknownTarget, match=r"compute capability 7\.0 is older than sm_75"):
+        cuda_architecture(7, 0)

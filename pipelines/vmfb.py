@@ -1,0 +1,47 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a vmfb holds, read from its bytes: for which devices there is code, and the PTX of that for CUDA."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+
+# How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
+# flatbuffers.
+_MAGIC = {
+    b"\x7fELF": "embedded-elf",
+    b"CDA1": "cuda-nvptx-fb",
+    b"VKE1": "vulkan-spirv-fb",
+    b"HIP1": "rocm-hsaco-fb",
+}
+_MODULE = "module.fb"
+
+
+def read_formats(vmfb: bytes) -> dict[str, int]:
+    """The executables in a vmfb: how many there are of each format (``cuda-nvptx-fb``, ``embedded-elf``, ...).
+
+    One of a format that is not known here counts under the four bytes that it begins with, in hexadecimal.
+    """
+    formats: dict[str, int] = {}
+    for name, data in _members(vmfb):
+        if name != _MODULE:
+            found = _MAGIC.get(data[:4], data[:4].hex())
+            formats[found] = formats.get(found, 0) + 1
+    return formats
+
+
+def read_ptx_targets(vmfb: bytes) -> set[str]:
+    """The architectures (``sm_90``) that the PTX in a vmfb is written for."""
+    return {
+        match[1].decode()
+        for name, data in _members(vmfb)
+        if name != _MODULE
+        for match in re.finditer(rb"^\.target (sm_\d+)", data, flags=re.MULTILINE)
+    }
+
+
+def _members(vmfb: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]

@@ -1,0 +1,71 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a compilation is asked for, and the device that follows from where its tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from retrograd.pipelines.analysis.memory_size import parse_memory_size
+from retrograd.pipelines.save_policy import SavePolicy
+from retrograd.pipelines.targets import Target, cuda_architecture, find_target
+from retrograd.runtime.placement import choose_device, choose_uri
+
+PARTITIONS = ("default", "min-cut", "budget")
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compilation is asked for; refused where there is no such thing. ``device`` is where its tensors are."""
+
+    target: str | Sequence[str] | None = None
+    partition: str = "min-cut"
+    cache: bool = True
+    memory_budget: int | float | str | None = None
+    save_policy: SavePolicy | None = None
+    device: torch.device = _CPU
+
+    @property
+    def policy(self) -> SavePolicy:
+        """The rules on what to save; none where none were given."""
+        return self.save_policy or SavePolicy()
+
+    def __post_init__(self) -> None:
+        self.find_target()
+        if not isinstance(self.save_policy, SavePolicy | None):
+            raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
+        if self.partition not in PARTITIONS:
+            raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
+        if self.partition == "budget":
+            parse_memory_size(self.memory_budget)
+        elif self.memory_budget is not None:
+            raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
+
+    def on(self, tensors: Sequence[torch.Tensor]) -> Options:
+        """The same for a model of these parameters and arguments: CUDA where any of them is."""
+        return replace(self, device=next((t.device for t in tensors if t.is_cuda), self.device))
+
+    def find_target(self) -> Target:
+        """The target asked for, else that of the tensors' device."""
+        if self.device.type != "cuda":
+            return find_target(self.target or "cpu")
+        architecture = cuda_architecture(*torch.cuda.get_device_capability(self.device))
+        return find_target(self.target or "cuda", cuda_architecture=architecture)
+
+    def uri(self) -> str:
+        """IREE's name of the device to run on: that of the tensors, if there is code for it."""
+        names = self.find_target().names
+        return choose_uri(names, choose_device(names, [self.device]))
+
+
+def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:
+    """Parameters, buffers and arguments."""
+    owner = getattr(model, "__self__", model)
+    state = [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else [model]
+    return [t for t in tree_leaves((state, args, kwargs)) if isinstance(t, torch.Tensor)]

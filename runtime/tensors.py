@@ -1,0 +1,97 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The tensors of a call: what storage a device works on in place, what is copied first, what is refused."""
+
+from collections.abc import Sequence
+
+import torch
+
+from retrograd.runtime.devices import Device
+from retrograd.runtime.manifest import TensorSpec
+
+ALIGNMENT = 64
+"""Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""
+
+
+class ExecutionError(RuntimeError):
+    """A function that is not there, tensors that it does not take, or a failure while it ran."""
+
+
+def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "cpu") -> list[torch.Tensor]:
+    """Uninitialized tensors for `specs`, in order: contiguous, aligned to `ALIGNMENT` bytes, no storage shared.
+
+    Raises:
+        ExecutionError: a spec has a dtype that torch does not know, or a size below zero.
+    """
+    return [_allocate(spec, device) for spec in specs]
+
+
+def _allocate(spec: TensorSpec, device: str | torch.device) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ExecutionError(f"result {spec.name!r} has dtype {spec.dtype!r}, which torch does not know")
+    if any(size < 0 for size in spec.shape):
+        raise ExecutionError(f"result {spec.name!r} has shape {list(spec.shape)}; give its sizes before allocating it")
+    tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+    if not is_importable(tensor):
+        raise ExecutionError(
+            f"torch's allocator gave storage for result {spec.name!r} that is not aligned to {ALIGNMENT} bytes"
+        )
+    return tensor
+
+
+def is_importable(tensor: torch.Tensor) -> bool:
+    """Whether IREE can use the storage of `tensor` as it lies: contiguous, aligned, its values what its bytes say."""
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not (tensor.is_conj() or tensor.is_neg())
+
+
+def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: set[int]) -> torch.Tensor:
+    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it."""
+    _check_tensor(name, f"argument {index}", tensor, device)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if device.is_staged:
+        # What is copied to the device anyway may lie as it likes.
+        return tensor
+    if is_importable(tensor) and _storage(tensor) not in result_storages:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+
+
+def check_results(name: str, results: Sequence[torch.Tensor], device: Device) -> set[int]:
+    """The storages that the call will write to."""
+    storages: set[int] = set()
+    for index, tensor in enumerate(results):
+        _check_tensor(name, f"result {index}", tensor, device)
+        if not is_importable(tensor):
+            raise ExecutionError(
+                f"{name}: result {index} is not contiguous or not aligned to {ALIGNMENT} bytes; "
+                "take it from allocate_results"
+            )
+        if tensor.requires_grad:
+            raise ExecutionError(f"{name}: result {index} requires grad, which a write in place would hide; detach it")
+        if tensor.numel():
+            if _storage(tensor) in storages:
+                raise ExecutionError(f"{name}: result {index} shares its storage with an earlier result")
+            storages.add(_storage(tensor))
+    return storages
+
+
+def _check_tensor(name: str, what: str, tensor: torch.Tensor, device: Device) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ExecutionError(f"{name}: {what} is {type(tensor).__name__}, not a tensor")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ExecutionError(f"{name}: {what} is the subclass {type(tensor).__name__}; pass the tensors inside it")
+    if tensor.layout is not torch.strided:
+        raise ExecutionError(f"{name}: {what} has layout {tensor.layout}; pass it dense")
+    if tensor.device != device.torch_device and not (device.is_staged and tensor.is_meta):
+        raise ExecutionError(
+            f"{name}: {what} is on {tensor.device}, and the program runs on {device.uri!r}, "
+            f"which takes tensors on {device.torch_device}; move it there, or load the program on its device"
+        )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    # On torch's meta device all storage is at address zero.
+    return storage._cdata if tensor.is_meta else storage.data_ptr()

@@ -1,0 +1,138 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Vulkan, on whatever driver is installed; `make vulkan-driver` brings lavapipe, which needs no GPU."""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import MODELS
+from torch import nn
+
+import retrograd
+from retrograd.runtime.devices import list_devices
+from retrograd.runtime.executor import Program
+from retrograd.runtime.staging import Staging
+
+DEVICES = [info.name for info in list_devices() if info.driver == "vulkan" and info.error is None]
+pytestmark = pytest.mark.skipif(not DEVICES, reason="no Vulkan driver: `make vulkan-driver` installs one")
+
+BATCH, FEATURES, CLASSES = 4, 6, 3
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, CLASSES))
+
+
+def make_input() -> torch.Tensor:
+    return torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file with code for the CPU, for CUDA and for Vulkan."""
+    path = tmp_path_factory.mktemp("vulkan") / "model.vmfb"
+    retrograd.compile_backward(make_model(), (make_input(),), target=("cpu", "cuda", "vulkan")).save(path)
+    return path
+
+
+def gradients(model: nn.Module, step: retrograd.CompiledBackward) -> list[torch.Tensor]:
+    model.zero_grad()
+    step(make_input()).pow(2).sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def staging_of(program: Program) -> Staging:
+    return program._current().staging
+
+
+def test_one_file_gives_eagers_gradients_on_cpu_and_vulkan(artifact: Path) -> None:
+    model = make_model()
+    model(make_input()).pow(2).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    for device in ("cpu", "vulkan"):
+        for found, wanted in zip(
+            gradients(model, retrograd.load(artifact, model, device=device)), expected, strict=True
+        ):
+            torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_only_what_changed_is_copied(artifact: Path) -> None:
+    model = make_model()
+    parameters = len(list(model.parameters()))
+    step = retrograd.load(artifact, model, device="vulkan")
+    staging = staging_of(step._program)
+    gradients(model, step)
+    # Parameters and the input for the forward, the tangent for the backward; the output and the gradients come back.
+    assert (staging.uploads, staging.downloads) == (parameters + 2, parameters + 1)
+    step.to_device()
+    before = staging.uploads
+    gradients(model, step)
+    assert staging.uploads - before == 2
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    before = staging.uploads
+    found = gradients(model, step)
+    assert staging.uploads - before == 3
+    expected = gradients(model, retrograd.load(artifact, model, device="cpu"))
+    torch.testing.assert_close(found[0], expected[0], rtol=2e-5, atol=1e-6)
+
+
+def test_copies_through_the_hosts_own_buffers(artifact: Path) -> None:
+    model = make_model()
+    step = retrograd.load(artifact, model, device="vulkan")
+    loaded = step._program._current()
+    loaded.staging = Staging(loaded.device.hal, mapped=False)
+    expected = gradients(model, retrograd.load(artifact, model, device="cpu"))
+    for found, wanted in zip(gradients(model, step), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_a_residual_that_a_hook_replaced_is_refused(artifact: Path) -> None:
+    model = make_model()
+    step = retrograd.load(artifact, model, device="vulkan")
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        output = step(make_input())
+    with pytest.raises(retrograd.ExecutionError, match="saved tensor hooks"):
+        output.sum().backward()
+
+
+def test_a_convolution_with_batch_norm_and_pooling() -> None:
+    case = MODELS["cnn"].make("test")
+    step = retrograd.compile_backward(case.model, case.args, target="vulkan", verify=True)
+    case.loss(step(*case.args)).backward()
+
+
+def test_float64_is_refused_in_a_signature_and_told_of_inside() -> None:
+    layer = nn.Linear(4, 2)
+    with pytest.raises(retrograd.CompileError, match="float64, which code for vulkan does not have"):
+        retrograd.compile_backward(layer.double(), (torch.ones(3, 4, dtype=torch.float64),), target="vulkan")
+    weight = torch.ones(4, requires_grad=True)
+    with pytest.warns(UserWarning, match="vulkan has no float64"):
+        retrograd.compile_backward(lambda w: (w.double().exp() * 3).float(), (weight,), target="vulkan")
+
+
+def test_iree_run_module_runs_the_file(artifact: Path, tmp_path: Path) -> None:
+    model, x = make_model(), make_input()
+    function = retrograd.load(artifact, device="cpu").manifest.function("forward")
+    values = {**dict(model.named_parameters()), "args[0]": x}
+    command = [str(Path(sysconfig.get_path("scripts")) / "iree-run-module"), f"--module={artifact}", "--device=vulkan"]
+    for i, spec in enumerate(function.arguments):
+        np.save(tmp_path / f"{i}.npy", values[spec.name].detach().numpy())
+        command.append(f"--input=@{tmp_path / f'{i}.npy'}")
+    files = [tmp_path / f"r{i}.npy" for i, _ in enumerate(function.results)]
+    subprocess.run([*command, "--function=forward", *(f"--output=@{f}" for f in files)], check=True)
+    output = next(f for f, r in zip(files, function.results, strict=True) if r.role == "output")
+    np.testing.assert_allclose(np.load(output), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_device_that_the_file_has_no_code_for(artifact: Path) -> None:
+    with pytest.raises(retrograd.PlacementError, match="compiled for cpu, cuda:sm_80, vulkan; choose one of cpu, cuda"):
+        retrograd.load(artifact, device="hip")
+    if not torch.cuda.is_available():
+        with pytest.raises(retrograd.DeviceError, match="cuda"):
+            retrograd.load(artifact, device="cuda")
