@@ -53,6 +53,9 @@ def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, res
     if device.is_staged:
         # What is copied to the device anyway may lie as it likes.
         return tensor
+    if not tensor.numel():
+        # One without elements counts as contiguous whatever its strides; dlpack's reader takes the usual ones only.
+        return tensor.new_empty(tensor.shape)
     if is_importable(tensor) and _storage(tensor) not in result_storages:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()

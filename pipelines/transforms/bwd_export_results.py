@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,9 +61,18 @@ def alias_results(twin: ir.Operation) -> None:
     block = twin.regions[0].blocks[0]
     terminator = list(block.operations)[-1].operation
     storages = list(block.arguments)[-len(terminator.operands) :] if len(terminator.operands) else []
+    computed = _computed_values(block)
     for i, storage in enumerate(storages):
         value = terminator.operands[i]
-        alias, sizes = _alias(value, storage, block)
+        if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias" and value not in computed:
+            # A constant: IREE takes it for one value wherever it stands, its storage included, and would write an
+            # update of it (an insertion into zeros) over the result. Only what is returned is put there.
+            alias, _ = _alias(value, storage, ir.InsertionPoint(terminator))
+            terminator.operands[i] = alias.results[0]
+            continue
+        at_start = not isinstance(value, ir.OpResult)
+        ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
+        alias, sizes = _alias(value, storage, ip)
         if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias":
             value.replace_all_uses_except(alias.results[0], [alias, *sizes])
         else:
@@ -70,11 +80,27 @@ def alias_results(twin: ir.Operation) -> None:
             terminator.operands[i] = alias.results[0]
 
 
-def _alias(value: ir.Value, storage: ir.Value, block: ir.Block) -> tuple[ir.Operation, list[ir.Operation]]:
+def _computed_values(block: ir.Block) -> set[ir.Value]:
+    """The values of a block that depend on one of its arguments, in regions of their ops too."""
+    computed = set(block.arguments)
+    for view in block.operations:
+        op = view.operation
+        if any(operand in computed for operand in _operands(op)):
+            computed.update(op.results)
+    return computed
+
+
+def _operands(op: ir.Operation) -> Iterator[ir.Value]:
+    yield from op.operands
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _operands(inner.operation)
+
+
+def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[ir.Operation, list[ir.Operation]]:
     """The op that aliases ``value`` to ``storage``, and the ops that give it the sizes of ``value``."""
-    at_start = not isinstance(value, ir.OpResult)
-    ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
-    location = storage.location if at_start else value.owner.location
+    location = value.owner.location if isinstance(value, ir.OpResult) else storage.location
     sizes = _dynamic_sizes(value, ip, location)
     segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.

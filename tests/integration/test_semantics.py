@@ -193,10 +193,27 @@ CASES: dict[str, Case] = {
         lambda: (lambda x, y: (x @ y).relu(), (randn(4, 3).detach().t().requires_grad_(), randn(4, 5)), {})
     ),
     "scalar_and_empty": Case(lambda: (lambda x, y: (x * 2, y.exp()), (randn(), randn(0, 4)), {})),
+    "constant_results": Case(lambda: (constant_results, (randn(2, 4), randn(3, 5), randn(3, 5)), {})),
     "frozen_parameter": Case(lambda: (_frozen(), (randn(2, 4, grad=False),), {})),
     "float64": Case(lambda: (nn.Linear(4, 3).double(), (torch.randn(2, 4, dtype=torch.float64),), {})),
     "transposed_output": Case(lambda: (lambda x: (x * 2).t().contiguous().t(), (randn(3, 4),), {})),
 }
+
+
+def constant_results(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Constants that are results, and that other results are written into; gradients of zeros likewise."""
+    zeros, ones = torch.zeros(6, 4), torch.ones(6, 4) + 1
+    numbers = torch.arange(24.0).reshape(6, 4)
+    return (
+        zeros,
+        torch.slice_scatter(zeros, x, 0, 1, 3),
+        ones.index_put([torch.tensor([1, 3])], x),
+        ones,
+        torch.slice_scatter(numbers, x, 0, 1, 3),
+        numbers,
+        torch.narrow_copy(y, 1, 2, 2),
+        torch.narrow_copy(z, 1, 0, 0),
+    )
 
 
 def _frozen() -> nn.Module:

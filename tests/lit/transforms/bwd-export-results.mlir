@@ -35,6 +35,24 @@ func.func @copies(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>, tensor<2x
 
 // -----
 
+// A constant is put into its storage where it is returned: an update of it would otherwise be written there as well.
+// CHECK-LABEL: func.func @constants_into(
+// CHECK-SAME: %[[X:.*]]: tensor<1xf32>, %[[A:.*]]: !hal.buffer_view, %[[B:.*]]: !hal.buffer_view)
+// CHECK: %[[ZEROS:.*]] = linalg.fill
+// CHECK-NEXT: %[[UPDATED:.*]] = tensor.insert_slice %[[X]] into %[[ZEROS]]
+// CHECK-NEXT: %[[STORED_B:.*]] = "hal.tensor.alias"(%[[UPDATED]], %[[B]])
+// CHECK-NEXT: %[[STORED_A:.*]] = "hal.tensor.alias"(%[[ZEROS]], %[[A]])
+// CHECK-NEXT: return %[[STORED_A]], %[[STORED_B]]
+func.func @constants(%x: tensor<1xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<2xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<2xf32>) -> tensor<2xf32>
+  %updated = tensor.insert_slice %x into %zeros[0] [1] [1] : tensor<1xf32> into tensor<2xf32>
+  return %zeros, %updated : tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
 // Sizes that are not known are read from the value itself.
 // CHECK-LABEL: func.func @sizes_into(
 // CHECK-SAME: %[[X:.*]]: tensor<?x3xf32>, %[[A:.*]]: !hal.buffer_view, %[[B:.*]]: !hal.buffer_view)
