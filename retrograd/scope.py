@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from retrograd.api import COMPILING, BackwardOptions, compile_captured
+from retrograd.api import COMPILING, compile_captured
 from retrograd.frontend.autograd.captured import CapturedBackward, History, Recompile
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
+from retrograd.options import BackwardOptions
 
 _LOG = logging.getLogger("retrograd")
 _ACTIVE: ContextVar[BackwardOptions | None] = ContextVar("retrograd.enable", default=None)
@@ -35,8 +36,7 @@ class _Client:
         def run(*arguments: Any) -> list[Any]:
             options = _ACTIVE.get()
             assert options is not None
-            with COMPILING:
-                return captured.run(options, lambda traced: compile_captured(traced, options), *arguments)
+            return captured.run(options, lambda traced: compile_captured(traced, options), *arguments)
 
         return run
 
@@ -46,7 +46,7 @@ class _Client:
 
 _CLIENT = _Client()
 _LOCK = threading.Lock()
-_ENGINE = Engine(_CLIENT)
+_ENGINE = Engine(_CLIENT, COMPILING)
 _scopes = 0
 _standing = contextlib.ExitStack()
 

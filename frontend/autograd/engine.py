@@ -9,9 +9,8 @@ engine that sees every ``backward()`` and ``grad()`` before PyTorch's own does.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -44,14 +43,14 @@ class Client(Protocol):
 class Engine:
     """Has the backwards of a client captured, and runs the others as PyTorch does; like the client, one in a process.
 
-    Threads run one after the other. Never captured are gradients of gradients (``create_graph=True``), anomaly
-    mode, and a backward inside a backward: these run eagerly.
+    Threads run one after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
+    backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
+    (``create_graph=True``), anomaly mode, and a backward inside a backward: these run eagerly.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, lock: AbstractContextManager[Any]) -> None:
         self._engine: Any = Variable._execution_engine
-        self._client = client
-        self._lock = threading.RLock()
+        self._client, self._lock = client, lock
         # Of the captured backward that is running, guarded by the lock: the callbacks queued so far (None: there is
         # none), and whether anything of it has run.
         self._callbacks: list[Callable[[], None]] | None = None

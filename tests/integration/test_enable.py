@@ -290,6 +290,28 @@ def test_threads() -> None:
         torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in models[0].parameters()])
 
 
+def test_one_thread_trains_while_another_compiles() -> None:
+    """A trace runs a backward, and a captured backward is traced: neither waits for what the other holds."""
+    x = torch.randn(5, 4)
+    model = make_model()
+
+    def train() -> None:
+        for size in range(2, 8):
+            with retrograd.enable():
+                model(torch.randn(size, 4)).square().mean().backward()
+
+    def compile_models() -> None:
+        for size in range(2, 8):
+            retrograd.compile_backward(nn.Linear(4, size), (x,))
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (train, compile_models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_as_a_decorator_and_nested_with_other_options() -> None:
     reference, model = make_model(), make_model()
 
