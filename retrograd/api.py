@@ -27,7 +27,7 @@ from retrograd.frontend.importer import import_graph
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.verification import verified
-from retrograd.options import Options, tensors_of
+from retrograd.options import BackwardOptions, Options, tensors_of
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
 from retrograd.pipelines.errors import CompileError
@@ -58,8 +58,6 @@ from retrograd.runtime.state import ModelState
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
 COMPILING = threading.RLock()
-# The policies of bwd-schedule-hooks.
-HOOK_SCHEDULES = ("eager-order", "asap", "overlap", "fewest-stages")
 PACKAGES = {
     "retrograd": "retrograd",
     "torch": "torch",
@@ -242,20 +240,6 @@ def dynamo_backend(
         return {f.name: built.function(f.name) for f in built.staged.functions}
 
     return compile_with_dynamo(graph_module, example_inputs, build, mode)
-
-
-@dataclass(frozen=True)
-class BackwardOptions:
-    """What `retrograd.enable` was asked for."""
-
-    target: str
-    hook_schedule: str
-    cache: bool
-
-    def __post_init__(self) -> None:
-        find_target(self.target)
-        if self.hook_schedule not in HOOK_SCHEDULES:
-            raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(HOOK_SCHEDULES)}")
 
 
 # By options and the text of the module: a backward is captured anew for reasons that do not change its graph.

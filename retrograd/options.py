@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.targets import Target, cuda_architecture, find_target
@@ -62,6 +63,20 @@ class Options:
         """IREE's name of the device to run on: that of the tensors, if there is code for it."""
         names = self.find_target().names
         return choose_uri(names, choose_device(names, [self.device]))
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """What `retrograd.enable` was asked for."""
+
+    target: str
+    hook_schedule: str
+    cache: bool
+
+    def __post_init__(self) -> None:
+        find_target(self.target)
+        if self.hook_schedule not in POLICIES:
+            raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(POLICIES)}")
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

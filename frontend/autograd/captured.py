@@ -68,12 +68,12 @@ class History:
         self.add("runs eagerly", (), (f"PyTorch cannot capture it: {error}",))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Variant:
-    """What is done for one set of shapes: ``compiled``, or nothing but to run eagerly."""
+    """What was compiled for one set of shapes."""
 
-    traced: TracedBackward | None = None
-    compiled: Compiled | None = None
+    traced: TracedBackward
+    compiled: Compiled
 
 
 class CapturedBackward:
@@ -82,7 +82,9 @@ class CapturedBackward:
     def __init__(self, capture: RuntimeCapture, history: History) -> None:
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._reasons, self._history = capture.nodes, capture.reasons, history
-        self._variants: dict[Hashable, _Variant] = {}
+        # None for what runs eagerly.
+        self._variants: dict[Hashable, _Variant | None] = {}
+        self._is_full = False
 
     def run(
         self,
@@ -102,33 +104,38 @@ class CapturedBackward:
         inputs = list(inputs)
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
         key = (options, numbers, tuple(scalars), tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs]))
-        variant = self._variants.get(key)
         with torch.no_grad():
-            if variant is not None and variant.compiled is not None and variant.traced is not None:
+            if (variant := self._variants.get(key)) is not None:
                 return _run_compiled(variant.traced, variant.compiled, Frame(inputs, hooks, packed))
+            if key in self._variants or not self._has_room():
+                return list(self._module.forward(inputs, sizes, scalars, hooks, packed))
             recorder = Recorder(self._module)
             results = recorder.record(inputs, list(sizes), list(scalars), hooks, packed)
-            if variant is None:
-                self._variants[key] = self._compile(recorder, build, inputs, numbers, scalars)
+            self._variants[key] = self._compile(recorder, build, inputs, numbers, scalars)
             return results
+
+    def _has_room(self) -> bool:
+        """Whether one more variant may be compiled; the first time that it may not, this is told."""
+        if len(self._variants) >= MOST_VARIANTS and not self._is_full:
+            self._is_full = True
+            reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
+            self._history.add("runs eagerly", self._nodes, (reason,))
+        return not self._is_full
 
     def _compile(
         self, recorder: Recorder, build: Builder, inputs: Sequence[torch.Tensor], sizes: Sequence[int], scalars: Any
-    ) -> _Variant:
-        if len(self._variants) >= MOST_VARIANTS:
-            reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
-            self._history.add("runs eagerly", self._nodes, (reason,))
-            return _Variant()
+    ) -> _Variant | None:
+        """The variant; None where there can be none, and the history says why."""
         try:
             traced = trace_backward(recorder, inputs, sizes, scalars)
             compiled, known = build(traced)
             problem = _rehearse(traced, compiled, recorder, inputs)
         except (RuntimeError, ValueError) as error:
             self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
-            return _Variant()
+            return None
         if problem is not None:
             self._history.add("runs eagerly", self._nodes, (f"compiled, it is wrong: {problem}; report it",))
-            return _Variant()
+            return None
         reasons = self._reasons or ("it is new",)
         if self._variants:
             reasons = ("shapes, sizes or numbers are others than before",)

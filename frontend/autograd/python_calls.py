@@ -15,9 +15,6 @@ from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd
-from torch._dynamo.external_utils import call_backward
-
-from retrograd.frontend.hook_ops import BACKWARD
 
 
 @dataclass(slots=True)
@@ -181,31 +178,3 @@ def accumulate_into(
 
 def final_callbacks() -> None:
     """Nothing: the engine that stands before PyTorch's calls them when the backward has returned."""
-
-
-def call_label(kind: str, target: Any) -> str:
-    """What to call a hook or function in messages: its name and where it is defined."""
-    if kind == BACKWARD:
-        return f"the backward of {getattr(getattr(target, '_forward_cls', None), '__qualname__', 'a custom function')}"
-    code = getattr(target, "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"the {kind} hook {getattr(target, '__qualname__', type(target).__name__)}{where}"
-
-
-__all__ = [
-    "Frame",
-    "PythonCall",
-    "PythonCalls",
-    "Template",
-    "accumulate_into",
-    "call_backward",
-    "call_label",
-    "call_user_hook",
-    "constant",
-    "final_callbacks",
-    "from_hook",
-    "from_input",
-    "from_packed",
-    "from_value",
-    "sequence",
-]

@@ -28,8 +28,6 @@ from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.importer import RuntimeInput, RuntimeResult
 from retrograd.frontend.source import CaptureError, capture_error
 
-PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
-
 
 @dataclass(frozen=True)
 class TracedBackward:
@@ -175,19 +173,17 @@ class _AtenInterpreter(torch.fx.Interpreter):
             return {"inputs": calls.from_input, "hooks": calls.from_hook, "packed_data": calls.from_packed}[place](
                 index
             )
-        value = self.env[argument]
-        if isinstance(value, torch.Tensor):
-            values.append(value)
-            return calls.from_value(len(values) - 1)
-        if isinstance(value, (list, tuple)):
-            return calls.sequence([self._leaf(v, values) for v in value])
-        return calls.constant(value)
+        return _value_template(self.env[argument], values)
 
-    def _leaf(self, value: Any, values: list[torch.Tensor]) -> Template:
-        if isinstance(value, torch.Tensor):
-            values.append(value)
-            return calls.from_value(len(values) - 1)
-        return calls.constant(value)
+
+def _value_template(value: Any, values: list[torch.Tensor]) -> Template:
+    """What gives ``value`` at each step; tensors in it are added to ``values``."""
+    if isinstance(value, torch.Tensor):
+        values.append(value)
+        return calls.from_value(len(values) - 1)
+    if isinstance(value, (list, tuple)):
+        return calls.sequence([_value_template(part, values) for part in value])
+    return calls.constant(value)
 
 
 class _Placeholders:
