@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from retrograd.api import COMPILING, compile_captured
+from retrograd.api import COMPILING
+from retrograd.build import build_backward
 from retrograd.frontend.autograd.captured import CapturedBackward, History, Recompile
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
@@ -36,7 +37,7 @@ class _Client:
         def run(*arguments: Any) -> list[Any]:
             options = _ACTIVE.get()
             assert options is not None
-            return captured.run(options, lambda traced: compile_captured(traced, options), *arguments)
+            return captured.run(options, lambda traced: build_backward(traced, options), *arguments)
 
         return run
 

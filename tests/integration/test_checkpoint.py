@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import retrograd
+import retrograd.build
 
 
 class Block(nn.Module):
@@ -91,14 +92,14 @@ def test_compile_backward(case: str, partition: Any) -> None:
 def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     saved: list[int] = []
-    build = retrograd.api._build
+    build = retrograd.build.build_module
 
     def spy(*args: Any) -> Any:
         built = build(*args)
         saved.append(built.staged.partition["saved_bytes"])
         return built
 
-    monkeypatch.setattr(retrograd.api, "_build", spy)
+    monkeypatch.setattr(retrograd.build, "build_module", spy)
     model = Checkpointed(**CASES[case])
     assert_eager(torch.compile(model, backend="retrograd", dynamic=False), model)
     assert saved == [SAVED[case]]

@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-from retrograd import api
+from retrograd import build as builder
 
 TOLERANCE = 2e-5
 
@@ -37,8 +37,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         options.append(chosen)
         return original(module, chosen, phases)
 
-    original = api._build
-    monkeypatch.setattr(api, "_build", build)
+    original = builder.build_module
+    monkeypatch.setattr(builder, "build_module", build)
     return options
 
 
@@ -203,8 +203,8 @@ def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.Mo
         enabled.append(torch._functorch.config.enable_autograd_cache)
         return original(module, chosen, phases)
 
-    original = api._build
-    monkeypatch.setattr(api, "_build", build)
+    original = builder.build_module
+    monkeypatch.setattr(builder, "build_module", build)
     with torch._functorch.config.patch(enable_autograd_cache=True):
         assert_eager(torch.compile(scaled, backend="retrograd"), scaled, matrix(3))
         assert enabled == [False]

@@ -1,0 +1,202 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a captured graph to a loaded program, with the cache in between, and the manifest that describes it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from weakref import WeakValueDictionary
+
+import torch
+
+from retrograd.dialects import ir
+from retrograd.frontend.autograd.trace import TracedBackward
+from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.fx_partition import CompiledFunction
+from retrograd.frontend.importer import import_graph
+from retrograd.options import BackwardOptions, Options
+from retrograd.pipelines.analysis.memory_size import parse_memory_size
+from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.interface import FunctionInterface
+from retrograd.pipelines.save_policy import SavePolicy
+from retrograd.pipelines.staged import (
+    Progress,
+    StagedModule,
+    build_executable,
+    mark_module,
+    stage_backward,
+    stage_module,
+)
+from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
+from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, run_function
+from retrograd.runtime.cache import Cache, cache_key
+from retrograd.runtime.executor import Program
+from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.stage_executor import StageExecutor
+
+PACKAGES = {
+    "retrograd": "retrograd",
+    "torch": "torch",
+    "torch-mlir": "torch-mlir",
+    "iree-compiler": "iree-base-compiler",
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """A module that went all the way: its stages, executable and loaded program."""
+
+    staged: StagedModule
+    executable: Executable
+    program: Program
+    specs: dict[str, FunctionSpec]
+    cached: bool
+
+    def function(self, name: str) -> CompiledFunction:
+        """One function of it, on the names that the frontend knows values by."""
+        spec, interface = self.specs[name], self.staged.function(name)
+        return CompiledFunction(
+            arguments=tuple(a.value for a in interface.arguments),
+            results=tuple(r.value for r in interface.results),
+            copied=frozenset(r.value for r in interface.results if r.role == "saved"),
+            call=partial(run_function, self.program, spec, same_step=name == BACKWARD),
+            merged=self.staged.merged,
+            narrowed=self.staged.narrowed,
+        )
+
+
+def import_joint(captured: CapturedGraph, policy: SavePolicy) -> ir.Module:
+    """A captured joint graph on MLIR, with the ops marked that ``policy`` is about.
+
+    Raises:
+        CaptureError: an op that cannot be imported.
+        PipelineError: a rule of ``policy`` contradicts the model or matches nothing.
+    """
+    module = import_graph(captured.graph_module, captured.signature)
+    mark_module(module, policy)
+    return module
+
+
+def build_module(module: ir.Module, options: Options, phases: Progress) -> Build:
+    """Run an imported module through passes, compiler and loader; changes it.
+
+    Raises:
+        PipelineError, CompileError: it cannot be compiled; names the op.
+        InfeasibleBudget: no plan stays within ``options.memory_budget``.
+    """
+    target = options.find_target()
+    store = _Store() if options.cache else None
+    if options.partition == "budget" and find_function(module.operation, JOINT) is not None:
+        source = module.operation.get_asm(enable_debug_info=True)
+        builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)
+        staged, executable, cached = builder.build(parse_memory_size(options.memory_budget))
+    else:
+        # A forward alone has nothing to partition, whatever the policy.
+        staged = stage_module(module, options.partition, phases)
+        executable, cached = build_executable(staged, target, _versions(), phases, store)
+    with phases.phase("load"):
+        # Compiled for a device that is not here, it can be saved.
+        program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
+    for note in executable.notes:
+        warnings.warn(note, stacklevel=3)
+    return Build(staged, executable, program, _specs(staged, executable), cached)
+
+
+def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -> Mapping[str, CompiledFunction]:
+    """Compile a graph that Dynamo captured, as the function of that name; returns what it became, the two halves of a
+    joint graph or itself, by name.
+
+    Raises:
+        CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_module`.
+    """
+    module = import_graph(traced, function=function)
+    # Of several graphs that a model breaks into, a rule may be about one.
+    mark_module(module, options.policy, unmatched="ignore")
+    built = build_module(module, options, Progress())
+    return {f.name: built.function(f.name) for f in built.staged.functions}
+
+
+# By options and the text of the module: a backward is captured anew for reasons that do not change its graph.
+_EXECUTORS: WeakValueDictionary[tuple[BackwardOptions, str], StageExecutor] = WeakValueDictionary()
+
+
+def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[StageExecutor, bool]:
+    """Compile a backward that was captured as it ran; also says whether its graph was compiled before.
+
+    Raises:
+        CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
+    """
+    module = import_graph(traced.graph_module, function=BACKWARD)
+    phases, target = Progress(), find_target(options.target)
+    key = (options, str(module))
+    if (known := _EXECUTORS.get(key)) is not None:
+        return known, True
+    staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
+    store = _Store() if options.cache else None
+    executable, _ = build_executable(staged.module, target, _versions(), phases, store)
+    program = Program.load(executable.vmfb, driver=target.driver)
+    specs = _specs(staged.module, executable)
+    executor = _EXECUTORS[key] = StageExecutor(staged.plan.to_dict(), program, list(specs.values()))
+    return executor, False
+
+
+def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
+    """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
+    forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
+    report = {
+        "name": name,
+        "target": options.find_target().name,
+        "notes": list(built.executable.notes),
+        "flags": list(built.executable.flags),
+        "cached": built.cached,
+        "stages": len(built.specs),
+        "saved_values": sum(a.role == "saved" for a in backward.arguments),
+        **built.staged.partition,
+        "partition": options.partition,
+        "forward_transient_bytes": forward.transient_bytes,
+        "backward_transient_bytes": backward.transient_bytes,
+        "peak_bytes_predicted": step_peak(built.staged, built.executable.transients),
+        "peak_bytes_measured": None,
+        "vmfb_bytes": len(built.executable.vmfb),
+        "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
+    }
+    signature = captured.signature.to_dict()
+    functions = (forward, backward)
+    return Manifest(
+        FORMAT_VERSION, functions, options.find_target().names, options.partition, _versions(), signature, report
+    )
+
+
+def _specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
+    return {f.name: _function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.functions}
+
+
+def _function_spec(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:
+    arguments, results = (
+        tuple(TensorSpec(p.name, p.role, p.shape, p.dtype) for p in ports)
+        for ports in (interface.arguments, interface.results)
+    )
+    return FunctionSpec(interface.name, arguments, results, transient_bytes)
+
+
+class _Store:
+    """The on-disk cache as the pipelines see it."""
+
+    def __init__(self) -> None:
+        self._cache = Cache()
+
+    def get(self, parts: dict[str, str]) -> bytes | None:
+        return self._cache.get(cache_key(parts))
+
+    def put(self, parts: dict[str, str], data: bytes) -> None:
+        self._cache.put(cache_key(parts), data)
+
+
+def _versions() -> dict[str, str]:
+    return {key: version(package) for key, package in PACKAGES.items()}
