@@ -9,6 +9,7 @@ allocated: the functions called here were compiled with `iree.abi.output` on the
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from retrograd.runtime.devices import (
     torch_device_of,
 )
 from retrograd.runtime.manifest import TensorSpec
+from retrograd.runtime.openmp import release_threads
 from retrograd.runtime.staging import ResidentError, Staging
 from retrograd.runtime.tensors import (
     ALIGNMENT,
@@ -47,6 +49,9 @@ _BYTE_DTYPES = {
     torch.float8_e5m2: iree_runtime.HalElementType.FLOAT_8_E5M2,
     torch.float8_e5m2fnuz: iree_runtime.HalElementType.FLOAT_8_E5M2_FNUZ,
 }
+
+# Functions that take longer have the cores to themselves: below, ending torch's threads costs more than it gains.
+_LONG_CALL_SECONDS = 1e-3
 
 
 class OutOfDeviceMemory(ExecutionError):
@@ -189,10 +194,12 @@ class _Loaded:
 
     def __init__(self, vmfb: bytes, device: Device) -> None:
         self.device = device
+        self._is_multithreaded = device.uri.startswith("local-task")
         self._lock = threading.Lock()
         self._staging_lock = threading.RLock()
         self._functions: dict[str, _Function] = {}
         self._copying: set[str] = set()
+        self._seconds: dict[str, float] = {}
         self.staging = Staging(device.hal)
         try:
             self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
@@ -276,14 +283,19 @@ class _Loaded:
         packed = iree_runtime.VmVariantList(len(views))
         for view in views:
             packed.push_ref(view.ref)
+        name = function.name
+        if self._is_multithreaded and self._seconds.get(name, _LONG_CALL_SECONDS) >= _LONG_CALL_SECONDS:
+            release_threads()
         # A VM context keeps state in its modules, so that one call may be in it at a time.
         with self._lock:
+            start = time.perf_counter()
             try:
                 self._context.invoke(function.handle, packed, iree_runtime.VmVariantList(0))
+                self._seconds[name] = time.perf_counter() - start
             except (RuntimeError, ValueError, IndexError) as error:
-                if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
+                if "DISCARD_WRITE" in str(error) and name not in self._copying:
                     raise _CopyDenied from error
-                raise self._failure(function.name, error, function.declaration) from error
+                raise self._failure(name, error, function.declaration) from error
 
     def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
         """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
