@@ -12,7 +12,7 @@ MLIR can be carried out on FX; what the user asked to be saved or recomputed (``
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from retrograd.frontend.signature import Signature
 from retrograd.frontend.source import CaptureError
 
 JOINT = "joint"
+_NOTHING: Mapping[str, torch.fx.GraphModule] = {}
 
 
 class SeedAOTInput(d.AOTInput):
@@ -58,9 +59,14 @@ class RuntimeResult(d.AOTOutput):
 
 
 def import_graph(
-    traced: torch.fx.GraphModule, signature: Signature | None = None, *, function: str = JOINT
+    traced: torch.fx.GraphModule,
+    signature: Signature | None = None,
+    *,
+    function: str = JOINT,
+    bodies: Mapping[str, torch.fx.GraphModule] = _NOTHING,
 ) -> ir.Module:
-    """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types.
+    """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types, and private
+    functions to be inlined (``bwd.inline``) for ``bodies``, by name.
 
     Results that are no tensors (``None`` for no gradient) are left out. The FX graph is not changed. Without a
     signature, arguments and results are known by their numbers.
@@ -68,8 +74,6 @@ def import_graph(
     Raises:
         CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
     """
-    graph_module, descs = _on_tensors(traced)
-    graph = graph_module.graph
     context = make_context()
     node_importers: list[GraphNodeImporter] = []
 
@@ -78,19 +82,32 @@ def import_graph(
         return node_importers[-1]
 
     importer = FxImporter(context=context, graph_node_importer_cls=remember)
+    for name, graph_module in {function: traced, **bodies}.items():
+        func = _import_function(importer, graph_module, name, signature)
+        with context, ir.Location.unknown():
+            _name_values(node_importers[-1])
+            _tag_ops(node_importers[-1])
+            if name in bodies:
+                func.attributes["sym_visibility"] = ir.StringAttr.get("private")
+                func.attributes["bwd.inline"] = ir.UnitAttr.get()
+    module: ir.Module = importer.module
+    module.operation.verify()
+    return module
+
+
+def _import_function(
+    importer: FxImporter, traced: torch.fx.GraphModule, name: str, signature: Signature | None
+) -> ir.Operation:
+    graph_module, descs = _on_tensors(traced)
     try:
-        func = importer.import_stateless_graph(graph, func_name=function)
+        func = importer.import_stateless_graph(graph_module.graph, func_name=name)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise CaptureError(
             f"import to MLIR failed: {error}", "report the op; replace it by ops that torch-mlir imports"
         ) from error
-    with context, ir.Location.unknown():
-        _name_values(node_importers[0])
-        _tag_ops(node_importers[0])
-        _annotate(func, graph, descs, signature)
-    module: ir.Module = importer.module
-    module.operation.verify()
-    return module
+    with importer.module.context, ir.Location.unknown():
+        _annotate(func, graph_module.graph, descs, signature)
+    return func
 
 
 def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:

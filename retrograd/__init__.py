@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from retrograd.api import bisect, compile_backward, load
     from retrograd.bisection import Bisection
     from retrograd.frontend.checkpoints import save
+    from retrograd.frontend.hook_marks import communication, inlineable
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
     from retrograd.pipelines.analysis.pareto import InfeasibleBudget
@@ -57,9 +58,11 @@ _EXPORTS = {
     "UnknownTarget": "retrograd.pipelines.device_targets",
     "VerificationError": "retrograd.frontend.verification",
     "bisect": "retrograd.api",
+    "communication": "retrograd.frontend.hook_marks",
     "compile_backward": "retrograd.api",
     "enable": "retrograd.scope",
     "explain_recompiles": "retrograd.scope",
+    "inlineable": "retrograd.frontend.hook_marks",
     "load": "retrograd.api",
     "must_recompute": "retrograd.pipelines.save_policy",
     "must_save": "retrograd.pipelines.save_policy",
@@ -88,9 +91,11 @@ __all__ = [
     "VerificationError",
     "__version__",
     "bisect",
+    "communication",
     "compile_backward",
     "enable",
     "explain_recompiles",
+    "inlineable",
     "load",
     "must_recompute",
     "must_save",

@@ -132,7 +132,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     Raises:
         CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
     """
-    module = import_graph(traced.graph_module, function=BACKWARD)
+    module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies)
     phases, target = Progress(), find_target(options.target)
     key = (options, str(module))
     if (known := _EXECUTORS.get(key)) is not None:

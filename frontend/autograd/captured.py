@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.frontend.autograd.compiler import RuntimeCapture
+from retrograd.frontend.autograd.hook_identity import HookIdentity
+from retrograd.frontend.autograd.hook_inlining import find_sites, read_sites
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
 from retrograd.frontend.autograd.rehearsal import Rehearsal
@@ -82,8 +85,11 @@ class CapturedBackward:
     def __init__(self, capture: RuntimeCapture, history: History) -> None:
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._reasons, self._history = capture.nodes, capture.reasons, history
+        self._sites = tuple(find_sites(self._module.graph).values())
         # None for what runs eagerly.
         self._variants: dict[Hashable, _Variant | None] = {}
+        # The tensors that the hooks of a variant read of their own.
+        self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
         self._is_full = False
 
     def run(
@@ -101,21 +107,32 @@ class CapturedBackward:
         Raises:
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
-        inputs = list(inputs)
+        frame = Frame(list(inputs), hooks, packed)
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
-        key = (options, numbers, tuple(scalars), tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs]))
+        identity = HookIdentity()
+        inlined = read_sites(self._sites, frame, identity)
+        like = tuple([(t.shape, t.dtype, t.requires_grad) for t in frame.inputs])
+        key = (options, numbers, tuple(scalars), like, inlined)
         with torch.no_grad():
             if (variant := self._variants.get(key)) is not None:
-                return _run_compiled(variant.traced, variant.compiled, Frame(inputs, hooks, packed))
+                return _run_compiled(variant.traced, variant.compiled, frame)
             if key in self._variants or not self._has_room():
-                return list(self._module.forward(inputs, sizes, scalars, hooks, packed))
-            recorder = Recorder(self._module)
-            results = recorder.record(inputs, list(sizes), list(scalars), hooks, packed)
-            self._variants[key] = self._compile(recorder, build, inputs, numbers, scalars)
+                return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
+            recorder = Recorder(self._module, identity)
+            results = recorder.record(frame, sizes, scalars)
+            if identity.tensors:
+                self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
+            self._variants[key] = self._compile(recorder, build, frame, numbers, scalars)
             return results
 
     def _has_room(self) -> bool:
-        """Whether one more variant may be compiled; the first time that it may not, this is told."""
+        """Whether one more variant may be compiled; the first time that it may not, this is told.
+
+        Variants with hooks of tensors that are gone can run no more.
+        """
+        if len(self._variants) >= MOST_VARIANTS:
+            for key in [key for key, tensors in self._reads.items() if any(tensor() is None for tensor in tensors)]:
+                del self._variants[key], self._reads[key]
         if len(self._variants) >= MOST_VARIANTS and not self._is_full:
             self._is_full = True
             reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
@@ -123,13 +140,13 @@ class CapturedBackward:
         return not self._is_full
 
     def _compile(
-        self, recorder: Recorder, build: Builder, inputs: Sequence[torch.Tensor], sizes: Sequence[int], scalars: Any
+        self, recorder: Recorder, build: Builder, frame: Frame, sizes: Sequence[int], scalars: Any
     ) -> _Variant | None:
         """The variant; None where there can be none, and the history says why."""
         try:
-            traced = trace_backward(recorder, inputs, sizes, scalars)
+            traced = trace_backward(recorder, frame.inputs, sizes, scalars)
             compiled, known = build(traced)
-            problem = _rehearse(traced, compiled, recorder, inputs)
+            problem = _rehearse(traced, compiled, recorder, frame)
         except (RuntimeError, ValueError) as error:
             self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
             return None
@@ -139,24 +156,23 @@ class CapturedBackward:
         reasons = self._reasons or ("it is new",)
         if self._variants:
             reasons = ("shapes, sizes or numbers are others than before",)
+        reasons = (*reasons, *recorder.notes)
         self._history.add("runs what was compiled before" if known else "compiled", self._nodes, reasons)
         return _Variant(traced, compiled)
 
 
-def _rehearse(
-    traced: TracedBackward, compiled: Compiled, recorder: Recorder, inputs: Sequence[torch.Tensor]
-) -> str | None:
+def _rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
     """What the compiled backward gets wrong on the recorded run; nothing where a hook wrote to what it reads since (an
     optimizer inside the backward)."""
     if recorder.written.intersection(traced.inputs):
         return None
     rehearsal = Rehearsal(traced, recorder)
-    results = compiled.run([inputs[i] for i in traced.inputs], rehearsal)
+    results = compiled.run(traced.arguments(frame), rehearsal)
     return rehearsal.find_difference(results)
 
 
 def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
-    given = compiled.run([frame.inputs[i] for i in traced.inputs], _PythonSide(traced, frame))
+    given = compiled.run(traced.arguments(frame), _PythonSide(traced, frame))
     return [None if number is None else given[number] for number in traced.results]
 
 

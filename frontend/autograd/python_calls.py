@@ -9,6 +9,7 @@ each call.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,15 @@ class Frame:
 
 # A part of a call's arguments: built from this step's frame and the tensors that the graph computed.
 Template = Callable[[Frame, Sequence[torch.Tensor]], Any]
+
+
+def find_source(node: Any) -> tuple[str | None, int]:
+    """Which element of which argument of the backward a node is."""
+    if isinstance(node, torch.fx.Node) and node.target is operator.getitem:
+        source, index = node.args
+        if isinstance(source, torch.fx.Node) and source.op == "placeholder" and source.target != "sizes":
+            return (None, 0) if source.target == "scalars" else (str(source.target), int(str(index)))
+    return None, 0
 
 
 def from_input(index: int) -> Template:

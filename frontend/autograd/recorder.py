@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from torch._dynamo.external_utils import (
     call_hook,
 )
 
-from retrograd.frontend.autograd.python_calls import accumulate_into, call_user_hook, final_callbacks
+from retrograd.frontend.autograd.hook_identity import HookIdentity
+from retrograd.frontend.autograd.hook_inlining import InlinedCall, describe_hook, watch_hook
+from retrograd.frontend.autograd.python_calls import Frame, accumulate_into, call_user_hook, final_callbacks
+from retrograd.frontend.hook_marks import is_communication, is_inlineable
 from retrograd.frontend.hook_ops import BACKWARD
 
 # The kind of each hook in the graph, by what compiled autograd calls it.
@@ -61,11 +65,17 @@ class Recorder(torch.fx.Interpreter):
 
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
-    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number.
+    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number. ``inlined`` are the
+    hooks that are to be part of the graph, by node, ``notes`` why others that should be are not; ``communication`` are
+    the nodes of hooks that start communication.
     """
 
-    def __init__(self, graph_module: torch.fx.GraphModule) -> None:
+    def __init__(self, graph_module: torch.fx.GraphModule, identity: HookIdentity) -> None:
         super().__init__(graph_module)
+        self._identity = identity
+        self.inlined: dict[str, InlinedCall] = {}
+        self.notes: list[str] = []
+        self.communication: set[str] = set()
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.gradients: dict[int, list[torch.Tensor]] = {}
@@ -74,10 +84,11 @@ class Recorder(torch.fx.Interpreter):
         # Errors of the user's hooks are theirs as they are.
         self.extra_traceback = False
 
-    def record(self, inputs: Sequence[torch.Tensor], *others: Any) -> list[Any]:
+    def record(self, frame: Frame, sizes: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
         """Run on the arguments that compiled autograd gave; returns the results."""
+        inputs, self._frame = frame.inputs, frame
         before = [t._version for t in inputs]
-        results: list[Any] = list(self.run(list(inputs), *others))
+        results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
         self.outputs = [_copy(result) for result in results]
         return results
@@ -88,10 +99,24 @@ class Recorder(torch.fx.Interpreter):
             place = n.args[0]
             if gradient is not None and isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
                 self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
-        result = super().run_node(n)
+        result = self._call_hook(n) if n.target is call_user_hook else super().run_node(n)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
+        return result
+
+    def _call_hook(self, node: torch.fx.Node) -> Any:
+        (hook, *args), kwargs = self.fetch_args_kwargs_from_env(node)
+        if is_communication(hook):
+            self.communication.add(node.name)
+        call = partial(call_user_hook, hook, *args, **kwargs)
+        if not is_inlineable(hook):
+            return call()
+        result, watched = watch_hook(node, self.env, self._frame, call, self._identity)
+        if isinstance(watched, InlinedCall):
+            self.inlined[node.name] = watched
+        else:
+            self.notes.append(f"hook {describe_hook(hook)} is called in Python: {watched}")
         return result
 
 

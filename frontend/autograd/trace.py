@@ -8,9 +8,8 @@ custom functions become ops of ``frontend/hook_ops.py`` on one chain of tokens, 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend import hook_ops
 from retrograd.frontend.autograd import python_calls as calls
-from retrograd.frontend.autograd.python_calls import PythonCall, PythonCalls, Template
+from retrograd.frontend.autograd.hook_inlining import Finder, FromGraph, InlinedCall
+from retrograd.frontend.autograd.hook_tape import HookTape, trace_tape
+from retrograd.frontend.autograd.python_calls import Frame, PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
 from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
@@ -35,7 +36,9 @@ class TracedBackward:
     those that ``params`` lists.
 
     ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
-    graph (by number), and which are None. Nothing in the graph depends on how the inputs are numbered, so that a
+    graph (by number), and which are None; ``communication`` are the numbers of the hooks that start some. Inputs are
+    followed by ``extras``, tensors that hooks read which are part of the graph; ``bodies`` are the graphs of these
+    hooks, by the name of the function. Nothing in the graph depends on how the inputs are numbered, so that a
     backward whose gradients are there already, and are inputs too, has the same graph as one whose are not.
     """
 
@@ -45,6 +48,13 @@ class TracedBackward:
     calls: PythonCalls
     results: tuple[int | None, ...]
     communication: tuple[int, ...] = ()
+    extras: tuple[Finder, ...] = ()
+    bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
+
+    def arguments(self, frame: Frame) -> list[torch.Tensor]:
+        """The tensors that the graph takes, at one step."""
+        given = [*frame.inputs, *[find(frame) for find in self.extras]] if self.extras else frame.inputs
+        return [given[number] for number in self.inputs]
 
 
 def trace_backward(
@@ -55,10 +65,12 @@ def trace_backward(
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
     """
+    extras = _find_extras(recorded)
+    inputs = [*inputs, *[tensor for tensor, _ in extras.values()]]
     for tensor in inputs:
         _check_input(tensor)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    interpreter = _AtenInterpreter(recorded, sizes, scalars)
+    interpreter = _AtenInterpreter(recorded, list(extras), sizes, scalars)
     try:
         # Not the inputs themselves: one that stands for a Python number would be traced as that number.
         like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
@@ -73,7 +85,27 @@ def trace_backward(
         raise capture_error(error) from error
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
-    return TracedBackward(graph_module, used, params, interpreter.calls, results)
+    return TracedBackward(
+        graph_module,
+        used,
+        params,
+        interpreter.calls,
+        results,
+        tuple(interpreter.communication),
+        tuple([find for _, find in extras.values()]),
+        {name: trace_tape(tape, tape.results) for name, tape in interpreter.tapes.items()},
+    )
+
+
+def _find_extras(recorded: Recorder) -> dict[int, tuple[torch.Tensor, Finder]]:
+    """The tensors that inlined hooks read and that are no inputs of the capture, by id."""
+    extras: dict[int, tuple[torch.Tensor, Finder]] = {}
+    for call in recorded.inlined.values():
+        for number, source in zip(call.tape.externals, call.sources, strict=True):
+            if callable(source):
+                tensor = call.tape.tensors[number]
+                extras.setdefault(id(tensor), (tensor, source))
+    return extras
 
 
 def _check_input(tensor: torch.Tensor) -> None:
@@ -86,12 +118,17 @@ def _check_input(tensor: torch.Tensor) -> None:
 class _AtenInterpreter(torch.fx.Interpreter):
     """Runs the capture on fake tensors under a tracer."""
 
-    def __init__(self, recorded: Recorder, sizes: Sequence[int], scalars: Sequence[float]) -> None:
+    def __init__(
+        self, recorded: Recorder, extras: Sequence[int], sizes: Sequence[int], scalars: Sequence[float]
+    ) -> None:
         super().__init__(recorded.module)
-        self._recorded = recorded.results
+        self._recorded, self._inlined, self._extras = recorded.results, recorded.inlined, extras
+        self._communicates = recorded.communication
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
         self.calls = PythonCalls()
+        self.tapes: dict[str, HookTape] = {}
+        self.communication: list[int] = []
         self.params: list[int] = []
         self.result_numbers: list[int | None] = []
         self._results: list[torch.Tensor] = []
@@ -99,12 +136,17 @@ class _AtenInterpreter(torch.fx.Interpreter):
     def trace(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The backward's results that are tensors."""
         self.calls.calls.clear()
+        self.tapes.clear()
+        self.communication.clear()
         self.params.clear()
         self.result_numbers.clear()
         self._results = []
         self._token = hook_ops.create_token()
         nothing = _Placeholders()
-        results = self.run(list(inputs), self._sizes, self._scalars, nothing, nothing)
+        self._inputs = list(inputs)
+        results = self.run(
+            self._inputs[: len(inputs) - len(self._extras)], self._sizes, self._scalars, nothing, nothing
+        )
         for result in results:
             self.result_numbers.append(None if result is None else len(self._results))
             if result is not None:
@@ -126,7 +168,7 @@ class _AtenInterpreter(torch.fx.Interpreter):
             return
         if gradient.layout is not torch.strided:
             raise CaptureError(f"a gradient has layout {gradient.layout}", "use dense gradients")
-        place, index = _source(node.args[0])
+        place, index = find_source(node.args[0])
         if place != "inputs":
             raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
         if index not in self.params:
@@ -136,6 +178,9 @@ class _AtenInterpreter(torch.fx.Interpreter):
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
         values: list[torch.Tensor] = []
         arguments = tuple(self._template(argument, values) for argument in node.args)
+        inlined = self._inlined.get(node.name)
+        if inlined is not None:
+            values = self._externals(inlined)
         recorded = self._recorded[node.name]
         single = not isinstance(recorded, (tuple, list))
         leaves = [recorded] if single else list(recorded)
@@ -154,6 +199,10 @@ class _AtenInterpreter(torch.fx.Interpreter):
         label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         self.calls.calls[kind, number] = call
+        if inlined is not None:
+            self.tapes[f"hook_{number}"] = inlined.tape
+        if node.name in self._communicates:
+            self.communication.append(number)
         with hook_ops.declared_results(self.calls.declarations()):
             if kind == hook_ops.BACKWARD:
                 given, self._token = hook_ops.call_backward(values, self._token, number)
@@ -163,12 +212,27 @@ class _AtenInterpreter(torch.fx.Interpreter):
         filled = [next(remaining) if p else None for p in present]
         return filled[0] if single else tuple(filled)
 
+    def _externals(self, call: InlinedCall) -> list[torch.Tensor]:
+        """What an inlined hook reads."""
+        nodes = {node.name: node for node in self.env}
+        values = []
+        for number, source in zip(call.tape.externals, call.sources, strict=True):
+            if isinstance(source, FromGraph):
+                given = pytree.tree_leaves(self.env[nodes[source.node]])
+                values.append([t for t in given if isinstance(t, torch.Tensor)][source.index])
+            elif isinstance(source, int):
+                values.append(self._inputs[source])
+            else:
+                place = self._extras.index(id(call.tape.tensors[number]))
+                values.append(self._inputs[len(self._inputs) - len(self._extras) + place])
+        return values
+
     def _template(self, argument: Any, values: list[torch.Tensor]) -> Template:
         if isinstance(argument, (list, tuple)):
             return calls.sequence([self._template(part, values) for part in argument])
         if not isinstance(argument, torch.fx.Node):
             return calls.constant(argument)
-        place, index = _source(argument)
+        place, index = find_source(argument)
         if place is not None:
             return {"inputs": calls.from_input, "hooks": calls.from_hook, "packed_data": calls.from_packed}[place](
                 index
@@ -206,15 +270,6 @@ def _without_result(function: Any) -> Any:
         function(*args)
 
     return call
-
-
-def _source(node: Any) -> tuple[str | None, int]:
-    """Which element of which argument of the backward a node is."""
-    if isinstance(node, torch.fx.Node) and node.target is operator.getitem:
-        source, index = node.args
-        if isinstance(source, torch.fx.Node) and source.op == "placeholder" and source.target != "sizes":
-            return (None, 0) if source.target == "scalars" else (str(source.target), int(str(index)))
-    return None, 0
 
 
 def _kind_of(leaf: Any) -> str:

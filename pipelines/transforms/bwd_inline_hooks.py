@@ -16,6 +16,7 @@ from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
 
 INLINE = "bwd.inline"
+CALL = "bwd.call_hook"
 _BUNDLES = (TUPLE, "torch.constant.none")
 _VALUES = "bwd.values"
 
@@ -37,7 +38,8 @@ class BwdInlineHooks(ModulePass):
         for func in functions(module):
             if func in bodies:
                 continue
-            for op in [view.operation for view in func.regions[0].blocks[0].operations]:
+            # Only calls: what takes their results apart goes with them.
+            for op in [v.operation for v in func.regions[0].blocks[0].operations if v.operation.name == CALL]:
                 body = find_body(module, op)
                 if body is not None:
                     _check(op, body, self.name)
@@ -48,7 +50,7 @@ class BwdInlineHooks(ModulePass):
 
 def find_body(module: ir.Operation, op: ir.Operation) -> ir.Operation | None:
     """The traced body of the hook that an op calls; None where it stays in Python, or the op calls none."""
-    if op.name != "bwd.call_hook":
+    if op.name != CALL:
         return None
     body = find_function(module, f"hook_{_number(op)}")
     return body if body is not None and INLINE in body.attributes else None

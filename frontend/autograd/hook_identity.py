@@ -1,0 +1,171 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a hook that was compiled into a backward depends on: another hook in its place, or the same one with another
+number in its closure, is another identity."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Collection, Hashable, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+# What counts by its value.
+PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout)
+# Attributes named in code that lead further than this lead to something that is no number of the user's.
+_DEEPEST = 8
+
+
+class Same:
+    """Stands for an object in a key: equal to that of the same object as long as this lives."""
+
+    __slots__ = ("_hash", "_object")
+
+    def __init__(self, value: Any) -> None:
+        self._hash = id(value)
+        try:
+            self._object: Any = weakref.ref(value)
+        except TypeError:
+            self._object = lambda: value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and (value := self._object()) is not None and value is other._object()
+
+    def __repr__(self) -> str:
+        return f"<{type(self._object()).__name__}>"
+
+
+class HookIdentity:
+    """Reads hooks; ``tensors`` are those that their code can reach.
+
+    The code says what it reads: free variables, defaults, globals and attributes by name. Numbers, strings and the like
+    count by value, containers and optimizers by what they hold, functions of the user's by what they read in turn, all
+    else by identity. One of these reads the hooks of one backward: the same hook twice is looked at once.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, torch.Tensor] = {}
+        self._known: dict[int, Hashable] = {}
+        self._running: set[tuple[int, int]] = set()
+
+    def read(self, hook: Any) -> Hashable:
+        """The identity of a hook."""
+        key = id(hook)
+        if key not in self._known:
+            self._known[key] = self._callable(hook, 0)
+        return self._known[key]
+
+    def _callable(self, hook: Any, depth: int) -> Hashable:
+        if isinstance(hook, torch.fx.GraphModule):
+            held = [*hook.parameters(), *hook.buffers()]
+            constants = [v for name, v in vars(hook).items() if isinstance(v, torch.Tensor) and name[:1] == "_"]
+            return (Same(hook), tuple([self._value(t, (), depth) for t in (*held, *constants)]))
+        if isinstance(hook, (FunctionType, MethodType, partial)):
+            return self._value(hook, (), depth)
+        call = inspect.getattr_static(type(hook), "__call__", None)
+        if isinstance(call, FunctionType) and not _is_library(type(hook)):
+            return self._value(MethodType(call, hook), (), depth)
+        return Same(hook)
+
+    def _value(self, value: Any, names: Collection[str], depth: int) -> Hashable:
+        """The identity of a value in code that reads the attributes called ``names``."""
+        if isinstance(value, PLAIN):
+            return (type(value), value)
+        if isinstance(value, torch.Tensor):
+            self.tensors[id(value)] = value
+            return Same(value)
+        key = (id(value), hash(names))
+        if depth > _DEEPEST or key in self._running:
+            return Same(value)
+        self._running.add(key)
+        try:
+            return self._compound(value, names, depth + 1)
+        finally:
+            self._running.discard(key)
+
+    def _compound(self, value: Any, names: Collection[str], depth: int) -> Hashable:
+        match value:
+            case torch.optim.Optimizer():
+                return self._optimizer(value, depth)
+            case list() | tuple():
+                return (type(value), tuple([self._value(part, names, depth) for part in value]))
+            case Mapping():
+                parts = [(self._value(k, (), depth), self._value(v, names, depth)) for k, v in value.items()]
+                return (type(value), tuple(parts))
+            case partial():
+                parts = [*value.args, *value.keywords.values()]
+                return (self._callable(value.func, depth), *[self._value(part, names, depth) for part in parts])
+            case MethodType():
+                return (self._value(value.__func__, (), depth), self._of_method(value, depth))
+            case FunctionType() if not _is_library(value):
+                return self._function(value, depth)
+            case ModuleType() | type() if _is_library(value):
+                return Same(value)
+            case _:
+                return (Same(value), self._attributes(value, names, depth))
+
+    def _function(self, function: FunctionType, depth: int) -> Hashable:
+        code = function.__code__
+        names = _names(code)
+        cells = [self._value(cell.cell_contents, names, depth) for cell in function.__closure__ or () if _is_set(cell)]
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        read = [function.__globals__[name] for name in names if name in function.__globals__]
+        return (
+            Same(code),
+            tuple(cells),
+            tuple([self._value(default, names, depth) for default in defaults]),
+            tuple([self._value(value, names, depth) for value in read]),
+        )
+
+    def _of_method(self, method: MethodType, depth: int) -> Hashable:
+        code = getattr(method.__func__, "__code__", None)
+        return self._value(method.__self__, _names(code) if code is not None else (), depth)
+
+    def _attributes(self, value: Any, names: Collection[str], depth: int) -> Hashable:
+        """What code finds under the names that it reads, in an object, a class or a module."""
+        own = getattr(value, "__dict__", {})
+        found = []
+        for name in names:
+            if name in own:
+                found.append((name, self._value(own[name], names, depth)))
+            elif isinstance(function := getattr(type(value), name, None), FunctionType) and not _is_library(function):
+                found.append((name, self._value(MethodType(function, value), (), depth)))
+        return tuple(found)
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, depth: int) -> Hashable:
+        groups = []
+        for group in optimizer.param_groups:
+            numbers = [(name, self._value(part, (), depth)) for name, part in group.items() if name != "params"]
+            states = [self._value(optimizer.state.get(p), (), depth) for p in group["params"]]
+            groups.append((tuple([self._value(p, (), depth) for p in group["params"]]), tuple(numbers), tuple(states)))
+        return (Same(optimizer), tuple(groups))
+
+
+def _is_library(value: Any) -> bool:
+    """Whether something is torch's own, whose code reads no number of the user's."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+    return name.partition(".")[0] in ("torch", "builtins", "math", "functools")
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The globals and attributes that code reads, that of the functions inside it included."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= dict.fromkeys(_names(constant))
+    return tuple(names)
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What users say of their hooks: that one is tensor code alone, or that one starts communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+_INLINEABLE = "_retrograd_inlineable"
+_COMMUNICATION = "_retrograd_communication"
+
+
+def inlineable(hook: _Hook) -> _Hook:
+    """Mark a hook as tensor code alone: `retrograd.enable` compiles it into the backward.
+
+    For tensor hooks, pre- and post-hooks of nodes, post-accumulate hooks and the unpack hooks of saved tensors. Its
+    Python code runs while a backward is recorded, and not again as long as it is the same: the code, the numbers and
+    objects that it reads from its closure, from globals and from attributes, and the identity of the tensors there.
+    Where one of them is another, the backward is recorded and compiled again. The tensors' values are read at each
+    step. What else the code does, such as printing, is not repeated.
+
+    `torch.fx.GraphModule`s, which is how PyTorch marks pack and unpack hooks as inlineable, need no mark.
+
+    Returns:
+        The hook, or a `functools.partial` of it where it has no room for a mark (bound methods).
+    """
+    return _mark(hook, _INLINEABLE)
+
+
+def communication(hook: _Hook) -> _Hook:
+    """Mark a hook that starts something that goes on while other work is done, such as an asynchronous all-reduce.
+
+    ``retrograd.enable(hook_schedule="overlap")`` calls it as early as what it depends on allows.
+
+    Returns:
+        As for `inlineable`.
+    """
+    return _mark(hook, _COMMUNICATION)
+
+
+def is_inlineable(hook: Any) -> bool:
+    """Whether a hook is marked, by us or in PyTorch's way."""
+    return getattr(hook, _INLINEABLE, False) is True or isinstance(hook, torch.fx.GraphModule)
+
+
+def is_communication(hook: Any) -> bool:
+    """Whether a hook is marked as starting communication."""
+    return getattr(hook, _COMMUNICATION, False) is True
+
+
+def _mark(hook: Any, mark: str) -> Any:
+    try:
+        setattr(hook, mark, True)
+    except AttributeError:
+        hook = partial(hook)
+        setattr(hook, mark, True)
+    return hook
