@@ -10,7 +10,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.subprocesses import run_tool
 from retrograd.pipelines.targets import Target
+from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.vmfb import read_formats
 
 
@@ -25,7 +26,8 @@ from retrograd.pipelines.vmfb import read_formats
 class Executable:
     """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds.
 
-    ``notes`` say in words where results are not what the module asks for.
+    ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
+    are not what the module asks for.
     """
 
     vmfb: bytes
@@ -33,6 +35,7 @@ class Executable:
     transients: dict[str, int]
     seconds: float
     notes: tuple[str, ...] = ()
+    timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
 
 
 @cache
@@ -63,12 +66,16 @@ def compile_executable(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
-        vmfb, phases = folder / "module.vmfb", folder / "phases"
-        flags = _climb(linalg, target, vmfb, [f"--dump-compilation-phases-to={phases}"], on_attempt)
+        vmfb, phases, passes = folder / "module.vmfb", folder / "phases", folder / "passes"
+        dumps = [f"--dump-compilation-phases-to={phases}", f"--mlir-print-ir-tree-dir={passes}"]
+        dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS}", "--mlir-print-debuginfo"]
+        flags = _climb(linalg, target, vmfb, (), on_attempt, dumps)
         transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
+        timelines = read_timelines(next(passes.rglob(f"*{ALLOCATION_PASS}.mlir")).read_text(encoding="utf-8"))
         data = vmfb.read_bytes()
         check_formats(data, target)
-        return Executable(data, flags, transients, time.perf_counter() - start, find_demotions(linalg, target))
+        seconds = time.perf_counter() - start
+        return Executable(data, flags, transients, seconds, find_demotions(linalg, target), timelines)
 
 
 def check_formats(vmfb: bytes, target: Target) -> None:
@@ -137,22 +144,33 @@ def _climb(
     output: Path,
     options: Sequence[str],
     on_attempt: Callable[[tuple[str, ...]], None] | None,
+    dumps: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Write ``output`` with the first of the target's sets of flags that compiles; returns that set."""
+    """Write ``output`` with the first of the target's sets of flags that compiles; returns that set.
+
+    ``dumps`` are options that write IR to folders besides: the command that replays a failure does without.
+    """
     folder = output.parent
     source = folder / "linalg.mlir"
     source.write_text(linalg, encoding="utf-8")
     for flags in target.find_rungs(linalg):
         if on_attempt is not None:
             on_attempt(flags)
-        command = [str(iree_tool("iree-compile")), str(source), "-o", str(output), *target.flags, *flags, *options]
+        command = [
+            str(iree_tool("iree-compile")),
+            str(source),
+            "-o",
+            str(output),
+            *target.flags,
+            *flags,
+            *options,
+            *dumps,
+        ]
         result = run_tool(command, folder=folder)
         if result.returncode == 0:
             return flags
     kept = keep_for_replay(source)
-    # Where phases are dumped to is gone by the time that anyone replays.
-    asked = [option for option in options if str(folder) not in option]
-    replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *asked])
+    replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *options])
     raise tool_failure("iree-compile", result, source, kept, replay)
 
 

@@ -20,6 +20,7 @@ from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import StagePlan, read_plan
 from retrograd.pipelines.targets import Target, host_cpu
+from retrograd.pipelines.timeline import Step
 from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
@@ -190,6 +191,7 @@ def build_executable(
 def executable_parts(staged: StagedModule, target: Target, versions: dict[str, str]) -> dict[str, str]:
     """All that an executable depends on."""
     return {
+        "entry": "executable, scratch memory and its timelines",
         "module": staged.texts["scheduled"],
         "lowering": LOWERING_PIPELINE,
         "target": repr(target),
@@ -205,13 +207,16 @@ def _encode(executable: Executable) -> bytes:
         "seconds": executable.seconds,
     }
     header["notes"] = list(executable.notes)
+    header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
     return json.dumps(header).encode() + b"\n" + executable.vmfb
 
 
 def _decode(data: bytes) -> Executable:
     header, _, vmfb = data.partition(b"\n")
     fields = json.loads(header)
-    return Executable(vmfb, tuple(fields["flags"]), fields["transients"], fields["seconds"], tuple(fields["notes"]))
+    timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
+    flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines)
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,7 +21,7 @@ from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.options import BackwardOptions, Options
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
-from retrograd.pipelines.budgeted import BudgetBuilder, step_peak
+from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
@@ -163,6 +164,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "backward_transient_bytes": backward.transient_bytes,
         "peak_bytes_predicted": step_peak(built.staged, built.executable.transients),
         "peak_bytes_measured": None,
+        "timeline": {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)},
         "vmfb_bytes": len(built.executable.vmfb),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
@@ -171,6 +173,18 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
     return Manifest(
         FORMAT_VERSION, functions, options.find_target().names, options.partition, _versions(), signature, report
     )
+
+
+def _describe_half(half: str, built: Build) -> dict[str, Any]:
+    """What is in memory while a half runs, in bytes: what its caller holds, its scratch memory, its steps."""
+    shown = {"output": "outputs", "mutation": "updated buffers", "saved": "residuals", "grad": "gradients"}
+    # The backward runs while the forward's results are held, less the buffers, which are back in their place.
+    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != "mutation"]
+    if half == BACKWARD:
+        results += built.staged.function(BACKWARD).results
+    held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}
+    steps = [step.to_list() for step in built.executable.timelines.get(half + INTO, ())]
+    return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
 
 
 def _specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:

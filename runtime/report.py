@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from retrograd.runtime.timeline import MemoryTimeline
+
 _BYTES = (
     "saved_bytes",
     "narrowed_bytes",
+    "peak_bytes_planned",
     "peak_bytes_predicted",
     "peak_bytes_measured",
     "vmfb_bytes",
@@ -31,6 +35,7 @@ _TITLES = {
     "recomputed_ops": "ops recomputed",
     "recomputed_flops": "FLOPs recomputed",
     "stages": "stages",
+    "peak_bytes_planned": "peak of live bytes, as planned with",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
     "memory_budget": "memory budget",
@@ -73,9 +78,28 @@ class Report:
             table.add_row(
                 "recomputed", ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             )
+        if "timeline" in self.data:
+            table.add_row("fullest moment", str(self.timeline().fullest()))
         if "pareto" in self.data:
             table.add_row("peak by seconds recomputed", plot_curve(self.data["pareto"]))
         return table
+
+    def timeline(self) -> MemoryTimeline:
+        """What is in memory while a step runs, kernel by kernel.
+
+        Raises:
+            ValueError: the report is of a release that did not record it.
+        """
+        return MemoryTimeline.from_report(self.data)
+
+    def save_timeline(self, path: str | os.PathLike[str], *, before: Report | None = None) -> None:
+        """Write what is in memory while a step runs: a Chrome trace, which Perfetto opens, to a path that ends in
+        ``.json``, else a picture (``.png``, ``.svg``, ``.pdf``). ``before`` is another report to put beside it.
+
+        Raises:
+            ValueError, ModuleNotFoundError, OSError: as :meth:`MemoryTimeline.save`.
+        """
+        self.timeline().save(path, before=before.timeline() if before is not None else None)
 
     def __str__(self) -> str:
         buffer = io.StringIO()

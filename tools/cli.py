@@ -92,6 +92,18 @@ def build_parser() -> argparse.ArgumentParser:
     explain = add_command(commands, "explain", "say what a compiled file holds")
     explain.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
     explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.add_argument(
+        "--timeline",
+        action="extend",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="OUT",
+        help="draw what is in memory while a step runs, kernel by kernel: .png, .svg, or .json, which Perfetto opens",
+    )
+    explain.add_argument(
+        "--before", type=Path, metavar="FILE", help="with --timeline: another compiled file, to be put beside this one"
+    )
     doctor = add_command(commands, "doctor", "look at the installation, and say how to mend it")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     cache = add_command(commands, "cache", "look at the cache of executables, or empty it")

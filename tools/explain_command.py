@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.report import Report
-from retrograd.tools.console import print_json, print_rich, print_table
+from retrograd.tools.console import CommandError, UsageError, print_json, print_rich, print_table
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the report, the signature of each function, and what made the file."""
+    if arguments.before is not None and not arguments.timeline:
+        raise UsageError("--before is for --timeline: say which pictures or traces to write")
     artifact = read_artifact(arguments.file)
     manifest = artifact.manifest
+    if arguments.timeline:
+        save_timelines(Report(manifest.report), arguments.timeline, arguments.before)
+        return 0
     if arguments.json:
         # The signature maps Python's containers to tensors; it tells a reader nothing that the functions do not.
         fields = {key: value for key, value in manifest.to_dict().items() if key != "signature"}
@@ -28,6 +34,20 @@ def execute(arguments: argparse.Namespace) -> int:
     rows = [*manifest.versions.items(), ("format", str(manifest.format_version)), ("sha256", artifact.digest)]
     print_table(("what", "value"), rows, "made by")
     return 0
+
+
+def save_timelines(report: Report, paths: Sequence[Path], before: Path | None) -> None:
+    """Write the timeline of memory to each of ``paths``, beside that of the file ``before``.
+
+    Raises:
+        CommandError: a file has none, or the ending of a path is that of no format.
+    """
+    other = Report(read_artifact(before).manifest.report) if before is not None else None
+    for path in paths:
+        try:
+            report.save_timeline(path, before=other)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
 
 
 def print_function(function: FunctionSpec) -> None:

@@ -234,6 +234,23 @@ def test_explain(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None
     assert [f["name"] for f in data["functions"]] == ["forward", "backward"]
 
 
+def test_timelines(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, trace = compiled.folder / "memory.png", compiled.folder / "memory.json"
+    status, out, err = run_here(
+        capsys, "explain", compiled.file, "--timeline", picture, trace, "--before", compiled.file
+    )
+    assert (status, out, err) == (0, "", "")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    report = read_artifact(compiled.file).manifest.report
+    most = max(e["args"]["bytes"] for e in events if e["name"] == "bytes allocated")
+    assert most == report["peak_bytes_predicted"]
+    assert {e["pid"] for e in events} == {1, 2}
+    status, _, err = run_here(capsys, "explain", compiled.file, "--timeline", compiled.folder / "memory.xyz")
+    assert status == 1
+    assert "Format 'xyz' is not supported" in err
+
+
 def test_altered_file_is_refused(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
     altered = compiled.folder / "altered.vmfb"
     data = bytearray(compiled.file.read_bytes())

@@ -75,6 +75,12 @@ def test_trains_as_eager(name: str, partition: str) -> None:
     report = step.explain().to_dict()
     assert report["saved_bytes"] >= 0
     assert abs(report["peak_bytes_predicted"] - report["peak_bytes_measured"]) <= 0.05 * report["peak_bytes_measured"]
+    # What is in use while it runs, as IREE laid it out: never more than it reserves, and as much as that has to hold.
+    timeline = step.explain().timeline()
+    assert timeline.peak == report["peak_bytes_predicted"]
+    assert all(m.bytes["scratch reserved"] >= 0 for m in timeline.moments)
+    fullest = timeline.fullest().bytes
+    assert fullest["scratch in use"] >= fullest["scratch reserved"]
 
 
 @pytest.mark.parametrize("name", SUITE)

@@ -102,6 +102,7 @@ def test_usage_error(line: str, message: str, capsys: pytest.CaptureFixture[str]
         ("compile m:f -o x.vmfb --emit-mlir linalg:no/x.mlir", 1, "no/x.mlir: there is no folder no"),
         ("run no.vmfb --function forward", 1, "no.vmfb: no such file"),
         ("explain no.vmfb", 1, "no.vmfb: no such file"),
+        ("explain no.vmfb --before x.vmfb", 2, "--before is for --timeline: say which pictures or traces to write"),
     ],
 )
 def test_error(line: str, status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

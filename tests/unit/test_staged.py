@@ -17,6 +17,7 @@ from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import STAGES, Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import CPU
+from retrograd.pipelines.timeline import Step
 
 JOINT = """
 !one = !torch.vtensor<[4],f32>
@@ -38,7 +39,13 @@ func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) -> (!one {bwd.
   return %out : !one
 }
 """
-MADE = Executable(b"\x00vmfb\n\xff", ("--flag", "--other"), {"forward": 64, "backward": 0}, 1.5)
+MADE = Executable(
+    b"\x00vmfb\n\xff",
+    ("--flag", "--other"),
+    {"forward": 64, "backward": 0},
+    1.5,
+    timelines={"forward": (Step("matmul", "model.py:3", 64),)},
+)
 
 
 class Store:
