@@ -9,18 +9,20 @@ operands and give a packed result (data tiling); a pointwise op next to a produc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 _FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
+# A kernel takes no more operands than this (``kIreeMaxOperandCount`` in IREE's dispatch creation).
+_MOST_OPERANDS = 16
 _PACKED = ("torch.aten.mm", "torch.aten.bmm", "torch.aten.addmm", "torch.aten.baddbmm", "torch.aten.matmul")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One kernel: the buffers that it reads, and those that it writes. A buffer is the number of the value in it, or
     beyond the values' numbers for a copy; it is in memory from the step that writes it to the last that reads it."""
 
@@ -36,17 +38,26 @@ class Steps:
     bytes: dict[int, int]
 
 
-def find_sources(graph: JointGraph, ops: Iterable[int], available: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """For each value the values that hold its data: through views and lists; nothing for constants."""
-    sources: dict[int, tuple[int, ...]] = {v: (v,) for v in available}
-    for number in ops:
-        op = graph.ops[number]
-        taken = op.operands[:1] if op.kind is OpKind.VIEW else op.operands if op.kind is OpKind.CONSTANT else ()
-        found = tuple(dict.fromkeys(s for v in taken for s in sources.get(v, ())))
-        for result in op.results:
-            if result not in sources:
-                sources[result] = found if op.kind in (OpKind.VIEW, OpKind.CONSTANT) else (result,)
-    return sources
+def find_inputs(
+    graph: JointGraph, ops: Iterable[int], work: Iterable[int], available: Collection[int]
+) -> tuple[Sequence[tuple[int, ...]], Mapping[int, tuple[int, ...]] | Sequence[tuple[int, ...]]]:
+    """For each value those that hold its data, and for each op of ``work`` those that it reads from memory, unless it
+    computes them itself, where the values of ``available`` have storage of their own."""
+    storage = graph.storage
+    views = [v for v in available if storage[v] != (v,)]
+    if not views:
+        return storage, graph.reads
+    found = list(storage)
+    for view in views:
+        found[view] = (view,)
+    for op in (graph.ops[number] for number in ops):
+        if op.kind in (OpKind.VIEW, OpKind.CONSTANT):
+            taken = op.operands[:1] if op.kind is OpKind.VIEW else op.operands
+            held = tuple(dict.fromkeys(s for v in taken for s in found[v]))
+            for result in op.results:
+                if result not in available:
+                    found[result] = held
+    return found, {n: tuple(dict.fromkeys(s for v in graph.ops[n].operands for s in found[v])) for n in work}
 
 
 def find_steps(graph: JointGraph, ops: tuple[int, ...], available: Collection[int], kept: Collection[int]) -> Steps:
@@ -60,21 +71,17 @@ class _Former:
         self, graph: JointGraph, ops: tuple[int, ...], available: frozenset[int], kept: frozenset[int]
     ) -> None:
         self.graph, self.available, self.kept = graph, available, kept
-        self.sources = find_sources(graph, ops, available)
         self.work = [n for n in ops if graph.ops[n].kind not in (OpKind.VIEW, OpKind.CONSTANT)]
+        self.sources, self.inputs = find_inputs(graph, ops, self.work, available)
         self.users: dict[int, list[int]] = {}
         for number in self.work:
-            for source in self.inputs(number):
+            for source in self.inputs[number]:
                 self.users.setdefault(source, []).append(number)
         # A view that is returned is a copy of what it looks at.
-        self.copied = [v for v in sorted(kept) if v not in available and self.sources.get(v, (v,)) != (v,)]
+        self.copied = [v for v in sorted(kept) if v not in available and self.sources[v] != (v,)]
         self.steps: list[Step] = []
         self.bytes: dict[int, int] = {}
         self.copies = len(graph.values)
-
-    def inputs(self, number: int) -> tuple[int, ...]:
-        """Values that the op reads from memory, unless it computes them itself."""
-        return tuple(dict.fromkeys(s for v in self.graph.ops[number].operands for s in self.sources.get(v, ())))
 
     def only_user(self, value: int) -> int | None:
         users = self.users.get(value, ())
@@ -82,36 +89,35 @@ class _Former:
 
     def is_fused(self, number: int) -> bool:
         op = self.graph.ops[number]
-        if op.kind is not OpKind.POINTWISE or any(r in self.kept for r in op.results):
+        if op.kind is not OpKind.POINTWISE or not self.kept.isdisjoint(op.results):
             return False
-        if not self.inputs(number):
+        if not self.inputs[number]:
             return True
         users = [self.only_user(r) for r in op.results]
         return all(u is not None and self.graph.ops[u].kind in _FUSES_PRODUCERS for u in users)
 
     def form(self) -> Steps:
-        fused = {n for n in self.work if self.is_fused(n)}
-        # What a kernel reads: its own inputs, and in place of fused ones what those read.
-        reads: dict[int, tuple[int, ...]] = {}
+        # What a kernel reads: its own inputs, and in place of those that are computed in it what these read.
+        inside: dict[int, tuple[int, ...]] = {}
         for number in self.work:
-            found: dict[int, None] = {}
-            for value in self.inputs(number):
-                producer = self.graph.values[value].producer
-                inside = value not in self.available and producer in fused
-                found.update(dict.fromkeys(reads[producer] if inside and producer is not None else (value,)))
-            reads[number] = tuple(found)
-            if number not in fused:
-                self.add(number, reads[number])
+            reads = self.inputs[number]
+            if not inside.keys().isdisjoint(reads):
+                reads = tuple(dict.fromkeys(source for v in reads for source in inside.get(v, (v,))))
+            if len(reads) < _MOST_OPERANDS and self.is_fused(number):
+                inside.update((r, reads) for r in self.graph.ops[number].results if r not in self.available)
+            else:
+                self.add(number, reads)
         for view in self.copied:
             self.steps.append(Step(self.sources[view], ()))
         return Steps(tuple(self.steps), self.bytes)
 
     def add(self, number: int, reads: tuple[int, ...]) -> None:
         op = self.graph.ops[number]
-        tensors = [r for r in op.results if r not in self.available]
-        self.bytes.update({r: self.graph.values[r].bytes for r in tensors if r not in self.kept})
+        for result in op.results:
+            if result not in self.kept and result not in self.available:
+                self.bytes[result] = self.graph.values[result].bytes
         if op.name not in _PACKED:
-            self.steps.append(Step(reads, tuple(tensors)))
+            self.steps.append(Step(reads, tuple(r for r in op.results if r not in self.available)))
             return
         packed = tuple(self.pack(value) for value in reads)
         (result,) = op.results

@@ -92,6 +92,24 @@ class JointGraph:
         return tuple(tuple(u) for u in users)
 
     @cached_property
+    def storage(self) -> tuple[tuple[int, ...], ...]:
+        """For each value those that hold its data: itself, or through views and lists others; none for constants."""
+        found: list[tuple[int, ...]] = [(v.id,) for v in self.values]
+        for op in self.ops:
+            if op.kind in (OpKind.VIEW, OpKind.CONSTANT):
+                taken = op.operands[:1] if op.kind is OpKind.VIEW else op.operands
+                held = tuple(dict.fromkeys(s for v in taken for s in found[v]))
+                for result in op.results:
+                    found[result] = held
+        return tuple(found)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the values that hold the data it takes."""
+        storage = self.storage
+        return tuple(tuple(dict.fromkeys(s for v in op.operands for s in storage[v])) for op in self.ops)
+
+    @cached_property
     def forward_ops(self) -> frozenset[int]:
         """Ops that the forward's results need."""
         return self.required_ops(self.forward_results, ())
@@ -114,15 +132,20 @@ class JointGraph:
 
     def required_ops(self, results: Iterable[int], available: Iterable[int]) -> frozenset[int]:
         """Ops that must run to give ``results`` when the values of ``available`` are at hand."""
+        values, ops = self.values, self.ops
+        # Values that are at hand, and those that were seen.
         stop = set(available)
         needed: set[int] = set()
         pending = [r for r in results if r not in stop]
         while pending:
-            producer = self.values[pending.pop()].producer
+            producer = values[pending.pop()].producer
             if producer is None or producer in needed:
                 continue
             needed.add(producer)
-            pending.extend(o for o in self.ops[producer].operands if o not in stop)
+            for operand in ops[producer].operands:
+                if operand not in stop:
+                    stop.add(operand)
+                    pending.append(operand)
         return frozenset(needed)
 
     def view_root(self, value: int) -> int:

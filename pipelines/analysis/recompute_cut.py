@@ -31,62 +31,66 @@ class Cut:
 
 
 class RecomputeCut:
-    """The cuts of one graph, at any price. ``costs`` are the seconds of each op."""
+    """The cuts of one graph, at any price. ``costs`` are the seconds of each op.
+
+    Each value is two nodes with the price of saving it between, each op a node to which the source leads at the cost of
+    running it; what cannot be is infinite. Only these capacities differ from one price to the next.
+    """
 
     def __init__(self, graph: JointGraph, costs: Sequence[float]) -> None:
-        self.graph = graph
-        self.costs = [costs[op.id] if op.id in graph.forward_ops else 0.0 for op in graph.ops]
         self.candidates = find_candidates(graph)
+        self.priced = np.array(sorted({*self.candidates, *graph.mutated}), dtype=np.int64)
+        self.bytes = np.array([graph.values[v].saved_bytes for v in self.priced], dtype=np.float64)
         self.source = 2 * len(graph.values) + len(graph.ops)
         self.sink = self.source + 1
-        self.fixed = self._fixed_arcs()
+        runs = [op.id for op in graph.ops if op.id not in graph.tangent_ops and op.kind not in UNREPEATABLE]
+        self.costs = np.array([costs[op] if op in graph.forward_ops else 0.0 for op in runs], dtype=np.float64)
+        self.per_value = np.full(len(graph.values), _INFINITE, dtype=np.int64)
+        at_hand = [a for a in graph.arguments if a not in graph.tangents and a not in graph.mutated]
+        self.per_value[at_hand] = 0
+        values = 2 * np.arange(len(graph.values), dtype=np.int64)
+        op_nodes = 2 * len(graph.values) + np.array(runs, dtype=np.int64)
+        tails, heads = (np.array(ends, dtype=np.int64) for ends in zip(*self._fixed_arcs(graph), strict=True))
+        self.tails = np.concatenate([tails, values, np.full(len(runs), self.source)])
+        self.heads = np.concatenate([heads, values + 1, op_nodes])
+        self.fixed = np.full(len(tails), _INFINITE, dtype=np.int64)
 
     def solve(self, price: float, free: Collection[int] = ()) -> Cut:
         """The cheapest set to save at ``price`` seconds per byte; the values of ``free`` cost nothing."""
-        graph = self.graph
-        weights = {
-            v: 0.0 if v in free else price * graph.values[v].saved_bytes for v in (*self.candidates, *graph.mutated)
-        }
-        total = sum(weights.values()) + sum(self.costs)
+        weights = price * self.bytes
+        if free:
+            weights[np.isin(self.priced, np.fromiter(free, dtype=np.int64))] = 0.0
+        total = float(weights.sum() + self.costs.sum())
         scale = 2**38 / total if total else 1.0
-        arcs = list(self.fixed)
-        for value in graph.values:
-            # A value of no bytes weighs the least there is, so that it is not saved without need.
-            capacity = max(1, round(weights[value.id] * scale)) if value.id in weights else _INFINITE
-            if value.producer is None and value.id not in graph.mutated:
-                capacity = 0 if value.id not in graph.tangents else _INFINITE
-            arcs.append((2 * value.id, 2 * value.id + 1, capacity))
-        for op in graph.ops:
-            if op.id not in graph.tangent_ops and op.kind not in UNREPEATABLE:
-                arcs.append((self.source, self._node(op.id), round(self.costs[op.id] * scale)))
+        per_value = self.per_value.copy()
+        # A value of no bytes weighs the least there is, so that it is not saved without need.
+        per_value[self.priced] = np.maximum(1, np.rint(weights * scale).astype(np.int64))
+        per_op = np.rint(self.costs * scale).astype(np.int64)
         solver = max_flow.SimpleMaxFlow()
-        tails, heads, capacities = (np.array(column, dtype=np.int64) for column in zip(*arcs, strict=True))
-        solver.add_arcs_with_capacity(tails, heads, capacities)
+        solver.add_arcs_with_capacity(self.tails, self.heads, np.concatenate([self.fixed, per_value, per_op]))
         status = solver.solve(self.source, self.sink)
         if status != solver.OPTIMAL:
             raise RuntimeError(f"budget: the flow solver gave {status.name}")
-        reached = set(solver.get_source_side_min_cut())
-        saved = frozenset(v for v in weights if 2 * v in reached and 2 * v + 1 not in reached)
-        return Cut(saved, solver.optimal_flow() / scale)
+        reached = np.zeros(self.sink + 1, dtype=bool)
+        reached[solver.get_source_side_min_cut()] = True
+        saved = self.priced[reached[2 * self.priced] & ~reached[2 * self.priced + 1]]
+        return Cut(frozenset(saved.tolist()), solver.optimal_flow() / scale)
 
-    def _node(self, op: int) -> int:
-        return 2 * len(self.graph.values) + op
-
-    def _fixed_arcs(self) -> list[tuple[int, int, int]]:
-        graph = self.graph
-        arcs = [(self.source, 2 * a, _INFINITE) for a in sorted(graph.mutated)]
+    def _fixed_arcs(self, graph: JointGraph) -> list[tuple[int, int]]:
+        first = 2 * len(graph.values)
+        arcs = [(self.source, 2 * a) for a in sorted(graph.mutated)]
         late = {r for op in graph.tangent_ops for r in graph.ops[op].results} | graph.tangents
         for op in graph.ops:
             if op.id in graph.tangent_ops:
                 if op.id in graph.backward_ops:
-                    arcs.extend((2 * v + 1, self.sink, _INFINITE) for v in dict.fromkeys(op.operands) if v not in late)
+                    arcs.extend((2 * v + 1, self.sink) for v in dict.fromkeys(op.operands) if v not in late)
                 continue
-            arcs.extend((2 * v + 1, self._node(op.id), _INFINITE) for v in dict.fromkeys(op.operands))
-            arcs.extend((self._node(op.id), 2 * r, _INFINITE) for r in op.results)
+            arcs.extend((2 * v + 1, first + op.id) for v in dict.fromkeys(op.operands))
+            arcs.extend((first + op.id, 2 * r) for r in op.results)
             # What the forward does not need may run in the backward, once.
             if op.kind in UNREPEATABLE and op.id in graph.forward_ops:
-                arcs.append((self.source, self._node(op.id), _INFINITE))
-        arcs.extend((2 * r + 1, self.sink, _INFINITE) for r in dict.fromkeys(graph.backward_results) if r not in late)
+                arcs.append((self.source, first + op.id))
+        arcs.extend((2 * r + 1, self.sink) for r in dict.fromkeys(graph.backward_results) if r not in late)
         return arcs
 
 
@@ -96,4 +100,5 @@ def find_candidates(graph: JointGraph) -> tuple[int, ...]:
     used = {o for op in graph.backward_ops for o in graph.ops[op].operands} | set(graph.backward_results)
     repeatable = {r for op in graph.ops if op.id not in graph.tangent_ops for r in op.results}
     constant = {r for op in graph.ops if op.kind is OpKind.CONSTANT or op.tag is Tag.MUST for r in op.results}
-    return tuple(v.id for v in graph.values if v.is_tensor and v.id in used & repeatable - constant)
+    savable = used & repeatable - constant
+    return tuple(v.id for v in graph.values if v.is_tensor and v.id in savable)
