@@ -3,20 +3,23 @@
 """The least recomputation whose peak of live bytes stays within a budget.
 
 The whole trade between peak and recomputation is worked out once, as a curve, and the cheapest point within the
-budget is taken: more memory never gives more recomputation, less never a higher peak. Of a small graph every set of
-values to save is tried. Of others, candidates are the cuts at a range of prices per byte (see ``recompute_cut``), on
-their own and with checkpoints at no price between segments of the forward (T. Chen et al., "Training deep nets with
-sublinear memory cost", 2016), all judged by their peak over the schedule that will run. Lagrange's bound of the cuts
-says how far from the cheapest plan a point may be. No limit of time plays a part, so that the same graph has the same
-curve; the number of candidates falls with its size instead.
+budget is taken: more memory never gives more recomputation, less never a higher peak. Candidates are the cuts at a
+range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
+forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
+curve, one for the first layers and the other for the rest; all judged by their peak over the schedule that will run.
+Lagrange's bound of the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then
+replaced by the cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the
+size of the graph and by deterministic effort, never by the clock, so that the same graph has the same curve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import pairwise
 
+from retrograd.pipelines.analysis.exact_budget import BudgetProgram, prove_front
 from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
@@ -29,7 +32,7 @@ from retrograd.pipelines.analysis.partition_plan import (
     plan_from_saved,
 )
 from retrograd.pipelines.analysis.recompute_cost import CostModel
-from retrograd.pipelines.analysis.recompute_cut import RecomputeCut, find_candidates
+from retrograd.pipelines.analysis.recompute_cut import RecomputeCut
 from retrograd.pipelines.analysis.schedule import sink_recomputation
 
 POLICY = "budget"
@@ -37,12 +40,16 @@ POLICY = "budget"
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """``cost`` prices recomputation. Every set is tried of up to ``exact_values`` values that could be saved. A graph
-    of more than ``large_ops`` ops gets fewer candidates."""
+    """``cost`` prices recomputation. Of a graph with at most ``exact_values`` values that could be saved the cheapest
+    plans are proven, with at most ``effort`` of CP-SAT's deterministic time, which is about seconds. A graph of more
+    than ``large_ops`` ops gets fewer candidates. Peaks on the curve that are more than ``spacing`` of the highest apart
+    get plans in between."""
 
     cost: CostModel = field(default_factory=CostModel)
-    exact_values: int = 12
+    exact_values: int = 48
+    effort: float = 4.0
     large_ops: int = 4000
+    spacing: float = 0.04
 
 
 def find_budget_partition(graph: JointGraph, budget_bytes: int, options: BudgetOptions | None = None) -> PartitionPlan:
@@ -59,42 +66,66 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
     options = options or BudgetOptions()
     # What the user would rather recompute costs nothing to run again.
     costs = [0.0 if op.tag is Tag.PREFER else options.cost.seconds(graph, op.id) for op in graph.ops]
-    candidates = find_candidates(graph)
+    search = _Search(graph, costs)
+    cuts = RecomputeCut(graph, costs)
     bounds: list[tuple[float, float]] = []
-    if len(candidates) <= options.exact_values:
-        sets: Iterable[Iterable[int]] = _subsets(candidates)
-    else:
-        cuts = RecomputeCut(graph, costs)
-        sets = _propose(graph, cuts, options.large_ops, bounds)
-    # As they are, these are what the other policies give.
-    others = (find_default_partition(graph), find_min_cut_partition(graph))
-    plans = [replace(plan, policy=POLICY) for plan in others]
-    found = [_judge(graph, plan, costs) for plan in plans if find_unsavable(graph, plan) is None]
-    seen: set[tuple[int, ...]] = set()
-    for values in (*(plan.saved for plan in others), *sets):
-        plan = plan_from_saved(graph, values, POLICY)
-        if plan.saved not in seen and find_unsavable(graph, plan) is None:
-            seen.add(plan.saved)
-            found.append(_judge(graph, sink_recomputation(graph, plan), costs))
-    return Curve(find_front(found), tuple(bounds), compute_floor(graph))
+    for values in _propose(graph, cuts, options.large_ops, bounds):
+        search.consider(values)
+    for mixed in _interpolate(search.front(), graph, options):
+        search.consider(mixed)
+    floor = compute_floor(graph)
+    if len(cuts.candidates) > options.exact_values or not search.points:
+        return Curve(search.front(), tuple(bounds), floor)
+    proof = prove_front(BudgetProgram(graph, costs), search.front(), search.judge, options.effort)
+    return Curve(proof.points, tuple(bounds), floor, proof.floors)
 
 
-def _judge(graph: JointGraph, plan: PartitionPlan, costs: list[float]) -> Point:
-    return Point(compute_peak(graph, plan).bytes, float(sum(costs[op] for op in plan.recomputed)), plan)
+class _Search:
+    """Plans of a graph that were judged: by their peak and by the seconds that they recompute."""
 
+    def __init__(self, graph: JointGraph, costs: Sequence[float]) -> None:
+        self.graph, self.costs, self.floor = graph, costs, compute_floor(graph)
+        # As they are, these are what the other policies give.
+        others = (find_default_partition(graph), find_min_cut_partition(graph))
+        legal = [replace(plan, policy=POLICY) for plan in others if find_unsavable(graph, plan) is None]
+        self.points = [Point(compute_peak(graph, plan).bytes, self._cost(plan), plan) for plan in legal]
+        self.seen: set[tuple[int, ...]] = set()
+        for plan in legal:
+            self.consider(plan.saved)
 
-def _subsets(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for size in range(len(values) + 1):
-        yield from combinations(values, size)
+    def consider(self, values: Iterable[int]) -> None:
+        """Add the point of the plan that saves ``values``, unless one that is there betters it whatever its peak."""
+        plan = plan_from_saved(self.graph, values, POLICY)
+        if plan.saved in self.seen or find_unsavable(self.graph, plan) is not None:
+            return
+        self.seen.add(plan.saved)
+        cost, least = self._cost(plan), self.floor + plan.saved_bytes
+        if not any(p.cost <= cost and p.peak <= least for p in self.points):
+            self.points.append(self._point(plan))
+
+    def judge(self, values: Iterable[int]) -> Point | None:
+        """The point of the plan that saves ``values``; ``None`` if there is no such plan."""
+        plan = plan_from_saved(self.graph, values, POLICY)
+        return self._point(plan) if find_unsavable(self.graph, plan) is None else None
+
+    def front(self) -> tuple[Point, ...]:
+        return find_front(self.points)
+
+    def _point(self, plan: PartitionPlan) -> Point:
+        sunk = sink_recomputation(self.graph, plan)
+        return Point(compute_peak(self.graph, sunk).bytes, self._cost(plan), sunk)
+
+    def _cost(self, plan: PartitionPlan) -> float:
+        return float(sum(self.costs[op] for op in plan.recomputed))
 
 
 def _propose(
     graph: JointGraph, cuts: RecomputeCut, large_ops: int, bounds: list[tuple[float, float]]
 ) -> Iterator[frozenset[int]]:
     """Sets to save, at a range of prices with a range of segments; adds to ``bounds`` what the plain cuts prove."""
-    total = max(1, sum(graph.values[v].bytes for v in cuts.candidates))
+    total = max(1, sum(graph.values[v].saved_bytes for v in cuts.candidates))
     # At this price saving all costs as much as recomputing all.
-    unit = (sum(cuts.costs) or 1.0) / total
+    unit = (float(cuts.costs.sum()) or 1.0) / total
     yield frozenset(cuts.candidates)
     for power in range(-10, 11):
         cut = cuts.solve(unit * 2.0**power)
@@ -107,6 +138,21 @@ def _propose(
         for power in (-2, 1, 8) if is_large else (-4, -2, -1, 0, 1, 3, 8):
             yield cuts.solve(unit * 2.0**power, free).saved
         count *= 2.0 if is_large else 1.5
+
+
+def _interpolate(front: tuple[Point, ...], graph: JointGraph, options: BudgetOptions) -> Iterator[set[int]]:
+    """Sets between those of neighbours on the curve: up to some place in the forward what the dearer of the two saves,
+    from there on what the cheaper does. Of repeated layers the first ones then recompute more than the rest."""
+    for cheap, dear in pairwise(front):
+        kept = set(dear.plan.saved)
+        spare = [v for v in cheap.plan.saved if v not in kept]
+        parts = min(8, math.ceil((cheap.peak - dear.peak) / (options.spacing * front[0].peak)))
+        total, done, number = sum(graph.values[v].saved_bytes for v in spare), 0, 1
+        for place, value in enumerate(spare):
+            done += graph.values[value].saved_bytes
+            if number < parts and done * parts >= number * total:
+                yield kept.union(spare[place + 1 :])
+                number += 1
 
 
 def find_checkpoints(graph: JointGraph, segments: int) -> frozenset[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from retrograd.pipelines.analysis.fusion import Step, Steps, find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -75,7 +76,11 @@ def compute_scratch(formed: Steps) -> int:
 
 
 def _peak_of(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int]) -> int:
-    """The most bytes alive at once, of buffers of these sizes, where each step runs in the wave of its place."""
+    return max(find_live_bytes(steps, sizes, waves), default=0)
+
+
+def find_live_bytes(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int]) -> list[int]:
+    """For each wave the bytes alive, of buffers of these sizes, where each step runs in the wave of its place."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -84,17 +89,13 @@ def _peak_of(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int
             last[buffer] = waves[number]
         for buffer in step.reads:
             last[buffer] = waves[number]
-    change = [0] * (max(waves, default=0) + 2)
+    change = [0] * (max(waves, default=-1) + 2)
     for buffer, size in sizes.items():
         if buffer in first:
             aligned = -(-size // _ALIGNMENT) * _ALIGNMENT
             change[first[buffer]] += aligned
             change[last[buffer] + 1] -= aligned
-    live = peak = 0
-    for difference in change:
-        live += difference
-        peak = max(peak, live)
-    return peak
+    return list(accumulate(change[:-1]))
 
 
 def find_waves(steps: tuple[Step, ...]) -> list[int]:

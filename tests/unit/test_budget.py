@@ -13,6 +13,7 @@ from graph_text import parse_graph, value_names
 from test_min_cut_random import check_halves, random_graph
 
 from retrograd.pipelines.analysis.budget import BudgetOptions, find_budget_partition, find_checkpoints, find_curve
+from retrograd.pipelines.analysis.exact_budget import find_memory_rows
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point, find_front
@@ -102,7 +103,7 @@ def cheapest(graph: JointGraph, budget: int) -> float | None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_plan_within_the_budget_is_cheaper(seed: int) -> None:
-    graph = random_graph(seed, ops=random.Random(seed).randint(4, 10), unit=64)
+    graph = random_graph(seed, ops=random.Random(seed).randint(4, 12), unit=64)
     curve = find_curve(graph)
     for budget in sorted({p.peak for p in curve.points} | {p.peak - 1 for p in curve.points}):
         best = cheapest(graph, budget)
@@ -114,6 +115,7 @@ def test_no_plan_within_the_budget_is_cheaper(seed: int) -> None:
         else:
             assert best is not None
             assert curve.pick(budget).cost <= best + 1e-15
+            assert curve.gap(budget) <= 1e-9 * best, "the cheapest plan is not proven to be it"
 
 
 @pytest.mark.parametrize("seed", range(40, 80))
@@ -126,6 +128,39 @@ def test_the_search_stays_above_its_bound_and_below_the_default(seed: int) -> No
     for point in curve.points:
         assert exact.pick(point.peak).cost <= point.cost + 1e-15
         assert 0 <= curve.gap(point.peak) <= point.cost
+
+
+@pytest.mark.parametrize("seed", range(300, 306))
+def test_what_is_proven_betters_the_search_and_nothing_betters_it(seed: int) -> None:
+    graph = random_graph(seed, ops=30, unit=64)
+    searched, proven = find_curve(graph, LARGE), find_curve(graph)
+    for point in searched.points:
+        best = proven.pick(point.peak)
+        assert proven.bound(point.peak) - 1e-12 <= best.cost <= point.cost
+        assert compute_peak(graph, best.plan).bytes <= point.peak
+    for point in proven.points:
+        assert searched.bound(point.peak) <= point.cost + 1e-12
+
+
+def test_without_effort_a_bound_is_proven_all_the_same() -> None:
+    graph = layers(4)
+    idle, busy = (find_curve(graph, BudgetOptions(effort=effort)) for effort in (1e-3, 1.0))
+    for budget in (p.peak for p in busy.points if p.peak >= idle.points[-1].peak):
+        assert 0 <= idle.bound(budget) <= busy.pick(budget).cost + 1e-12
+        assert busy.pick(budget).cost <= idle.pick(budget).cost
+    assert idle.gap(idle.points[-1].peak) > busy.gap(idle.points[-1].peak)
+
+
+def test_rows_of_the_program_hold_for_every_plan() -> None:
+    for seed in range(40):
+        graph = random_graph(seed, ops=20, unit=64)
+        candidates = find_candidates(graph)
+        for step in (1, 2, 3, 5):
+            plan = sink_recomputation(graph, plan_from_saved(graph, candidates[::step], "test"))
+            if find_unsavable(graph, plan) is None:
+                for held, spans in find_memory_rows(graph, frozenset(candidates)):
+                    again = sum(size for value, size in spans if value not in plan.saved)
+                    assert held + plan.saved_bytes + again <= compute_peak(graph, plan).bytes
 
 
 @pytest.mark.parametrize("seed", range(200, 230))
