@@ -3,16 +3,18 @@
 """Compiling within a memory budget: the plan that liveness proposes is checked against what IREE will allocate.
 
 Liveness only approximates IREE's scratch memory. IREE states it after its stream phase, which takes a fraction of a
-compilation; where it exceeds the budget, a plan of lower peak is taken from the curve, and where none is left, plainer
-flags are, from the plan of least recomputation on: a plan with plain flags may recompute less than one with fast flags
-that takes more memory.
+compilation. What can be built, a plan with a set of flags, stands in one order whatever the budget: ``default``, the
+curve from its cheap end on, and last the plan of lowest peak with plain flags, which make slower code that takes less
+scratch memory. The first that fits is taken. So more budget never gives more recomputation, and never plainer flags,
+and less never a higher peak: what is taken with less does fit with more, and what stood in front of it there did not.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -35,24 +37,24 @@ from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
 # How far liveness, brought to the scale of IREE's peak for `default`, may overestimate a peak.
 _SLACK = 1.1
-# As many points of lowest peak are tried before a budget is called infeasible: any of them may have the least.
+# As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
 _LEAST = 3
+# As many points of the curve are tried at most, evenly spread by peak.
+_MOST = 24
 # A module, its executable, and whether that was in the store.
 Built = tuple[StagedModule, Executable, bool]
 _UNLIMITED = 2**62
 _FORWARD, _BACKWARD = "forward", "backward"
 
 
-@dataclass
-class _Search:
-    """A limit in bytes, the planned peaks of the curve, what to report; how many plans were refused, and peaks that
-    the least feasible budget is among."""
+@dataclass(frozen=True)
+class _Choice:
+    """What can be built: a policy, the planned peak for ``budget``, flags, and what is to be said of it."""
 
-    limit: int
-    points: list[int]
+    policy: str
+    point: int | None
+    target: Target
     facts: dict[str, Any]
-    refused: int = 0
-    least: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -75,55 +77,44 @@ class BudgetBuilder:
             PipelineError, CompileError: the module cannot be compiled.
         """
         default = self._stage("default")
-        limit = resolve_memory_size(budget, step_peak(default, self._scratch(default, self.target)))
+        whole = step_peak(default, self._scratch(default, self.target))
+        limit = resolve_memory_size(budget, whole)
         curve = self._stage("budget", _UNLIMITED).partition["pareto"]
-        search = _Search(limit, [int(peak) for peak, _ in curve], {"memory_budget": limit, "pareto": curve})
-        # Plain flags pack no operands of matrix products, which makes slower code and takes less scratch memory.
-        plain = replace(self.target, ladder=self.target.ladder[-1:])
-        for target in (self.target, plain):
-            found = self._search(search, target, default)
-            if found is not None:
-                return found
-        raise InfeasibleBudget(limit, min(search.least))
-
-    def _search(self, search: _Search, target: Target, default: StagedModule) -> Built | None:
-        """The first plan that fits with the flags of ``target``: ``default``, then the curve from its cheap end."""
-        limit, points = search.limit, search.points
-        whole = step_peak(default, self._scratch(default, target))
-        if whole <= limit:
-            # What recomputes nothing and stays within the budget cannot be bettered.
-            free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
-            found, whole = self._compile(default, target, search, free)
-            if found is not None:
-                return found
+        facts = {"memory_budget": limit, "pareto": curve}
+        # Liveness is brought to the scale of IREE by what it says of ``default``.
         ratio = whole / max(1, default.partition["peak_bytes_planned"])
-        pending = [p for p in points if p * ratio <= limit * _SLACK]
-        refused: dict[int, int] = {}
-        while pending or (pending := [p for p in points[-_LEAST:] if p not in refused]):
-            point = pending[0]
-            staged = self._stage("budget", point)
-            peak = step_peak(staged, self._scratch(staged, target))
-            if peak <= limit:
-                found, peak = self._compile(staged, target, search, {})
-                if found is not None:
-                    return found
-            refused[point] = peak
-            search.refused += 1
-            pending = [p for p in pending[1:] if p <= point - (peak - limit) // 2]
-        search.least += [whole, *(refused[p] for p in points[-_LEAST:])]
-        return None
+        refused: list[int] = []
+        for choice in self._choices([int(peak) for peak, _ in curve], limit * _SLACK / ratio):
+            built, peak = self._try(choice, limit, {**facts, "plans_refused": len(refused)})
+            if built is not None:
+                return built
+            refused.append(peak)
+        raise InfeasibleBudget(limit, min(refused))
 
-    def _compile(
-        self, staged: StagedModule, target: Target, search: _Search, facts: dict[str, Any]
-    ) -> tuple[Built | None, int]:
-        """Compile to the end, also giving the peak; ``None`` if that took other flags, which raised it over the
-        limit."""
-        executable, cached = build_executable(staged, target, self.versions, self.progress, self.store)
-        peak = step_peak(staged, executable.transients)
-        if peak > search.limit:
+    def _choices(self, peaks: list[int], highest: float) -> Iterator[_Choice]:
+        """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case."""
+        free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
+        yield _Choice("default", None, self.target, free)
+        lowest = peaks[-_LEAST:]
+        for peak in thin_out(peaks, _MOST):
+            if peak <= highest or peak in lowest:
+                yield _Choice("budget", peak, self.target, {})
+        plain = replace(self.target, ladder=self.target.ladder[-1:])
+        if plain != self.target:
+            yield _Choice("budget", peaks[-1], plain, {})
+
+    def _try(self, choice: _Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
+        """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
+        staged = self._stage(choice.policy, choice.point)
+        peak = step_peak(staged, self._scratch(staged, choice.target))
+        if peak > limit:
             return None, peak
-        facts = {**staged.partition, **search.facts, "plans_refused": search.refused, **facts}
-        return (replace(staged, partition=facts), executable, cached), peak
+        executable, cached = build_executable(staged, choice.target, self.versions, self.progress, self.store)
+        # That may have taken other flags than those that were asked.
+        peak = step_peak(staged, executable.transients)
+        if peak > limit:
+            return None, peak
+        return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
     def _stage(self, policy: str, budget: int | None = None) -> StagedModule:
         with self.context, ir.Location.unknown():
@@ -140,6 +131,21 @@ class BudgetBuilder:
         if self.store is not None:
             self.store.put(parts, json.dumps(scratch).encode())
         return scratch
+
+
+def thin_out(peaks: Sequence[int], most: int) -> list[int]:
+    """At most ``most`` of falling ``peaks``, evenly spread: the ends, and those at the least distance between that
+    leaves so few; the lowest ``_LEAST`` are kept in any case."""
+    kept = list(peaks)
+    gap = 0.0
+    while len(kept) > max(most, _LEAST + 1):
+        gap = max(1.0, gap * 1.2, (peaks[0] - peaks[-1]) / (2 * most))
+        kept = [peaks[0]]
+        for peak in peaks[1:-_LEAST]:
+            if kept[-1] - peak >= gap:
+                kept.append(peak)
+        kept += peaks[-_LEAST:]
+    return kept
 
 
 def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:

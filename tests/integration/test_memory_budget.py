@@ -76,7 +76,7 @@ def test_budgets_are_honoured(name: str) -> None:
     with pytest.raises(retrograd.InfeasibleBudget, match="the least feasible one is") as caught:
         retrograd.compile_backward(ours.model, ours.args, partition="budget", memory_budget=0.01)
     least, whole = caught.value.least, caught.value.budget / 0.01
-    assert least < 0.7 * whole
+    assert least < 0.75 * whole
     reports = []
     for budget in (1.0, 0.7, max(0.5 * whole, least), least):
         case = make(name)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from retrograd.dialects import ir
 from retrograd.pipelines import budgeted
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
-from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
+from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import TensorPort
 from retrograd.pipelines.staged import Progress, StagedModule
@@ -92,19 +93,48 @@ def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     iree = FakeIree(monkeypatch, scratch=2000, plain=500)
     build(LESS + 2000)
     assert iree.compiled == [(1024, False)]
-    # With plain flags what default saves fits once more.
+    # With plain flags what default saves would fit, but with less memory nothing recomputes less than with more.
     report = build(ALL + 500)
-    assert iree.compiled[1:] == [(2048, True)]
+    assert iree.compiled[1:] == [(1024, True)]
     assert report["plans_refused"] >= 1
     build(LESS + 500)
     assert iree.compiled[2:] == [(1024, True)]
+
+
+@pytest.mark.parametrize(("scratch", "plain"), [(0, 0), (100, 100), (2000, 500), (500, 2000)])
+def test_more_budget_never_recomputes_more_and_less_never_has_a_higher_peak(
+    monkeypatch: pytest.MonkeyPatch, scratch: int, plain: int
+) -> None:
+    iree = FakeIree(monkeypatch, scratch=scratch, plain=plain)
+    least, most = LESS + min(scratch, plain), ALL + max(scratch, plain)
+    taken = []
+    for step in range(21):
+        budget = least + (most - least) * step // 20
+        report = build(budget)
+        saved, is_plain_one = iree.compiled[-1]
+        peak = 2048 + saved + (plain if is_plain_one else scratch)
+        assert peak <= budget
+        taken.append((peak, -report["recompute_seconds"], -is_plain_one))
+    assert [peak for peak, *_ in taken] == sorted(peak for peak, *_ in taken)
+    assert [other for _, *other in taken] == sorted(other for _, *other in taken)
+
+
+def test_few_points_of_a_long_curve_are_tried() -> None:
+    peaks = list(range(1000, 0, -1))
+    kept = thin_out(peaks, 24)
+    assert len(kept) <= 24
+    assert (kept[0], kept[-3:]) == (1000, [3, 2, 1])
+    steps = [a - b for a, b in pairwise(kept[:-3])]
+    assert max(steps) <= 2 * min(steps)
+    assert thin_out([9, 5, 4, 1], 24) == [9, 5, 4, 1]
+    assert thin_out([9, 5, 4, 1], 2) == [9, 5, 4, 1]
 
 
 def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     iree = FakeIree(monkeypatch, surprise=10_000)
     build(ALL)
     assert iree.compiled[0] == (2048, False)
-    assert iree.compiled[-1] == (2048, True)
+    assert iree.compiled[1:] == [(2048, False), (1024, False), (1024, True)]
 
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
