@@ -53,7 +53,7 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
 def tool_failure(phase: str, result: ToolResult, source: Path, kept: Path, replay: str) -> CompileError:
     """The error for a tool that failed on ``source``; what it said of that file is said of the ``kept`` copy."""
     log = result.stderr.replace(str(source), str(kept))
-    return CompileError(phase, first_error(ToolResult(result.returncode, log)), log, replay)
+    return CompileError(phase, first_error(ToolResult(result.returncode, log, result.exceeded)), log, replay)
 
 
 def keep_for_replay(source: Path) -> Path:
@@ -65,8 +65,11 @@ def keep_for_replay(source: Path) -> Path:
 
 
 def first_error(result: ToolResult) -> str:
-    """The first error a tool reported, with its location; how it ended, where it reported none or crashed."""
+    """The first error a tool reported, with its location; how it ended, where it reported none, crashed or came to a
+    limit."""
     errors = re.findall(r"^(?:.*?:)? ?error: .*", result.stderr, flags=re.MULTILINE)
+    if result.exceeded:
+        return f"the tool was ended at {result.exceeded}; or find the op with retrograd bisect"
     if errors and not result.crashed:
         return str(errors[0].strip())
     ended = f"was ended by {result.crashed}" if result.crashed else f"gave exit status {result.returncode}"

@@ -1,24 +1,72 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tools of the toolchain, run as child processes that never outlive their parent's interest in them."""
+"""Tools of the toolchain, run as child processes: within limits, and never for longer than their parent waits."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
+
+MEMORY_VARIABLE = "RETROGRAD_TOOL_MEMORY"
+"""The environment variable that limits a tool's memory: ``8GiB``, or a fraction of the machine's (``0.5``)."""
+SECONDS_VARIABLE = "RETROGRAD_TOOL_SECONDS"
+"""The environment variable that limits how long a tool runs."""
+
+_DEFAULT_SECONDS = 1800.0
+# Of the machine's memory: what is left is for the process that waits.
+_DEFAULT_MEMORY = 0.75
+# What programs say that are refused memory: Python, LLVM, C++, the C library, IREE.
+_OUT_OF_MEMORY = re.compile(
+    "MemoryError|out of memory|std::bad_alloc|Cannot allocate memory|RESOURCE_EXHAUSTED|failed to map segment"
+)
+_LAUNCHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
+
+
+@dataclass(frozen=True)
+class ToolLimits:
+    """What a tool may use: bytes of address space, and seconds from its start."""
+
+    memory: int
+    seconds: float
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ToolLimits:
+        """The limits that ``RETROGRAD_TOOL_MEMORY`` and ``RETROGRAD_TOOL_SECONDS`` set; without them three quarters of
+        the memory that this process may use, and half an hour.
+
+        Raises:
+            ValueError: a variable is unreadable, or not above zero.
+        """
+        memory = environment.get(MEMORY_VARIABLE, str(_DEFAULT_MEMORY))
+        seconds = environment.get(SECONDS_VARIABLE, str(_DEFAULT_SECONDS))
+        try:
+            size, duration = parse_memory_size(memory), float(seconds)
+        except ValueError as error:
+            raise ValueError(f"{MEMORY_VARIABLE}={memory}, {SECONDS_VARIABLE}={seconds}: {error}") from error
+        if not (math.isfinite(duration) and duration > 0):
+            raise ValueError(f"{SECONDS_VARIABLE}={seconds} is no number of seconds above zero")
+        return cls(resolve_memory_size(size, machine_memory()), duration)
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """How a tool ended: ``returncode`` is negative where a signal ended it; ``stderr`` is what it said."""
+    """How a tool ended: ``returncode`` is negative where a signal ended it; ``stderr`` is what it said; ``exceeded`` is
+    the limit that ended it, in words, with what to do about it."""
 
     returncode: int
     stderr: str
+    exceeded: str | None = field(default=None)
 
     @property
     def crashed(self) -> str | None:
@@ -26,14 +74,24 @@ class ToolResult:
         return signal.Signals(-self.returncode).name if self.returncode < 0 else None
 
 
-def run_tool(command: Sequence[str | Path], *, folder: Path) -> ToolResult:
-    """Run ``command`` in ``folder`` and wait for it.
+def run_tool(command: Sequence[str | Path], *, folder: Path, limits: ToolLimits | None = None) -> ToolResult:
+    """Run ``command`` in ``folder`` and wait for it, for as long as ``limits`` allow (else those of the environment).
 
-    The child leads a process group of its own: on any exception here, Ctrl-C included, the whole group is killed.
+    The child leads a process group of its own: on any exception here, Ctrl-C included, and when its time is over, the
+    whole group is killed. On Linux it also ends where this process is killed.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        ValueError: the limits that the environment sets are unreadable.
     """
+    limits = limits or ToolLimits.from_environment()
+    program = shutil.which(command[0])
+    if program is None:
+        raise FileNotFoundError(f"no program {command[0]}")
+    launch = [*_LAUNCHER, str(os.getpid()), str(limits.memory), program]
     with open(folder / "stderr.txt", "w+", encoding="utf-8", errors="replace") as stderr:
         process = subprocess.Popen(
-            [str(part) for part in command],
+            [*launch, *(str(part) for part in command[1:])],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -41,15 +99,35 @@ def run_tool(command: Sequence[str | Path], *, folder: Path) -> ToolResult:
             start_new_session=True,
             env=tool_environment(),
         )
+        exceeded = None
         try:
-            returncode = process.wait()
+            returncode = process.wait(limits.seconds)
+        except subprocess.TimeoutExpired:
+            returncode = _kill(process)
+            exceeded = f"its limit of {limits.seconds:g} s; set {SECONDS_VARIABLE} to allow more"
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
             raise
         stderr.seek(0)
-        return ToolResult(returncode, stderr.read())
+        said = stderr.read()
+        if exceeded is None and returncode and _OUT_OF_MEMORY.search(said):
+            exceeded = f"its limit of {limits.memory / 2**20:,.0f} MiB of memory; set {MEMORY_VARIABLE} to allow more"
+        return ToolResult(returncode, said, exceeded)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or those of its control group where these are fewer."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(Path(path).read_text(encoding="ascii")))
+    return min(sizes)
 
 
 def tool_environment() -> dict[str, str]:

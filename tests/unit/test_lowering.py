@@ -108,6 +108,22 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
     assert len(list(scratch.iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "limit"),
+    [("RETROGRAD_TOOL_SECONDS", "0.05", "0.05 s"), ("RETROGRAD_TOOL_MEMORY", "64MiB", "64 MiB of memory")],
+)
+def test_a_lowering_that_comes_to_a_limit(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, limit: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(CompileError) as caught:
+        lower_to_linalg(GOOD.encode())
+    remedy = f"set {variable} to allow more; or find the op with retrograd bisect"
+    assert caught.value.message == f"the tool was ended at its limit of {limit}; {remedy}"
+    monkeypatch.delenv(variable)
+    assert run_replay(caught.value.replay, scratch).returncode == 0
+
+
 def test_an_interrupt_leaves_no_file(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> ToolResult:
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.subprocesses import ToolResult, run_tool, tool_environment
+from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, machine_memory, run_tool, tool_environment
 
 # A child that starts a grandchild, writes both their numbers to a file and waits.
 FAMILY = """
@@ -114,3 +115,58 @@ def test_tools_do_not_start_interactively(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RETROGRAD_TEST", "kept")
     assert "PYTHONINSPECT" not in tool_environment()
     assert tool_environment()["RETROGRAD_TEST"] == "kept"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's end on Linux only")
+def test_a_parent_that_is_killed_takes_its_tool_along(tmp_path: Path) -> None:
+    parent = f"""
+import sys
+from pathlib import Path
+from retrograd.pipelines.subprocesses import run_tool
+run_tool([sys.executable, "-c", {FAMILY!r}], folder=Path({str(tmp_path)!r}))
+"""
+    process = subprocess.Popen(python(parent))
+    numbers = tmp_path / "numbers"
+    assert wait_for(numbers.exists)
+    process.kill()
+    process.wait()
+    child, grandchild = (int(number) for number in numbers.read_text(encoding="utf-8").split())
+    os.kill(grandchild, signal.SIGKILL)
+    assert wait_for(lambda: not is_alive(child))
+
+
+def test_a_tool_that_takes_too_long(tmp_path: Path) -> None:
+    start = time.monotonic()
+    result = run_tool(python(FAMILY), folder=tmp_path, limits=ToolLimits(2**34, 1.0))
+    assert time.monotonic() - start < 60
+    assert result.exceeded == "its limit of 1 s; set RETROGRAD_TOOL_SECONDS to allow more"
+    assert result.crashed == "SIGKILL"
+
+
+def test_a_tool_that_takes_too_much_memory(tmp_path: Path) -> None:
+    result = run_tool(python("bytearray(2**30)"), folder=tmp_path, limits=ToolLimits(2**29, 60.0))
+    assert result.exceeded == "its limit of 512 MiB of memory; set RETROGRAD_TOOL_MEMORY to allow more"
+    assert run_tool(python("bytearray(2**30)"), folder=tmp_path).exceeded is None
+
+
+def test_limits_by_environment() -> None:
+    limits = ToolLimits.from_environment({"RETROGRAD_TOOL_MEMORY": "3GiB", "RETROGRAD_TOOL_SECONDS": "7.5"})
+    assert limits == ToolLimits(3 * 2**30, 7.5)
+    half = ToolLimits.from_environment({"RETROGRAD_TOOL_MEMORY": "0.5"})
+    assert half == ToolLimits(machine_memory() // 2, 1800.0)
+    assert machine_memory() // 2 < ToolLimits.from_environment({}).memory < machine_memory()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RETROGRAD_TOOL_MEMORY": "plenty"},
+        {"RETROGRAD_TOOL_SECONDS": "soon"},
+        {"RETROGRAD_TOOL_SECONDS": "-1"},
+        {"RETROGRAD_TOOL_SECONDS": "nan"},
+    ],
+)
+def test_limits_that_are_none(environment: dict[str, str]) -> None:
+    (name,) = environment
+    with pytest.raises(ValueError, match=name):
+        ToolLimits.from_environment(environment)
