@@ -23,6 +23,7 @@ LOWERING_PIPELINE = (
     "torch-backend-to-linalg-on-tensors-backend-pipeline,"
     "bwd-verify-legality{level=linalg},"
     "bwd-isolate-arguments,"
+    "bwd-isolate-scatters,"
     "bwd-export-results)"
 )
 

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.barriers import add_barrier, view_root, walk
 
-_BARRIER = "util.optimization_barrier"
-# Ops whose result may share storage with their first operand.
-_VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
 # The operand that each op updates, by number; ops in destination-passing style have theirs last.
 _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_insert_slice": 1, "tensor.scatter": 1}
 
@@ -42,7 +39,7 @@ class BwdIsolateArguments(ModulePass):
                 raise PassFailure(
                     func, "bwd-isolate-arguments: a function of several blocks", "run it on structured code"
                 )
-            for op in list(_walk(blocks[0])):
+            for op in list(walk(blocks[0])):
                 separate_reads(op)
             keep_arguments(blocks[0])
 
@@ -52,7 +49,7 @@ def keep_arguments(block: ir.Block) -> None:
     terminator = list(block.operations)[-1].operation
     for argument in block.arguments:
         if _is_tensor(argument):
-            _barrier(argument, terminator)
+            add_barrier(argument, terminator)
 
 
 def separate_reads(op: ir.Operation) -> None:
@@ -61,7 +58,7 @@ def separate_reads(op: ir.Operation) -> None:
     roots = [view_root(op.operands[i]) for i in destinations]
     for i, operand in enumerate(op.operands):
         if i not in destinations and _is_tensor(operand) and view_root(operand) in roots:
-            op.operands[i] = _barrier(operand, op)
+            op.operands[i] = add_barrier(operand, op)
 
 
 def find_destinations(op: ir.Operation) -> list[int]:
@@ -72,30 +69,6 @@ def find_destinations(op: ir.Operation) -> list[int]:
         return []
     # Destination-passing style: as many destinations as results, last among the operands.
     return list(range(len(op.operands) - len(op.results), len(op.operands)))
-
-
-def view_root(value: ir.Value) -> ir.Value:
-    """The value whose storage ``value`` may look at."""
-    while isinstance(value, ir.OpResult) and value.owner.name in _VIEWS:
-        value = value.owner.operands[0]
-    return value
-
-
-def _walk(block: ir.Block) -> Iterator[ir.Operation]:
-    for view in block.operations:
-        op = view.operation
-        yield op
-        for region in op.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
-
-
-def _barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
-    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    op = ir.Operation.create(
-        _BARRIER, operands=[value], results=[value.type], loc=before.location, ip=ir.InsertionPoint(before)
-    )
-    return op.results[0]
 
 
 def _is_tensor(value: ir.Value) -> bool:
