@@ -25,6 +25,7 @@ from retrograd.frontend.outputs import result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
 
 Tensors = Sequence[torch.Tensor]
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CompiledFunction:
 
     ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
     ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
-    ``narrowed`` are the types of values that are saved in narrower ones, by name.
+    ``narrowed`` are the types of values that are saved in narrower ones, by name. ``device`` is where its tensors are.
     """
 
     arguments: tuple[str, ...]
@@ -42,6 +43,7 @@ class CompiledFunction:
     call: Callable[[Tensors], Tensors]
     merged: Mapping[str, str] = field(default_factory=dict)
     narrowed: Mapping[str, str] = field(default_factory=dict)
+    device: torch.device = _CPU
 
 
 def bind(
@@ -162,7 +164,7 @@ def graph_caller(
 
     def call(*tensors: torch.Tensor) -> list[Any]:
         if seed is not None:
-            tensors = (*tensors, draw_seed())
+            tensors = (*tensors, draw_seed().to(function.device))
         results = function.call([tensors[i] for i in taken])
         out: list[Any] = []
         for argument, result, stride, constant in zip(through, computed, strides, constants, strict=True):

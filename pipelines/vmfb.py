@@ -1,12 +1,13 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a vmfb holds, read from its bytes: for which devices there is code, and the PTX of that for CUDA."""
+"""What a vmfb holds, read from its bytes: for which devices there is code, and what the PTX of that for CUDA is."""
 
 from __future__ import annotations
 
 import io
 import re
 import zipfile
+from dataclasses import dataclass
 
 # How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
 # flatbuffers.
@@ -32,14 +33,27 @@ def read_formats(vmfb: bytes) -> dict[str, int]:
     return formats
 
 
-def read_ptx_targets(vmfb: bytes) -> set[str]:
-    """The architectures (``sm_90``) that the PTX in a vmfb is written for."""
-    return {
-        match[1].decode()
+@dataclass(frozen=True)
+class Ptx:
+    """PTX in a vmfb: the architecture (``sm_90``) that it is written for, its kernels in order, and bytes of local
+    memory that these declare: arrays that the compiler could not keep in registers."""
+
+    target: str
+    kernels: tuple[str, ...]
+    local_bytes: int
+
+
+def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
+    """The PTX modules in a vmfb; there are none in one that has no code for CUDA."""
+    return tuple(
+        Ptx(
+            target[1].decode(),
+            tuple(name.decode() for name in re.findall(rb"\.entry\s+(\w+)", data)),
+            sum(int(size) for size in re.findall(rb"\.local\b[^;\[]*\.b8\s+\w+\[(\d+)\]", data)),
+        )
         for name, data in _members(vmfb)
-        if name != _MODULE
-        for match in re.finditer(rb"^\.target (sm_\d+)", data, flags=re.MULTILINE)
-    }
+        if name != _MODULE and (target := re.search(rb"^\.target (sm_\d+)", data, flags=re.MULTILINE))
+    )
 
 
 def _members(vmfb: bytes) -> list[tuple[str, bytes]]:

@@ -69,6 +69,7 @@ class Build:
             call=partial(run_function, self.program, spec, same_step=name == BACKWARD),
             merged=self.staged.merged,
             narrowed=self.staged.narrowed,
+            device=self.program.torch_device,
         )
 
 

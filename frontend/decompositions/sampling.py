@@ -27,32 +27,33 @@ aten = torch.ops.aten
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}
 
 
-def draw(sizes: Sequence[int]) -> Tensor:
-    """Numbers in [0, 1), float32: multiples of 2**-24."""
+def draw(sizes: Sequence[int], device: torch.device | None) -> Tensor:
+    """Numbers in [0, 1), float32: multiples of 2**-24; on torch's default device where none is given."""
     numbers: Tensor = UNIFORM(DRAW_SEED(), 0, list(sizes))
-    return numbers
+    # The seed is one of the CPU's, so that it is drawn alike for every device. Compiled, this moves nothing.
+    return numbers.to(device or torch.get_default_device())
 
 
-def draw_long(sizes: Sequence[int]) -> Tensor:
+def draw_long(sizes: Sequence[int], device: torch.device | None) -> Tensor:
     """Numbers in [0, 1), float64: multiples of 2**-48."""
-    return draw(sizes).double() + draw(sizes).double() * 2.0**-24
+    return draw(sizes, device).double() + draw(sizes, device).double() * 2.0**-24
 
 
-def draw_as(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+def draw_as(sizes: Sequence[int], dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """Numbers in [0, 1) of a floating-point type."""
     if dtype is torch.float64:
-        return draw_long(sizes)
-    numbers = draw(sizes)
+        return draw_long(sizes, device)
+    numbers = draw(sizes, device)
     if dtype in _DIGITS:
         numbers = torch.floor(numbers * 2.0 ** _DIGITS[dtype]) * 2.0 ** -_DIGITS[dtype]
     return numbers.to(dtype)
 
 
-def draw_normal(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+def draw_normal(sizes: Sequence[int], dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """Numbers of the standard normal distribution (Box and Muller's method)."""
     # 1 - u is in (0, 1], so that the logarithm is finite. In f32 for every type: IREE has no cosine in f64.
-    radius = torch.sqrt(-2.0 * torch.log(1.0 - draw(sizes)))
-    return (radius * torch.cos(2.0 * math.pi * draw(sizes))).to(dtype)
+    radius = torch.sqrt(-2.0 * torch.log(1.0 - draw(sizes, device)))
+    return (radius * torch.cos(2.0 * math.pi * draw(sizes, device))).to(dtype)
 
 
 def _is_taken(dtype: torch.dtype | None) -> bool:
@@ -75,7 +76,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = draw(x.shape) >= _on_grid(p)
+    mask = draw(x.shape, x.device) >= _on_grid(p)
     return mask * x * (1.0 / (1.0 - p)), mask
 
 
@@ -89,13 +90,13 @@ def bernoulli_p(x: Tensor, p: float = 0.5) -> Any:
     """1 with probability ``p``, else 0, like ``x``."""
     if not 0 <= p <= 1:
         raise ValueError(f"bernoulli expects p to be in [0, 1], but got p={p}")
-    return (draw(x.shape) < _on_grid(p)).to(x.dtype)
+    return (draw(x.shape, x.device) < _on_grid(p)).to(x.dtype)
 
 
 @_default_generator
 def bernoulli_tensor(x: Tensor, p: Tensor) -> Any:
     """1 with the probabilities ``p``, else 0, like ``x``."""
-    numbers = draw_long(x.shape) if p.dtype is torch.float64 else draw(x.shape)
+    numbers = draw_long(x.shape, x.device) if p.dtype is torch.float64 else draw(x.shape, x.device)
     return (numbers < p).to(x.dtype)
 
 
@@ -106,41 +107,45 @@ def bernoulli(p: Tensor) -> Any:
 
 
 @_default_generator
-def rand(sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
+def rand(
+    sizes: Sequence[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_options: Any
+) -> Any:
     """``aten.rand``: uniform in [0, 1)."""
-    return draw_as(sizes, dtype or torch.get_default_dtype()) if _is_taken(dtype) else NotImplemented
+    return draw_as(sizes, dtype or torch.get_default_dtype(), device) if _is_taken(dtype) else NotImplemented
 
 
 @_default_generator
-def randn(sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
+def randn(
+    sizes: Sequence[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_options: Any
+) -> Any:
     """``aten.randn``: standard normal."""
-    return draw_normal(sizes, dtype or torch.get_default_dtype()) if _is_taken(dtype) else NotImplemented
+    return draw_normal(sizes, dtype or torch.get_default_dtype(), device) if _is_taken(dtype) else NotImplemented
 
 
 @_default_generator
 def rand_like(x: Tensor, *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
     """``aten.rand_like``: uniform in [0, 1)."""
-    return draw_as(x.shape, dtype or x.dtype) if _is_taken(dtype or x.dtype) else NotImplemented
+    return draw_as(x.shape, dtype or x.dtype, x.device) if _is_taken(dtype or x.dtype) else NotImplemented
 
 
 @_default_generator
 def randn_like(x: Tensor, *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
     """``aten.randn_like``: standard normal."""
-    return draw_normal(x.shape, dtype or x.dtype) if _is_taken(dtype or x.dtype) else NotImplemented
+    return draw_normal(x.shape, dtype or x.dtype, x.device) if _is_taken(dtype or x.dtype) else NotImplemented
 
 
 def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Any:
     """``x.uniform_(low, high)`` as a function."""
     if generator is not None or not _is_taken(x.dtype):
         return NotImplemented
-    return draw_as(x.shape, x.dtype) * (high - low) + low
+    return draw_as(x.shape, x.dtype, x.device) * (high - low) + low
 
 
 def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: torch.Generator | None = None) -> Any:
     """``x.normal_(mean, std)`` as a function."""
     if generator is not None or not _is_taken(x.dtype):
         return NotImplemented
-    return draw_normal(x.shape, x.dtype) * std + mean
+    return draw_normal(x.shape, x.dtype, x.device) * std + mean
 
 
 @_default_generator
@@ -148,20 +153,30 @@ def normal_of(mean: Any, std: Any) -> Any:
     """``torch.normal`` with a tensor for the mean, the standard deviation, or both."""
     like = mean if isinstance(mean, Tensor) else std
     sizes = torch.broadcast_shapes(*[t.shape for t in (mean, std) if isinstance(t, Tensor)])
-    return draw_normal(sizes, like.dtype) * std + mean
+    return draw_normal(sizes, like.dtype, like.device) * std + mean
 
 
 @_default_generator
-def normal_sized(mean: float, std: float, sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+def normal_sized(
+    mean: float,
+    std: float,
+    sizes: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_options: Any,
+) -> Any:
     """``torch.normal`` of a size."""
-    return draw_normal(sizes, dtype or torch.get_default_dtype()) * std + mean if _is_taken(dtype) else NotImplemented
+    if not _is_taken(dtype):
+        return NotImplemented
+    return draw_normal(sizes, dtype or torch.get_default_dtype(), device) * std + mean
 
 
 def exponential(x: Tensor, rate: float = 1.0, generator: torch.Generator | None = None) -> Any:
     """``x.exponential_(rate)`` as a function; never 0, as in eager, since what follows may take its logarithm."""
     if generator is not None or not _is_taken(x.dtype):
         return NotImplemented
-    numbers = torch.clamp_min(-torch.log(1.0 - draw(x.shape)), 2.0**-24)
+    numbers = torch.clamp_min(-torch.log(1.0 - draw(x.shape, x.device)), 2.0**-24)
     return (numbers * (1.0 / rate)).to(x.dtype)
 
 
@@ -176,53 +191,61 @@ def rrelu_with_noise(
     """Leaky ReLU with a random slope for each element, and the slopes (1 where ``x`` is positive)."""
     if generator is not None or not training:
         return NotImplemented
-    slopes = torch.where(x <= 0, draw_as(x.shape, x.dtype) * (upper - lower) + lower, 1.0)
+    slopes = torch.where(x <= 0, draw_as(x.shape, x.dtype, x.device) * (upper - lower) + lower, 1.0)
     return x * slopes, slopes.to(noise.dtype)
 
 
 @_default_generator
-def randint(high: int, sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
+def randint(high: int, sizes: Sequence[int], **options: Any) -> Any:
     """``aten.randint``: whole numbers in [0, high)."""
-    return integers(0, high, sizes, dtype or torch.int64)
+    return randint_low(0, high, sizes, **options)
 
 
 @_default_generator
-def randint_low(low: int, high: int, sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
+def randint_low(
+    low: int,
+    high: int,
+    sizes: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_options: Any,
+) -> Any:
     """``aten.randint.low``: whole numbers in [low, high)."""
-    return integers(low, high, sizes, dtype or torch.int64)
+    return integers(low, high, sizes, dtype or torch.int64, device)
 
 
 @_default_generator
 def randint_like(x: Tensor, high: int, *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
     """``aten.randint_like``: whole numbers in [0, high)."""
-    return integers(0, high, x.shape, dtype or x.dtype)
+    return integers(0, high, x.shape, dtype or x.dtype, x.device)
 
 
 @_default_generator
 def randint_like_low(x: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_options: Any) -> Any:
     """``aten.randint_like.low_dtype``: whole numbers in [low, high)."""
-    return integers(low, high, x.shape, dtype or x.dtype)
+    return integers(low, high, x.shape, dtype or x.dtype, x.device)
 
 
 @_default_generator
 def random_from(x: Tensor, low: int, high: int | None) -> Any:
     """``x.random_(low, high)`` as a function."""
-    return NotImplemented if high is None else integers(low, high, x.shape, x.dtype)
+    return NotImplemented if high is None else integers(low, high, x.shape, x.dtype, x.device)
 
 
 @_default_generator
 def random_to(x: Tensor, high: int) -> Any:
     """``x.random_(high)`` as a function."""
-    return integers(0, high, x.shape, x.dtype)
+    return integers(0, high, x.shape, x.dtype, x.device)
 
 
-def integers(low: int, high: int, sizes: Sequence[int], dtype: torch.dtype) -> Any:
+def integers(low: int, high: int, sizes: Sequence[int], dtype: torch.dtype, device: torch.device | None) -> Any:
     """Whole numbers in [low, high); ranges of more than 2**32 are turned away, where 48 bits would show."""
     if high <= low:
         raise ValueError(f"randint expects from < to, but got from={low} >= to={high}")
     if high - low > 2**32:
         return NotImplemented
-    return (torch.floor(draw_long(sizes) * float(high - low)).to(torch.int64) + low).to(dtype)
+    return (torch.floor(draw_long(sizes, device) * float(high - low)).to(torch.int64) + low).to(dtype)
 
 
 _REASON = "a second run would draw other numbers; these are a function of a seed"

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.random_ops import DRAW_SEED, UNIFORM, draw_seed, find_seed, philox, share_seed, uniform
 from retrograd.frontend.source import CaptureError
 
@@ -119,3 +123,24 @@ def test_share_seed_leaves_other_graphs_alone() -> None:
 def test_random_backward_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"backward draws random numbers, at File \"model.py\", line 3"):
         share_seed(graph_of(backward=True))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5),
+        lambda x: torch.bernoulli(x),
+        lambda x: torch.rand_like(x, dtype=torch.float64),
+        lambda x: torch.randn(3, device=x.device),
+        lambda x: torch.randint(0, 4, (3,), device=x.device),
+        lambda x: torch.normal(0.0, 1.0, (3,), device=x.device),
+    ],
+)
+def test_numbers_are_on_the_device_that_eager_draws_them_on(call: Callable[[Tensor], Tensor]) -> None:
+    """Whatever the device, they are a function of a seed that the CPU draws. A fake tensor needs no GPU."""
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda")
+        graph_module = make_fx(call, decomposition_table=decomposition_table())(x)
+    assert graph_module.graph.find_nodes(op="call_function", target=DRAW_SEED)
+    (output,) = graph_module.graph.find_nodes(op="output")
+    assert output.args[0].meta["val"].device.type == "cuda"

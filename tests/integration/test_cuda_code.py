@@ -1,0 +1,93 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Code for CUDA, compiled where there need be no GPU, and its PTX."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.executable import compile_executable
+from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.vmfb import read_formats, read_ptx
+from retrograd.runtime.artifact import read_artifact
+
+EXPONENTIAL = """
+func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %r = math.exp %x : tensor<4xf32>
+  return %r : tensor<4xf32>
+}
+"""
+FUSED_SCATTER = """
+#map = affine_map<(d0, d1) -> (d0, d1)>
+func.func @f(%x: tensor<24x8xbf16>, %rows: tensor<24x1xi64>, %table: tensor<10x8xf32>) -> tensor<10x8xf32> {
+  %empty = tensor.empty() : tensor<24x8xf32>
+  %wide = linalg.generic {indexing_maps = [#map, #map], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<24x8xbf16>) outs(%empty : tensor<24x8xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %y = arith.extf %in : bf16 to f32
+    linalg.yield %y : f32
+  } -> tensor<24x8xf32>
+  %r = iree_linalg_ext.scatter dimension_map = [0] unique_indices(false)
+      ins(%wide, %rows : tensor<24x8xf32>, tensor<24x1xi64>) outs(%table : tensor<10x8xf32>) {
+  ^bb0(%new: f32, %old: f32):
+    %sum = arith.addf %old, %new : f32
+    iree_linalg_ext.yield %sum : f32
+  } -> tensor<10x8xf32> loc("model.py":7:3)
+  return %r : tensor<10x8xf32>
+}
+"""
+
+
+class Words(nn.Module):
+    """Embedding, layer norm, dropout and a scatter in bf16, and sums in f64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(8, dtype=torch.bfloat16)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, words: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.dropout(self.norm(self.table(words)))
+        return rows.new_zeros(10, 8).index_add(0, words, rows), x.var(0) + x.softmax(-1).sum()
+
+
+def make_arguments() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randint(0, 10, (12,)), torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+
+
+def test_bf16_random_numbers_and_f64_compile_to_ptx(tmp_path: Path) -> None:
+    retrograd.compile_backward(Words(), make_arguments(), target="cuda:sm_90").save(tmp_path / "words.vmfb")
+    artifact = read_artifact(tmp_path / "words.vmfb")
+    assert artifact.manifest.targets == ("cuda:sm_90",)
+    # No flags but the first set's: none of these falls back to slower code.
+    assert artifact.manifest.report["flags"] == list(find_target("cuda:sm_90").ladder[0])
+    assert set(read_formats(artifact.vmfb)) == {"cuda-nvptx-fb"}
+    (ptx,) = read_ptx(artifact.vmfb)
+    assert ptx.target == "sm_90"
+    kernels = " ".join(ptx.kernels)
+    assert "forward_dispatch" in kernels and "backward_dispatch" in kernels and "scatter" in kernels
+    # `f` and `f_into` share their kernels.
+    assert not any("_into_dispatch" in name for name in ptx.kernels)
+    assert ptx.local_bytes == 0
+    if not torch.cuda.is_available():
+        with pytest.raises(retrograd.DeviceError, match="cuda"):
+            retrograd.load(tmp_path / "words.vmfb", Words())
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])
+def test_other_cards_have_ptx_of_their_own(architecture: str) -> None:
+    (ptx,) = read_ptx(compile_executable(EXPONENTIAL, find_target(f"cuda:{architecture}")).vmfb)
+    assert (ptx.target, len(ptx.kernels)) == (architecture, 1)
+
+
+def test_what_does_not_compile_is_named_with_its_line() -> None:
+    """As a gradient of an embedding would be without ``bwd-isolate-scatters``: once this compiles, the pass can go."""
+    with pytest.raises(CompileError, match=r"model\.py:7:3.* error: ") as error:
+        compile_executable(FUSED_SCATTER, find_target("cuda:sm_80"))
+    assert error.value.replay.startswith("iree-compile ")

@@ -1,0 +1,47 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is read back from a vmfb, on files made here."""
+
+import io
+import zipfile
+
+from retrograd.pipelines.vmfb import Ptx, read_formats, read_ptx
+
+PTX = b"""CDA1....
+.version 8.0
+.target sm_90
+.visible .entry first(
+	.param .u64 .ptr .global first_param_0
+)
+{
+	.local .align 16 .b8 	__local_depot0[48];
+	.reg .b64 	%SPL;
+	ld.local.u32 %r1, [%rd1];
+}
+.visible .entry second()
+{
+	.shared .align 4 .b8 tile[512];
+	.local .align 8 .b8 	__local_depot1[8];
+}
+"""
+
+
+def vmfb(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.fb", data)
+    return stream.getvalue()
+
+
+def test_ptx_is_read_kernel_by_kernel() -> None:
+    assert read_ptx(vmfb(module=PTX, cuda=PTX)) == (Ptx("sm_90", ("first", "second"), 56),)
+
+
+def test_a_file_without_code_for_cuda_has_no_ptx() -> None:
+    assert read_ptx(vmfb(module=b"", cpu=b"\x7fELF....")) == ()
+
+
+def test_formats_are_told_by_their_first_bytes() -> None:
+    file = vmfb(module=b"", cuda=PTX, cpu=b"\x7fELF....", other=b"NEW1....")
+    assert read_formats(file) == {"cuda-nvptx-fb": 1, "embedded-elf": 1, "4e455731": 1}
