@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu wheel bench format clean
+.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu wheel bench bench-gpu format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 
 bench: $(STAMP) ## time the backward passes beside PyTorch's own
 	$(BIN)/python benchmarks/backward.py
+
+bench-gpu: $(STAMP) ## time forward and backward on a CUDA device, in f32, bf16 and autocast: docs/gpu.md
+	$(BIN)/python benchmarks/gpu.py --write $(ARGS)
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

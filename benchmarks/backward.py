@@ -93,8 +93,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--size", choices=SIZES, default="bench", help="bench takes minutes, test is to try the command"
     )
-    parser.add_argument("--repeats", type=_positive, default=20, help="steps timed per model and engine")
-    parser.add_argument("--threads", type=_positive, help="threads of every engine; torch's own choice if not given")
+    parser.add_argument("--repeats", type=positive, default=20, help="steps timed per model and engine")
+    parser.add_argument("--threads", type=positive, help="threads of every engine; torch's own choice if not given")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     return parser.parse_args(arguments)
@@ -140,15 +140,15 @@ def cells(row: Row) -> list[str]:
     return [
         row.model,
         row.engine,
-        _number(row.forward_ms, ".2f"),
-        _number(row.backward_ms, ".2f"),
-        _number(row.ratio, ".2f"),
-        _number(row.compile_seconds, ".1f"),
+        number(row.forward_ms, ".2f"),
+        number(row.backward_ms, ".2f"),
+        number(row.ratio, ".2f"),
+        number(row.compile_seconds, ".1f"),
         *(
             "-" if n is None else format_bytes(n)
             for n in (row.saved_bytes, row.peak_bytes_predicted, row.peak_bytes_measured)
         ),
-        _number(row.gradient_error, ".0e"),
+        number(row.gradient_error, ".0e"),
     ]
 
 
@@ -156,7 +156,7 @@ def brief(row: Row) -> str:
     """The row in a line."""
     if row.backward_ms is None:
         return f"{row.model}, {row.engine}: {row.note}"
-    return f"{row.model}, {row.engine}: backward {row.backward_ms:.2f} ms, {_number(row.ratio, '.2f')} of eager's"
+    return f"{row.model}, {row.engine}: backward {row.backward_ms:.2f} ms, {number(row.ratio, '.2f')} of eager's"
 
 
 def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
@@ -189,14 +189,14 @@ def command(arguments: Sequence[str] | None) -> str:
     return shlex.join(["python", "benchmarks/backward.py", *(sys.argv[1:] if arguments is None else arguments)])
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 

@@ -79,10 +79,10 @@ def inductor(case: Case) -> Contender:
         # Of its own disabled caches, and of its own deprecated functions.
         warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")
         seconds = sum(run_step(case, call))
-    return Contender("inductor", call, seconds, note=_left_to_eager(torch._dynamo.utils.counters))
+    return Contender("inductor", call, seconds, note=left_to_eager(torch._dynamo.utils.counters))
 
 
-def _left_to_eager(counters: Mapping[str, Mapping[str, int]]) -> str:
+def left_to_eager(counters: Mapping[str, Mapping[str, int]]) -> str:
     """Why Dynamo left something to eager, from its own counts; empty if it did not."""
     reasons = [*counters["graph_break"], *counters["unimplemented"]]
     frames = counters["frames"]
@@ -123,7 +123,7 @@ def measure(name: str, case: Case, repeats: int, say: Callable[[str], None]) -> 
             for _ in range(WARM_UP_STEPS):
                 run_step(case, contender.call)
         except RuntimeError as error:
-            failures[engine] = _first_line(error)
+            failures[engine] = first_line(error)
         else:
             contenders.append(contender)
     reference = gradients(case, case.model)
@@ -137,7 +137,7 @@ def measure(name: str, case: Case, repeats: int, say: Callable[[str], None]) -> 
 
 def time_in_turn(case: Case, contenders: Sequence[Contender], repeats: int) -> None:
     """Time steps of all contenders, each round beginning with another: a slow spell of the machine meets all."""
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for turn in range(repeats):
             first = turn % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
@@ -216,7 +216,7 @@ def _row(name: str, contender: Contender, baseline: float, saved_bytes: int, gra
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
@@ -225,6 +225,6 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -111,9 +111,9 @@ def test_missing_gradient_is_refused(linear: Case) -> None:
 
 def test_dynamo_fallbacks_are_noted() -> None:
     counters: dict[str, dict[str, int]] = {"graph_break": {}, "unimplemented": {}, "frames": {"total": 1, "ok": 1}}
-    assert measure._left_to_eager(counters) == ""
+    assert measure.left_to_eager(counters) == ""
     counters |= {"frames": {"total": 1}, "unimplemented": {"no LSTM\n  Hint: none": 1}}
-    assert measure._left_to_eager(counters) == "in part or whole eager: no LSTM"
+    assert measure.left_to_eager(counters) == "in part or whole eager: no LSTM"
 
 
 def test_command_writes_json_and_document(

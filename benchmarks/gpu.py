@@ -1,0 +1,203 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Forward and backward passes on a CUDA device side by side: eager PyTorch, `torch.compile` and retrograd.
+
+python benchmarks/gpu.py
+python benchmarks/gpu.py --models mlp transformer --precisions bf16 autocast --jobs 16 --json figures.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from backward import PACKAGES, Progress, cpu_model, number, positive
+from measure_gpu import ENGINES, GpuRow, Job, compile_all, measure
+from models import MODELS, SIZES
+from models.precision import PRECISIONS
+from rich.console import Console
+from rich.table import Table
+from suite import SUITE
+
+from retrograd.runtime.report import format_bytes
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu.md"
+CACHES = ("RETROGRAD_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+COLUMNS = (
+    "model",
+    "precision",
+    "through",
+    "forward ms",
+    "backward ms",
+    "to eager",
+    "compile s",
+    "peak",
+    "gradient error",
+)
+EXPLANATION = """\
+Each engine runs the same model on the same arguments in the same process; the engines take turns, step by step, and
+each round begins with another one. Times are medians, taken from and to a moment at which the device is idle; the loss
+(the mean of the squared outputs) is outside of the model and in the time. TF32 is off.
+
+- *precision*: `f32`; `bf16`, parameters and arguments too; `autocast`, `torch.autocast` to bfloat16 in the model.
+- *to eager*: time of forward and backward together, divided by eager's; less than 1 is faster.
+- *compile*: from empty caches, in a process of its own, several at a time. For Inductor with its first step.
+- *peak*: the most memory that a step allocates beyond what was there before it: by torch's count, and for retrograd
+  IREE's scratch memory besides, of each half as stated when it was compiled.
+- *gradient error*: the largest error of a gradient relative to its norm, from eager's in f32.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("no CUDA device to run on; --device cpu tries the command")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    facts = environment(options)
+    console.print(f"device: {facts['device']}", highlight=False)
+    rows: list[GpuRow] = []
+    with console.status("") as status, caches(options.keep_caches):
+        say = Progress(console, status)
+        jobs = [
+            Job(model, options.size, options.device, precision, engine)
+            for model in options.models
+            for precision in options.precisions
+            for engine in options.engines
+        ]
+        compiled = compile_all(jobs, options.jobs, say)
+        for model in options.models:
+            for precision in options.precisions:
+                say(f"{model}, {precision}: timing {options.repeats} steps of each")
+                rows += measure(model, options.size, options.device, precision, compiled, options.repeats)
+                # What was found is kept, should the device be taken away before the end.
+                save(options, rows, facts)
+    console.print(table(rows, facts))
+    for row in rows:
+        if row.note:
+            console.print(f"{row.model}, {row.precision}, {row.engine}: {row.note}", markup=False, soft_wrap=True)
+    if options.write:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(document(rows, facts, command(arguments)), encoding="utf-8")
+        console.print(f"written: {DOCUMENT}", soft_wrap=True)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time models on a CUDA device: eager, torch.compile and retrograd.")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(SUITE), metavar="MODEL", help=", ".join(MODELS)
+    )
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="PRECISION")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES[1:], default=list(ENGINES[1:]), metavar="ENGINE")
+    parser.add_argument("--size", choices=SIZES, default="bench", help="test is to try the command")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is to try the command")
+    parser.add_argument("--repeats", type=positive, default=30, help="steps timed per model, precision and engine")
+    parser.add_argument("--jobs", type=positive, default=min(8, os.cpu_count() or 1), help="compilations at a time")
+    parser.add_argument(
+        "--keep-caches", action="store_true", help="use and fill the usual caches: compile times mean nothing then"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too, as they come")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu.md")
+    return parser.parse_args(arguments)
+
+
+@contextlib.contextmanager
+def caches(keep: bool) -> Iterator[None]:
+    """Empty caches for both compilers while the block runs, unless those there are shall be kept."""
+    if keep:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in CACHES}
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        os.environ.update({name: str(Path(folder, name.lower())) for name in CACHES})
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """What the figures depend on, by name."""
+    is_cuda = options.device == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if is_cuda else cpu_model(),
+        **({"CUDA": str(torch.version.cuda)} if is_cuda else {}),
+        "CPU": cpu_model(),
+        "size": options.size,
+        "steps timed": str(options.repeats),
+        "compilations at a time": str(options.jobs),
+        "Python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+    }
+
+
+def save(options: argparse.Namespace, rows: Sequence[GpuRow], facts: dict[str, str]) -> None:
+    """Write what there is so far to the file that ``--json`` names."""
+    if options.json is not None:
+        content = {"environment": facts, "rows": [dataclasses.asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def cells(row: GpuRow) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``."""
+    return [
+        row.model,
+        row.precision,
+        row.engine,
+        number(row.forward_ms, ".2f"),
+        number(row.backward_ms, ".2f"),
+        number(row.ratio, ".2f"),
+        number(row.compile_seconds, ".1f"),
+        "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+        number(row.gradient_error, ".0e"),
+    ]
+
+
+def table(rows: Sequence[GpuRow], facts: dict[str, str]) -> Table:
+    """All rows for a terminal, a rule after each model and precision."""
+    result = Table(title=facts["device"], title_justify="left")
+    for column in COLUMNS:
+        is_name = column in COLUMNS[:3]
+        result.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
+    for i, row in enumerate(rows):
+        is_last = i + 1 == len(rows) or (rows[i + 1].model, rows[i + 1].precision) != (row.model, row.precision)
+        result.add_row(*cells(row), end_section=is_last)
+    return result
+
+
+def document(rows: Sequence[GpuRow], facts: dict[str, str], command_line: str) -> str:
+    """The page that ``--write`` writes, in Markdown."""
+    lines = [f"# On a GPU: {facts['device']}", "", "```", command_line, "```", "", EXPLANATION]
+    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * (len(COLUMNS) - 3))} |"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    notes = [f"- {row.model}, {row.precision}, {row.engine}: {row.note}" for row in rows if row.note]
+    lines += ["", *notes, ""] if notes else [""]
+    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return "\n".join(lines) + "\n"
+
+
+def command(arguments: Sequence[str] | None) -> str:
+    """The command that repeats the run."""
+    return shlex.join(["python", "benchmarks/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
