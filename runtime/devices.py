@@ -19,6 +19,8 @@ from iree import runtime as iree_runtime
 from iree.runtime import _binding as iree_binding
 
 DEFAULT_DRIVER = "local-task"
+# The CPU too, in the thread that calls.
+CALLER_DRIVER = "local-sync"
 
 _TORCH_DEVICE_TYPES = {"local-task": "cpu", "local-sync": "cpu", "cuda": "cuda", "hip": "cuda"}
 # Vulkan's buffers and torch's cannot be one another's: what these devices work on is copied to them and back.

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from retrograd.runtime import devices
+from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.executor import ALIGNMENT, ExecutionError, Program, allocate_results, is_importable
 from retrograd.runtime.manifest import TensorSpec
 from retrograd.runtime.memory import track_peak
@@ -284,6 +285,21 @@ def test_two_threads_call_one_program(program: Program) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_short_calls_run_in_the_calling_thread(vmfb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CallTimes, "prefers_caller", lambda times, name: len(times._workers.get(name, ())) >= 3)
+    program, x = Program.load(vmfb, driver="local-task"), torch.randn(SIDE, SIDE)
+    on_workers = [square(program, x) for _ in range(3)]
+
+    def uris() -> list[str]:
+        loaded = program._current()
+        return [place.device.uri for place in (loaded, loaded.in_caller) if place is not None]
+
+    assert uris() == ["local-task"]
+    for y in on_workers:
+        assert torch.equal(square(program, x), y)
+    assert uris() == ["local-task", "local-sync"]
 
 
 def call_in_child(program: Program, queue: Any) -> None:

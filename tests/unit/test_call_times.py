@@ -1,0 +1,46 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which threads the next call of a function has, by how long the calls before took."""
+
+from __future__ import annotations
+
+from retrograd.runtime.call_times import CallTimes
+
+MICRO = 1e-6
+
+
+def recorded(*calls: tuple[bool, float]) -> CallTimes:
+    times = CallTimes()
+    for in_caller, micros in calls:
+        times.record("f", in_caller, micros * MICRO)
+    return times
+
+
+def test_short_calls_are_tried_in_the_caller() -> None:
+    assert not recorded(*[(False, 60)] * 2).prefers_caller("f")
+    assert recorded(*[(False, 60)] * 3).prefers_caller("f")
+    assert not recorded(*[(False, 60)] * 3).prefers_caller("another")
+
+
+def test_the_faster_of_the_two_stays() -> None:
+    assert recorded(*[(False, 60)] * 3, (True, 500), (True, 20), (True, 30)).prefers_caller("f")
+    assert not recorded(*[(False, 60)] * 3, *[(True, 90)] * 3).prefers_caller("f")
+
+
+def test_calls_that_are_not_short_stay_on_the_workers() -> None:
+    times = recorded((False, 5000), (False, 250), (False, 250))
+    assert not times.prefers_caller("f")
+    times.record("f", False, 10 * MICRO)
+    assert not times.prefers_caller("f")
+
+
+def test_what_grows_long_in_the_caller_goes_back() -> None:
+    times = recorded(*[(False, 60)] * 3, *[(True, 20)] * 3)
+    times.record("f", True, 5000 * MICRO)
+    assert not times.prefers_caller("f")
+
+
+def test_the_first_call_and_long_ones_are_long() -> None:
+    assert CallTimes().is_long("f")
+    assert recorded((False, 1500)).is_long("f")
+    assert not recorded((False, 1500), (False, 60)).is_long("f")
