@@ -13,6 +13,7 @@ from retrograd.dialects.bwd import (
     FinalCallbacksOp,
     RecomputeBarrierOp,
     SaveOp,
+    UpdateInputOp,
 )
 from retrograd.dialects.ir import torch
 
@@ -51,6 +52,11 @@ def call_backward(
 def final_callbacks(token: ir.Value) -> ir.Value:
     """Run the queued callbacks; returns the last token."""
     return FinalCallbacksOp(token).results[0]
+
+
+def update_input(value: ir.Value, token: ir.Value, *, hook: int) -> ir.Value:
+    """Write to an argument; `value` is a tuple as for `UpdateInputOp`. Returns the next token."""
+    return UpdateInputOp(value, token, _index(hook)).results[0]
 
 
 def save(value: ir.Value, *, name: str) -> ir.OpView:

@@ -127,6 +127,22 @@ class CallBackwardOp(Bwd.Operation, name="call_backward", traits=[Effects]):
         )
 
 
+class UpdateInputOp(Bwd.Operation, name="update_input", traits=[Effects]):
+    """What inlined hook number `hook` writes to an argument of the function. The value is a tuple of the argument, what
+    is written to it, and the other arguments that share its memory: all that reads these does so before.
+    """
+
+    value: ext.Operand[Any]
+    token: ext.Operand[TokenType]
+    hook: ir.IntegerAttr
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value", "token"], ["token"]) or _find_index_problem(op, "hook"))
+
+
 class FinalCallbacksOp(Bwd.Operation, name="final_callbacks", traits=[Effects]):
     """The callbacks that were queued on the engine, after all else."""
 

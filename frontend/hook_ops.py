@@ -38,6 +38,7 @@ _SCHEMAS = {
     "call_backward": "(Tensor[] values, Tensor token, int function) -> (Tensor[], Tensor)",
     "accumulate_grad": "(Tensor gradient, Tensor token, int param) -> Tensor",
     "final_callbacks": "(Tensor token) -> Tensor",
+    "update_input": "(Tensor[] values, Tensor token, int hook) -> Tensor",
 }
 
 
@@ -86,6 +87,15 @@ def final_callbacks(token: Tensor) -> Tensor:
     return next_token
 
 
+def update_input(target: Tensor, value: Tensor, views: Sequence[Tensor], token: Tensor, hook: int) -> Tensor:
+    """``value`` written to the input ``target`` by inlined hook number ``hook``; returns the next token.
+
+    ``views`` are other inputs that share memory with it: what reads them does so before.
+    """
+    next_token: Tensor = torch.ops.retrograd.update_input.default([target, value, *views], token, hook)
+    return next_token
+
+
 @contextmanager
 def declared_results(declarations: Declarations) -> Iterator[None]:
     """While it lasts, calls traced in this thread give what ``declarations`` says for their kind and number."""
@@ -131,6 +141,7 @@ _FAKES: dict[str, Callable[..., object]] = {
     "call_backward": _fake_call_backward,
     "accumulate_grad": lambda _gradient, token, _param: _fake_token(token),
     "final_callbacks": _fake_token,
+    "update_input": lambda _values, token, _hook: _fake_token(token),
 }
 
 

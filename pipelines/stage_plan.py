@@ -56,6 +56,14 @@ class AccumulateGrad:
 
 
 @dataclass(frozen=True)
+class UpdateInput:
+    """Write ``value`` to the argument ``target``."""
+
+    target: str
+    value: str
+
+
+@dataclass(frozen=True)
 class FinalCallbacks:
     """Run the callbacks that were queued on the engine."""
 
@@ -67,12 +75,13 @@ class Free:
     values: tuple[str, ...]
 
 
-Step = RunStage | CallHook | CallBackward | AccumulateGrad | FinalCallbacks | Free
+Step = RunStage | CallHook | CallBackward | AccumulateGrad | UpdateInput | FinalCallbacks | Free
 _STEPS: dict[str, type[Step]] = {
     "run_stage": RunStage,
     "call_hook": CallHook,
     "call_backward": CallBackward,
     "accumulate_grad": AccumulateGrad,
+    "update_input": UpdateInput,
     "final_callbacks": FinalCallbacks,
     "free": Free,
 }
@@ -122,6 +131,8 @@ def uses(step: Step) -> tuple[str, ...]:
             return step.arguments
         case AccumulateGrad():
             return (step.gradient,)
+        case UpdateInput():
+            return (step.target, step.value)
         case _:
             return ()
 

@@ -82,6 +82,8 @@ class StageExecutor:
             case "accumulate_grad":
                 param, gradient = step["param"], self._place(step["gradient"])
                 return lambda values, python: python.accumulate_grad(param, _present(values[gradient]))
+            case "update_input":
+                return _update(self._place(step["target"]), self._place(step["value"]))
             case "final_callbacks":
                 return lambda values, python: python.final_callbacks()
             case "free":
@@ -116,6 +118,13 @@ class StageExecutor:
                 values[place] = results[index]
 
         return run
+
+
+def _update(target: int, value: int) -> _Action:
+    def run(values: Values, _python: PythonSide) -> None:
+        _present(values[target]).copy_(_present(values[value]))
+
+    return run
 
 
 def _free(places: Sequence[int]) -> _Action:

@@ -24,6 +24,9 @@ from retrograd.frontend.hook_ops import BACKWARD
 # A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
 MOST_VARIANTS = 8
 
+# Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
+MOST_SET_UPS = 2
+
 
 class Compiled(Protocol):
     """A compiled backward."""
@@ -91,6 +94,7 @@ class CapturedBackward:
         # The tensors that the hooks of a variant read of their own.
         self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
         self._is_full = False
+        self._set_ups = 0
 
     def run(
         self,
@@ -120,6 +124,10 @@ class CapturedBackward:
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
             recorder = Recorder(self._module, identity)
             results = recorder.record(frame, sizes, scalars)
+            if recorder.setting_up and self._set_ups < MOST_SET_UPS:
+                # An optimizer's first step: what it does at its second is what it does from then on.
+                self._set_ups += 1
+                return results
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
             self._variants[key] = self._compile(recorder, build, frame, numbers, scalars)
@@ -147,7 +155,7 @@ class CapturedBackward:
             traced = trace_backward(recorder, frame.inputs, sizes, scalars)
             compiled, known = build(traced)
             problem = _rehearse(traced, compiled, recorder, frame)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
             return None
         if problem is not None:
@@ -162,12 +170,13 @@ class CapturedBackward:
 
 
 def _rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
-    """What the compiled backward gets wrong on the recorded run; nothing where a hook wrote to what it reads since (an
-    optimizer inside the backward)."""
-    if recorder.written.intersection(traced.inputs):
-        return None
+    """What the compiled backward gets wrong on the recorded run; nothing where a hook in Python wrote to what it reads
+    since."""
     rehearsal = Rehearsal(traced, recorder)
-    results = compiled.run(traced.arguments(frame), rehearsal)
+    arguments = rehearsal.restore(traced.arguments(frame))
+    if arguments is None:
+        return None
+    results = compiled.run(arguments, rehearsal)
     return rehearsal.find_difference(results)
 
 

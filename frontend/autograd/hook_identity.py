@@ -43,7 +43,7 @@ class Same:
 
 
 class HookIdentity:
-    """Reads hooks; ``tensors`` are those that their code can reach.
+    """Reads hooks; ``tensors`` are those that their code can reach, ``optimizers`` too.
 
     The code says what it reads: free variables, defaults, globals and attributes by name. Numbers, strings and the like
     count by value, containers and optimizers by what they hold, functions of the user's by what they read in turn, all
@@ -52,6 +52,7 @@ class HookIdentity:
 
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._known: dict[int, Hashable] = {}
         self._running: set[tuple[int, int]] = set()
 
@@ -140,6 +141,7 @@ class HookIdentity:
         return tuple(found)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, depth: int) -> Hashable:
+        self.optimizers.append(optimizer)
         groups = []
         for group in optimizer.param_groups:
             numbers = [(name, self._value(part, (), depth)) for name, part in group.items() if name != "params"]

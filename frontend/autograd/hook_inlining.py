@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,13 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.autograd.hook_identity import PLAIN, HookIdentity
 from retrograd.frontend.autograd.hook_tape import HookTape, watch
-from retrograd.frontend.autograd.python_calls import Frame, call_user_hook, find_source
+from retrograd.frontend.autograd.python_calls import Frame, accumulate_into, call_user_hook, find_source
 from retrograd.frontend.hook_marks import is_inlineable
+
+Call = Callable[[], Any]
+POST_ACCUMULATE = "post_acc_grad_hook"
+# Why a hook is not inlined yet.
+SETTING_UP = "it keeps a tensor that it made"
 
 # Finds a tensor in the frame of a step, or elsewhere.
 Finder = Callable[[Frame], torch.Tensor]
@@ -23,10 +29,12 @@ Finder = Callable[[Frame], torch.Tensor]
 
 @dataclass(frozen=True)
 class HookSite:
-    """A call of a hook in a capture: which of this step's hooks it calls, and, to unpack, on which packed value."""
+    """A call of a hook in a capture: which of this step's hooks it calls; to unpack, on which packed value; after an
+    accumulation, on which input."""
 
     hook: int
     packed: int | None
+    param: int | None
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,26 @@ class FromGraph:
 
 
 @dataclass(frozen=True)
+class Gradient:
+    """The gradient that was just accumulated, of the parameter that a hook is called on."""
+
+
+Source = FromGraph | Gradient | int | Finder
+
+
+@dataclass(frozen=True)
 class InlinedCall:
     """A call of a hook that was watched; ``sources`` say where each of its tape's externals is found: in the graph, by
-    the number of an input, or elsewhere."""
+    the number of an input, or elsewhere.
+
+    Of a post-accumulate hook ``param`` is the input, and the tape's result its gradient as the hook leaves it: none
+    where it frees it. ``updates`` are the externals that it writes to, but for the gradient, by number.
+    """
 
     tape: HookTape
-    sources: tuple[FromGraph | int | Finder, ...]
+    sources: tuple[Source, ...]
+    param: int | None = None
+    updates: tuple[int, ...] = ()
 
 
 def find_sites(graph: torch.fx.Graph) -> dict[str, HookSite]:
@@ -53,18 +75,40 @@ def find_sites(graph: torch.fx.Graph) -> dict[str, HookSite]:
         place, hook = find_source(node.args[0])
         packed = [index for kind, index in map(find_source, node.args[1:]) if kind == "packed_data"]
         if place == "hooks":
-            sites[node.name] = HookSite(hook, packed[0] if packed else None)
+            param = find_source(node.args[1])[1] if node.kwargs["hook_type"] == POST_ACCUMULATE else None
+            sites[node.name] = HookSite(hook, packed[0] if packed else None, param)
     return sites
 
 
+def find_accumulations(module: torch.fx.GraphModule) -> dict[str, list[str]]:
+    """Each accumulation that post-accumulate hooks follow, with these, by the names of the nodes."""
+    found: dict[str, list[str]] = {}
+    last: dict[int, str] = {}
+    for node in module.graph.nodes:
+        if node.target is accumulate_into:
+            last[find_source(node.args[0])[1]] = node.name
+        elif node.target is call_user_hook and node.kwargs["hook_type"] == POST_ACCUMULATE:
+            found.setdefault(last[find_source(node.args[1])[1]], []).append(node.name)
+    return found
+
+
 def read_sites(sites: Sequence[HookSite], frame: Frame, identity: HookIdentity) -> Hashable:
-    """The identities of those hooks of this step that are to be inlined, and what is packed for them."""
+    """The identities of those hooks of this step that are to be inlined, what is packed for them, and whether their
+    parameters have gradients already; if any may write to tensors, which inputs share memory."""
     parts: list[Hashable] = []
+    writes = False
     for site in sites:
         if is_inlineable(hook := frame.hooks[site.hook]):
             packed = None if site.packed is None else packed_key(frame.packed[site.packed])
-            parts.append((site.hook, identity.read(hook), packed))
-    return tuple(parts)
+            fresh = site.param is None or frame.inputs[site.param].grad is None
+            parts.append((site.hook, identity.read(hook), packed, fresh))
+            writes = writes or site.param is not None
+    return (*parts, _shared_memory(frame.inputs)) if writes else tuple(parts)
+
+
+def _shared_memory(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(t.untyped_storage().data_ptr(), n) for n, t in enumerate(tensors)])
 
 
 def packed_key(value: Any) -> Hashable:
@@ -79,29 +123,47 @@ def packed_key(value: Any) -> Hashable:
 
 
 def watch_hook(
-    node: torch.fx.Node, values: dict[torch.fx.Node, Any], frame: Frame, call: Callable[[], Any], identity: HookIdentity
+    node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], frame: Frame, call: Call, identity: HookIdentity
 ) -> tuple[Any, InlinedCall | str]:
     """Call a hook of a capture that runs on real tensors. Returns what it gives, and how to inline it, or why not.
 
     ``values`` are what the nodes before gave.
     """
-    result, tape = watch(call)
-    known = _known_tensors(node, values, frame)
-    known |= {key: _remembered(tensor) for key, tensor in identity.tensors.items() if key not in known}
-    sources: list[FromGraph | int | Finder] = []
+    post = node.kwargs["hook_type"] == POST_ACCUMULATE
+    param: int | None = find_source(node.args[1])[1] if post else None
+    gradient = None if param is None else frame.inputs[param].grad
+    known: dict[int, Source] = {id(gradient): Gradient()} if gradient is not None else {}
+    known = _known_tensors(node, values, frame) | known
+    with as_compiled(identity.optimizers):
+        result, tape = watch(call if param is None else lambda: (call(), frame.inputs[param].grad)[1])
+    known = {key: _remembered(tensor) for key, tensor in identity.tensors.items()} | known
+    result = frame.inputs[param] if param is not None else result
     for number in tape.externals:
-        source = known.get(id(tape.tensors[number]))
-        if source is None:
+        if id(tape.tensors[number]) not in known:
             shape = list(tape.tensors[number].shape)
             return result, f"it reads a tensor of shape {shape} that is not found in its closure, globals or attributes"
-        sources.append(source)
     if tape.problem is not None:
         return result, tape.problem
-    if tape.before:
+    sources = tuple(known[id(tape.tensors[number])] for number in tape.externals)
+    updates = tuple(n for n, s in zip(tape.externals, sources, strict=True) if n in tape.before and s != Gradient())
+    if param is None and tape.before:
         return result, "it writes to a tensor"
-    if tape.kept:
-        return result, "it keeps a tensor that it made"
-    return result, InlinedCall(tape, tuple(sources))
+    return result, SETTING_UP if tape.kept else InlinedCall(tape, sources, param, updates)
+
+
+@contextmanager
+def as_compiled(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Have optimizers keep their count of steps in tensors, as under ``torch.compile``, and not look at the numbers."""
+    groups = [g for optimizer in optimizers for g in optimizer.param_groups if g.get("capturable") is False]
+    compiling, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, bool(groups)
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = compiling
+        for group in groups:
+            group["capturable"] = False
 
 
 def describe_hook(hook: Any) -> str:
@@ -113,11 +175,9 @@ def describe_hook(hook: Any) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def _known_tensors(
-    node: torch.fx.Node, values: dict[torch.fx.Node, Any], frame: Frame
-) -> dict[int, FromGraph | int | Finder]:
+def _known_tensors(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], frame: Frame) -> dict[int, Source]:
     """The tensors that a call is given, by id."""
-    known: dict[int, FromGraph | int | Finder] = {id(tensor): number for number, tensor in enumerate(frame.inputs)}
+    known: dict[int, Source] = {id(tensor): number for number, tensor in enumerate(frame.inputs)}
     for argument in node.all_input_nodes:
         place, index = find_source(argument)
         if place == "packed_data":

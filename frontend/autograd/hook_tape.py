@@ -72,6 +72,8 @@ class _Watcher(TorchDispatchMode):
             self._refuse(f"it draws random numbers ({func})")
         self._copy_before_write(func, args, kwargs)
         result = func(*args, **kwargs)
+        if func.namespace == "profiler":
+            return result
         given = pytree.tree_map_only(torch.Tensor, lambda t: self.slot(t, made=True), result)
         self.tape.ops.append((func, *taken, given))
         return result
@@ -161,13 +163,24 @@ def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call an op; one on lists of tensors (``_foreach_add_``) as that on each of them, which the importer knows."""
     namespace, _, name = func._schema.name.partition("::_foreach_")
     if not name:
-        return func(*args, **kwargs)
-    each = getattr(getattr(torch.ops, namespace), name)
-    count = len(args[0])
+        return _call_one(func, args, kwargs)
+    op = getattr(getattr(torch.ops, namespace), name)
+    if name.startswith("addc") and len(args) == 4:
+        # A factor that lists take by place and tensors by name.
+        args, kwargs = args[:3], {"value": args[3]}
+    count = next(len(a) for a in args if isinstance(a, (list, tuple)))
     parts = [
-        each(*[_part(a, i) for a in args], **{key: _part(a, i) for key, a in kwargs.items()}) for i in range(count)
+        _call_one(op, [_part(a, i) for a in args], {key: _part(a, i) for key, a in kwargs.items()})
+        for i in range(count)
     ]
     return None if name.endswith("_") else parts
+
+
+def _call_one(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if op in (torch.ops.aten.pow, torch.ops.aten.pow.Scalar) and not isinstance(args[0], torch.Tensor):
+        # Adam's beta**step, a Python number in eager: rounded to f32, 1 - 0.999**1 has four digits left.
+        return op(args[0], args[1].to(torch.float64) if args[1].dim() == 0 else args[1])
+    return op(*args, **kwargs)
 
 
 def _part(argument: Any, index: int) -> Any:

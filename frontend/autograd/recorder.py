@@ -19,8 +19,20 @@ from torch._dynamo.external_utils import (
 )
 
 from retrograd.frontend.autograd.hook_identity import HookIdentity
-from retrograd.frontend.autograd.hook_inlining import InlinedCall, describe_hook, watch_hook
-from retrograd.frontend.autograd.python_calls import Frame, accumulate_into, call_user_hook, final_callbacks
+from retrograd.frontend.autograd.hook_inlining import (
+    SETTING_UP,
+    InlinedCall,
+    describe_hook,
+    find_accumulations,
+    watch_hook,
+)
+from retrograd.frontend.autograd.python_calls import (
+    Frame,
+    accumulate_into,
+    call_user_hook,
+    final_callbacks,
+    find_source,
+)
 from retrograd.frontend.hook_marks import is_communication, is_inlineable
 from retrograd.frontend.hook_ops import BACKWARD
 
@@ -66,21 +78,25 @@ class Recorder(torch.fx.Interpreter):
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number. ``inlined`` are the
-    hooks that are to be part of the graph, by node, ``notes`` why others that should be are not; ``communication`` are
-    the nodes of hooks that start communication.
+    hooks that are to be part of the graph, by node, ``notes`` why others that should be are not (``setting_up``: one
+    that may be next time); ``communication`` are the nodes of hooks that start communication.
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule, identity: HookIdentity) -> None:
         super().__init__(graph_module)
+        self.capture = graph_module
         self._identity = identity
         self.inlined: dict[str, InlinedCall] = {}
         self.notes: list[str] = []
+        self.setting_up = False
         self.communication: set[str] = set()
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.gradients: dict[int, list[torch.Tensor]] = {}
         self.outputs: list[Any] = []
         self.written: set[int] = set()
+        # The inputs whose gradients were added to what was there.
+        self._sums: set[int | None] = set()
         # Errors of the user's hooks are theirs as they are.
         self.extra_traceback = False
 
@@ -90,13 +106,16 @@ class Recorder(torch.fx.Interpreter):
         before = [t._version for t in inputs]
         results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
+        self._settle_accumulations()
         self.outputs = [_copy(result) for result in results]
         return results
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
-            (_, _, gradient, *_), _ = self.fetch_args_kwargs_from_env(n)
+            (variable, _, gradient, *_), _ = self.fetch_args_kwargs_from_env(n)
             place = n.args[0]
+            if variable.grad is not None:
+                self._sums.add(find_source(place)[1])
             if gradient is not None and isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
                 self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
         result = self._call_hook(n) if n.target is call_user_hook else super().run_node(n)
@@ -104,6 +123,19 @@ class Recorder(torch.fx.Interpreter):
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
+
+    def _settle_accumulations(self) -> None:
+        """Of an accumulation, inline all post-accumulate hooks or none: the gradient is theirs alone, or everyone's."""
+        for hooks in find_accumulations(self.capture).values():
+            calls = [self.inlined.get(hook) for hook in hooks]
+            if None in calls:
+                for hook in hooks:
+                    self.inlined.pop(hook, None)
+                continue
+            for call in calls:
+                if call is not None and call.param is not None:
+                    left = [call.tape.tensors[number] for number in call.tape.results]
+                    self.gradients[call.param][-1:] = [_copy(gradient) for gradient in left]
 
     def _call_hook(self, node: torch.fx.Node) -> Any:
         (hook, *args), kwargs = self.fetch_args_kwargs_from_env(node)
@@ -113,9 +145,12 @@ class Recorder(torch.fx.Interpreter):
         if not is_inlineable(hook):
             return call()
         result, watched = watch_hook(node, self.env, self._frame, call, self._identity)
+        if isinstance(watched, InlinedCall) and watched.param in self._sums:
+            watched = "its parameter has a gradient already"
         if isinstance(watched, InlinedCall):
             self.inlined[node.name] = watched
         else:
+            self.setting_up = self.setting_up or watched is SETTING_UP
             self.notes.append(f"hook {describe_hook(hook)} is called in Python: {watched}")
         return result
 

@@ -5,7 +5,7 @@ it has to give. Hooks and functions are not called again; they give what they ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,24 @@ class Rehearsal:
 
     def __init__(self, traced: TracedBackward, recorded: Recorder) -> None:
         self._traced, self._recorded = traced, recorded
+        self._updated: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
+
+    def restore(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The arguments as they were before hooks that are part of the graph wrote to them; None where others did."""
+        before = {
+            id(call.tape.tensors[n]): (call.tape.tensors[n], call.tape.before[n].clone())
+            for call in reversed(self._recorded.inlined.values())
+            for n in call.updates
+        }
+        restored = [_restored(argument, before) for argument in arguments]
+        lost = [
+            number
+            for number, argument, own in zip(self._traced.inputs, arguments, restored, strict=True)
+            if number in self._recorded.written and own is argument
+        ]
+        self._updated = list(before.values())
+        return None if lost else restored
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the hook gave."""
@@ -56,10 +73,24 @@ class Rehearsal:
             for mine, eager in zip(found, expected, strict=True):
                 if (error := _error(mine, eager)) is not None:
                     return f"the gradient of input {index}, of shape {list(eager.shape)}, {error}"
+        for after, mine in self._updated:
+            if (error := _error(mine, after)) is not None:
+                return f"what a hook writes to a tensor of shape {list(after.shape)} {error}"
         for number, place in enumerate(self._traced.results):
             if place is not None and (error := _error(results[place], self._recorded.outputs[number])) is not None:
                 return f"result {number} {error}"
         return None
+
+
+def _restored(argument: torch.Tensor, before: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The tensor as it was: itself, or a part of the copy of what it shares memory with."""
+    if id(argument) in before:
+        return before[id(argument)][1]
+    for owner, copy in before.values():
+        if owner.untyped_storage().data_ptr() == argument.untyped_storage().data_ptr():
+            offset = argument.storage_offset() - owner.storage_offset()
+            return copy.as_strided(argument.size(), argument.stride(), offset)
+    return argument
 
 
 def _error(mine: torch.Tensor, eager: torch.Tensor) -> str | None:

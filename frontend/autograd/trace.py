@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend import hook_ops
 from retrograd.frontend.autograd import python_calls as calls
-from retrograd.frontend.autograd.hook_inlining import Finder, FromGraph, InlinedCall
-from retrograd.frontend.autograd.hook_tape import HookTape, trace_tape
+from retrograd.frontend.autograd.hook_inlining import Finder
+from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.python_calls import Frame, PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
 from retrograd.frontend.capture import portable_ops
@@ -65,12 +65,12 @@ def trace_backward(
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
     """
-    extras = _find_extras(recorded)
-    inputs = [*inputs, *[tensor for tensor, _ in extras.values()]]
+    hooks = InlinedHooks(recorded, inputs)
+    inputs = [*inputs, *[tensor for tensor, _ in hooks.extras]]
     for tensor in inputs:
         _check_input(tensor)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    interpreter = _AtenInterpreter(recorded, list(extras), sizes, scalars)
+    interpreter = _AtenInterpreter(recorded, hooks, sizes, scalars)
     try:
         # Not the inputs themselves: one that stands for a Python number would be traced as that number.
         like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
@@ -92,20 +92,9 @@ def trace_backward(
         interpreter.calls,
         results,
         tuple(interpreter.communication),
-        tuple([find for _, find in extras.values()]),
-        {name: trace_tape(tape, tape.results) for name, tape in interpreter.tapes.items()},
+        tuple([find for _, find in hooks.extras]),
+        hooks.bodies(),
     )
-
-
-def _find_extras(recorded: Recorder) -> dict[int, tuple[torch.Tensor, Finder]]:
-    """The tensors that inlined hooks read and that are no inputs of the capture, by id."""
-    extras: dict[int, tuple[torch.Tensor, Finder]] = {}
-    for call in recorded.inlined.values():
-        for number, source in zip(call.tape.externals, call.sources, strict=True):
-            if callable(source):
-                tensor = call.tape.tensors[number]
-                extras.setdefault(id(tensor), (tensor, source))
-    return extras
 
 
 def _check_input(tensor: torch.Tensor) -> None:
@@ -118,16 +107,12 @@ def _check_input(tensor: torch.Tensor) -> None:
 class _AtenInterpreter(torch.fx.Interpreter):
     """Runs the capture on fake tensors under a tracer."""
 
-    def __init__(
-        self, recorded: Recorder, extras: Sequence[int], sizes: Sequence[int], scalars: Sequence[float]
-    ) -> None:
+    def __init__(self, recorded: Recorder, hooks: InlinedHooks, sizes: Sequence[int], scalars: Sequence[float]) -> None:
         super().__init__(recorded.module)
-        self._recorded, self._inlined, self._extras = recorded.results, recorded.inlined, extras
-        self._communicates = recorded.communication
+        self._recorded, self._communicates, self._hooks = recorded.results, recorded.communication, hooks
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
         self.calls = PythonCalls()
-        self.tapes: dict[str, HookTape] = {}
         self.communication: list[int] = []
         self.params: list[int] = []
         self.result_numbers: list[int | None] = []
@@ -136,17 +121,15 @@ class _AtenInterpreter(torch.fx.Interpreter):
     def trace(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """The backward's results that are tensors."""
         self.calls.calls.clear()
-        self.tapes.clear()
         self.communication.clear()
         self.params.clear()
         self.result_numbers.clear()
         self._results = []
         self._token = hook_ops.create_token()
         nothing = _Placeholders()
-        self._inputs = list(inputs)
-        results = self.run(
-            self._inputs[: len(inputs) - len(self._extras)], self._sizes, self._scalars, nothing, nothing
-        )
+        self._hooks.start(inputs)
+        own = list(inputs[: len(inputs) - len(self._hooks.extras)])
+        results = self.run(own, self._sizes, self._scalars, nothing, nothing)
         for result in results:
             self.result_numbers.append(None if result is None else len(self._results))
             if result is not None:
@@ -160,6 +143,9 @@ class _AtenInterpreter(torch.fx.Interpreter):
             self._token = hook_ops.final_callbacks(self._token)
             return None
         kind = opaque_kind(n)
+        if n.name in self._hooks.calls:
+            return self._call_inlined(n, str(kind))
+        self._hooks.check_reads(n)
         return super().run_node(n) if kind is None else self._call(n, kind)
 
     def _accumulate(self, node: torch.fx.Node) -> None:
@@ -171,16 +157,35 @@ class _AtenInterpreter(torch.fx.Interpreter):
         place, index = find_source(node.args[0])
         if place != "inputs":
             raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
+        if not self._hooks.take_gradient(node.name, index, gradient):
+            self._accumulate_into(index, gradient)
+
+    def _accumulate_into(self, index: int, gradient: torch.Tensor) -> None:
         if index not in self.params:
             self.params.append(index)
         self._token = hook_ops.accumulate_grad(gradient, self._token, self.params.index(index))
 
+    def _next_number(self, kind: str) -> int:
+        """Hooks have numbers, and custom functions."""
+        kinds = [k for k, _ in self.calls.calls]
+        if kind == hook_ops.BACKWARD:
+            return kinds.count(kind)
+        return len(kinds) - kinds.count(hook_ops.BACKWARD) + len(self._hooks.tapes)
+
+    def _call_inlined(self, node: torch.fx.Node, kind: str) -> Any:
+        number = self._next_number(kind)
+        given, self._token, gradient = self._hooks.call(node.name, kind, number, self.env, self._token)
+        if gradient is not None:
+            self._accumulate_into(find_source(node.args[1])[1], gradient)
+        recorded = self._recorded[node.name]
+        if not isinstance(recorded, (tuple, list)):
+            return given[0] if given else None
+        remaining = iter(given)
+        return tuple(None if leaf is None else next(remaining) for leaf in recorded)
+
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
         values: list[torch.Tensor] = []
         arguments = tuple(self._template(argument, values) for argument in node.args)
-        inlined = self._inlined.get(node.name)
-        if inlined is not None:
-            values = self._externals(inlined)
         recorded = self._recorded[node.name]
         single = not isinstance(recorded, (tuple, list))
         leaves = [recorded] if single else list(recorded)
@@ -188,7 +193,7 @@ class _AtenInterpreter(torch.fx.Interpreter):
             if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.is_meta):
                 raise CaptureError(f"{node.name} gives a {_kind_of(leaf)}", "give dense tensors or None")
         present = tuple(leaf is not None for leaf in leaves)
-        number = sum((k == hook_ops.BACKWARD) == (kind == hook_ops.BACKWARD) for k, _ in self.calls.calls)
+        number = self._next_number(kind)
         results = tuple(leaf for leaf in leaves if leaf is not None)
         function: Any = node.target
         if node.kwargs:
@@ -199,8 +204,6 @@ class _AtenInterpreter(torch.fx.Interpreter):
         label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         self.calls.calls[kind, number] = call
-        if inlined is not None:
-            self.tapes[f"hook_{number}"] = inlined.tape
         if node.name in self._communicates:
             self.communication.append(number)
         with hook_ops.declared_results(self.calls.declarations()):
@@ -211,21 +214,6 @@ class _AtenInterpreter(torch.fx.Interpreter):
         remaining = iter(given)
         filled = [next(remaining) if p else None for p in present]
         return filled[0] if single else tuple(filled)
-
-    def _externals(self, call: InlinedCall) -> list[torch.Tensor]:
-        """What an inlined hook reads."""
-        nodes = {node.name: node for node in self.env}
-        values = []
-        for number, source in zip(call.tape.externals, call.sources, strict=True):
-            if isinstance(source, FromGraph):
-                given = pytree.tree_leaves(self.env[nodes[source.node]])
-                values.append([t for t in given if isinstance(t, torch.Tensor)][source.index])
-            elif isinstance(source, int):
-                values.append(self._inputs[source])
-            else:
-                place = self._extras.index(id(call.tape.tensors[number]))
-                values.append(self._inputs[len(self._inputs) - len(self._extras) + place])
-        return values
 
     def _template(self, argument: Any, values: list[torch.Tensor]) -> Template:
         if isinstance(argument, (list, tuple)):

@@ -14,11 +14,13 @@ FINAL_CALLBACKS = "final_callbacks"
 POST = "post"
 POST_ACCUMULATE = "post_acc_grad"
 UNPACK = "unpack"
+UPDATE = "update_input"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a task does in Python: a hook of some kind, an accumulation, a custom backward, the final callbacks.
+    """What a task does besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
+    or an update of an input by a hook that was inlined.
 
     ``number`` is the hook's, the parameter's or the function's; ``communication`` says that the hook starts something
     that goes on while other work is done.
@@ -83,6 +85,7 @@ class HookGraph:
         - a post-accumulate hook follows its accumulation, the nearest before it, and such hooks keep their order;
         - a post hook follows whatever was captured before it and takes a value of its: all that the node took is
           consumed; where that is an accumulation, its post-accumulate hooks too;
+        - an update of an input follows whatever was captured before it and takes the input or a view of it;
         - final callbacks follow everything captured before them, and effects captured after them follow them.
         """
         return tuple(
@@ -162,6 +165,8 @@ class HookGraph:
             needed |= {owner, *self._hooks_of[owner]}
         elif kind == POST:
             needed |= sharing.union(*(self._hooks_of.get(n, ()) for n in sharing))
+        elif kind == UPDATE:
+            needed |= sharing
         elif kind == FINAL_CALLBACKS:
             needed |= self.live
         return {n for n in needed if n < number}

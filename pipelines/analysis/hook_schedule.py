@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from retrograd.pipelines.analysis.hook_graph import ACCUMULATE, UNPACK, HookGraph
+from retrograd.pipelines.analysis.hook_graph import ACCUMULATE, UNPACK, UPDATE, HookGraph
 
 Order = tuple[int, ...]
 _Key = tuple[float, ...]
@@ -133,10 +133,13 @@ def _schedule(graph: HookGraph, keys: Mapping[int, _Key]) -> Order:
 
 
 def _group_effects(graph: HookGraph, order: Iterable[int]) -> list[list[int]]:
-    """Accumulations with the effect that follows them: no code of the user's runs in between."""
+    """Accumulations with the effect that follows them: no code of the user's runs in between. What one hook updates is
+    a group, but what two update is not: the new values of one are written before those of the next exist."""
     groups: list[list[int]] = []
     for effect in order:
-        if groups and graph.kind(groups[-1][-1]) == ACCUMULATE:
+        last = groups[-1][-1] if groups else effect
+        same_hook = graph.kind(last) == UPDATE and graph.tasks[last].effect == graph.tasks[effect].effect
+        if groups and (graph.kind(last) == ACCUMULATE or same_hook):
             groups[-1].append(effect)
         else:
             groups.append([effect])

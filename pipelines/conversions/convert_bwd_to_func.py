@@ -103,6 +103,9 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
                 op.results[0].replace_all_uses_with(call.results[0])
             case "bwd.final_callbacks":
                 _call(module, "final_callbacks", op, [], [])
+            case "bwd.update_input":
+                message = "convert-bwd-to-func: an update of an argument that is in no plan"
+                raise PassFailure(op, message, "run bwd-outline-stages first")
             case "bwd.create_token":
                 pass
             case _:

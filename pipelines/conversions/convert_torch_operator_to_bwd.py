@@ -24,7 +24,7 @@ _ARGUMENTS = (_LIST, "torch.constant.str", "torch.constant.int")
 @dataclass(frozen=True)
 class ConvertTorchOperatorToBwd(ModulePass):
     """Raises each ``torch.operator "torch.retrograd.*"`` that has a bwd op: `create_token`, `call_hook`,
-    `call_backward`, `accumulate_grad`, `final_callbacks`.
+    `call_backward`, `accumulate_grad`, `update_input`, `final_callbacks`.
 
     Tensors of shape [0] that stood for tokens become ``!bwd.token``, lists of values ``!torch.tuple`` (a single value
     is itself, none at all ``!torch.none``). Other ops stay, and ops of the library that are no effects too.
@@ -85,6 +85,11 @@ def _convert_accumulate_grad(op: ir.Operation) -> None:
     op.results[0].replace_all_uses_with(builders.accumulate_grad(op.operands[0], _token(op, 1), param=param.value))
 
 
+def _convert_update_input(op: ir.Operation) -> None:
+    hook = _constant(op, 2)
+    op.results[0].replace_all_uses_with(builders.update_input(_values(op), _token(op, 1), hook=hook.value))
+
+
 def _convert_final_callbacks(op: ir.Operation) -> None:
     op.results[0].replace_all_uses_with(builders.final_callbacks(_token(op, 0)))
 
@@ -95,6 +100,7 @@ _CONVERSIONS: dict[str, Callable[[ir.Operation], None]] = {
     "call_backward": _convert_call_backward,
     "accumulate_grad": _convert_accumulate_grad,
     "final_callbacks": _convert_final_callbacks,
+    "update_input": _convert_update_input,
 }
 
 

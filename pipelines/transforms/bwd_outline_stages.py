@@ -21,6 +21,7 @@ from retrograd.pipelines.stage_plan import (
     RunStage,
     StagePlan,
     Step,
+    UpdateInput,
     insert_frees,
     write_plan,
 )
@@ -152,6 +153,8 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
             return CallBackward(effect.number, arguments, tuple(given))
         case "final_callbacks":
             return FinalCallbacks()
+        case "update_input":
+            return UpdateInput(*arguments[:2])
         case _:
             return CallHook(effect.kind, effect.number, arguments, tuple(given))
 

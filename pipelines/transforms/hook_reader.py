@@ -13,6 +13,7 @@ from retrograd.pipelines.analysis.hook_graph import (
     CALL_BACKWARD,
     FINAL_CALLBACKS,
     POST_ACCUMULATE,
+    UPDATE,
     Effect,
     HookGraph,
     Task,
@@ -30,6 +31,7 @@ _NUMBERS = {
     "bwd.call_backward": "function",
     "bwd.accumulate_grad": "param",
     "bwd.final_callbacks": None,
+    "bwd.update_input": "hook",
 }
 
 
@@ -133,12 +135,16 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
     if len(op.results) == 2:
         gives, after = _unpacked(source, graph.ops[number].results[0], number, name)
         ops += after
+    if op.name == "bwd.update_input" and (len(takes) < 2 or takes[0] not in graph.arguments):
+        message = f"{name}: updates what is no argument of the function"
+        raise PassFailure(op, message, f"bundle the argument and its new value with {TUPLE}")
     attribute = _NUMBERS[op.name]
     index = 0 if attribute is None else ir.IntegerAttr(op.attributes[attribute]).value
     kinds = {
         "bwd.accumulate_grad": ACCUMULATE,
         "bwd.call_backward": CALL_BACKWARD,
         "bwd.final_callbacks": FINAL_CALLBACKS,
+        "bwd.update_input": UPDATE,
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
     return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes)), tuple(ops)

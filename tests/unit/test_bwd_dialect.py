@@ -101,6 +101,7 @@ OBSERVED: dict[str, Callable[[Any, Any], Any]] = {
     "bwd.accumulate_grad": lambda value, token: builders.accumulate_grad(value, token, param=0),
     "bwd.call_backward": lambda value, token: builders.call_backward(value, token, function=0),
     "bwd.final_callbacks": lambda _, token: builders.final_callbacks(token),
+    "bwd.update_input": lambda value, token: builders.update_input(value, token, hook=0),
     "bwd.save": lambda value, _: builders.save(value, name="x"),
 }
 

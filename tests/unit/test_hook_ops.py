@@ -23,6 +23,7 @@ from retrograd.frontend.hook_ops import (
     create_token,
     declared_results,
     final_callbacks,
+    update_input,
 )
 from retrograd.frontend.importer import import_graph
 from retrograd.pipelines.runner import run_pipeline
@@ -67,6 +68,7 @@ def everything(x: Tensor) -> tuple[Tensor]:
     nothing, token = call_hook([], token, "post_acc_grad", 1)
     assert nothing == []
     (unpacked,), token = call_hook([], token, "unpack", 2)
+    token = update_input(x, unpacked.float(), [], token, 2)
     final_callbacks(token)
     return (unpacked * 2,)
 
@@ -87,6 +89,7 @@ def test_fx_keeps_every_call_in_order() -> None:
         "accumulate_grad",
         "call_hook",
         "call_hook",
+        "update_input",
         "final_callbacks",
     ]
 

@@ -42,3 +42,16 @@ func.func @one_hook_of_two_types(%x: i32, %y: i64) {
   %b:2 = "bwd.call_hook"(%y, %a#1) {kind = "pre", hook = 0 : i64} : (i64, !bwd.token) -> (i64, !bwd.token)
   return
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+
+func.func @update(%w: !t, %new: !t) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %pair = torch.prim.TupleConstruct %w, %new : !t, !t -> !pair
+  // expected-error @below {{convert-bwd-to-func: 'bwd.update_input' op: an update of an argument that is in no plan; run bwd-outline-stages first}}
+  %end = "bwd.update_input"(%pair, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  return
+}

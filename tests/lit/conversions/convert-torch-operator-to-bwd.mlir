@@ -62,3 +62,19 @@ func.func @others(%x: !tensor, %empty: !token, %sizes: !torch.list<int>) -> (!to
   %u = torch.operator "torch.retrograd.uniform"(%x, %zero, %sizes) : (!tensor, !torch.int, !torch.list<int>) -> !tensor
   return %cat, %u, %empty : !torch.vtensor<[4],f32>, !tensor, !token
 }
+
+// -----
+
+!tensor = !torch.vtensor<[2],f32>
+!token = !torch.vtensor<[0],si8>
+
+// CHECK-LABEL: func.func @update(
+// CHECK: %[[BOTH:.*]] = torch.prim.TupleConstruct %arg0, %arg1
+// CHECK-NEXT: "bwd.update_input"(%[[BOTH]], %{{.*}}) {hook = 3 : i64}
+func.func @update(%p: !tensor, %new: !tensor) {
+  %start = torch.operator "torch.retrograd.create_token"() : () -> !token
+  %both = torch.prim.ListConstruct %p, %new : (!tensor, !tensor) -> !torch.list<vtensor>
+  %three = torch.constant.int 3
+  %t = torch.operator "torch.retrograd.update_input"(%both, %start, %three) : (!torch.list<vtensor>, !token, !torch.int) -> !token
+  return
+}

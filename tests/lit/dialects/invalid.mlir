@@ -85,6 +85,14 @@ func.func @gradient_with_result(%x: i32, %t: !bwd.token) {
 
 // -----
 
+func.func @update_by_nobody(%x: i32, %t: !bwd.token) {
+  // expected-error @below {{'bwd.update_input' op expects attribute 'hook' to be an i64 of 0 or more, found none}}
+  %0 = "bwd.update_input"(%x, %t) : (i32, !bwd.token) -> !bwd.token
+  return
+}
+
+// -----
+
 func.func @function_of_wrong_width(%x: i32, %t: !bwd.token) {
   // expected-error @below {{'bwd.call_backward' op expects attribute 'function' to be an i64 of 0 or more, found 1 : i32}}
   %0:2 = "bwd.call_backward"(%x, %t) {function = 1 : i32} : (i32, !bwd.token) -> (i32, !bwd.token)

@@ -29,3 +29,17 @@ func.func @backward() {
   %u:2 = torch.prim.TupleUnpack %h#0 : !pair -> !torch.vtensor<[2],f32>, !torch.vtensor<[2],f32>
   return
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+
+func.func @backward(%g: !t) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %a = torch.aten.exp %g : !t -> !t
+  %pair = torch.prim.TupleConstruct %a, %g : !t, !t -> !pair
+  // expected-error @below {{bwd-outline-stages: 'bwd.update_input' op: updates what is no argument of the function; bundle the argument and its new value with torch.prim.TupleConstruct}}
+  %end = "bwd.update_input"(%pair, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  return
+}

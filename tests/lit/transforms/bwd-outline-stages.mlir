@@ -44,3 +44,19 @@ func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}
   %z = torch.aten.exp %g {bwd.values = ["z"]} : !t -> !t
   return %z : !t
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+
+// An update of an argument is a step of the plan.
+// CHECK: bwd.plan = {arguments = ["g", "w"], results = [], steps = [{arguments = ["g", "w"], function = "stage_0", results = ["new"], step = "run_stage"},
+// CHECK-SAME: {step = "update_input", target = "w", value = "new"}
+func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}, %w: !t {bwd.role = "param", bwd.name = "w", bwd.value = "w"}) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %new = torch.aten.mul.Tensor %g, %w {bwd.values = ["new"]} : !t, !t -> !t
+  %pair = torch.prim.TupleConstruct %w, %new : !t, !t -> !pair
+  %end = "bwd.update_input"(%pair, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  return
+}

@@ -155,3 +155,36 @@ module @ddp {
     return %h#0 : !t
   }
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+!triple = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>, vtensor<[2],f32>>
+
+// What a hook writes to an argument is written once all that was captured before has read the argument, and the argument
+// that is a view of it, however late its results are needed; and before another hook's update is worked out.
+// CHECK-LABEL: module @updates
+// CHECK-DAG: torch.aten.neg
+// CHECK-DAG: torch.aten.sin %[[VIEW:.*]] :
+// CHECK-DAG: torch.aten.mul.Tensor
+// CHECK: "bwd.update_input"({{.*}}) {hook = 0 : i64}
+// CHECK: torch.aten.cos
+// CHECK: "bwd.update_input"({{.*}}) {hook = 1 : i64}
+// CHECK: torch.aten.exp
+module @updates {
+  func.func @backward(%g: !t, %w: !t, %view: !t, %v: !t) -> !t {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %late = torch.aten.neg %w : !t -> !t
+    %also = torch.aten.sin %view : !t -> !t
+    %new = torch.aten.mul.Tensor %g, %w : !t, !t -> !t
+    %update = torch.prim.TupleConstruct %w, %new, %view : !t, !t, !t -> !triple
+    %u = "bwd.update_input"(%update, %start) {hook = 0 : i64} : (!triple, !bwd.token) -> !bwd.token
+    %other = torch.aten.cos %g : !t -> !t
+    %second = torch.prim.TupleConstruct %v, %other : !t, !t -> !pair
+    %end = "bwd.update_input"(%second, %u) {hook = 1 : i64} : (!pair, !bwd.token) -> !bwd.token
+    %sum = torch.aten.mul.Tensor %late, %also : !t, !t -> !t
+    %result = torch.aten.exp %sum : !t -> !t
+    return %result : !t
+  }
+}
