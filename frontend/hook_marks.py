@@ -13,6 +13,8 @@ import torch
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 _INLINEABLE = "_retrograd_inlineable"
 _COMMUNICATION = "_retrograd_communication"
+# Whose hooks reduce gradients or gather parameters.
+_DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.distributed")
 
 
 def inlineable(hook: _Hook) -> _Hook:
@@ -35,7 +37,8 @@ def inlineable(hook: _Hook) -> _Hook:
 def communication(hook: _Hook) -> _Hook:
     """Mark a hook that starts something that goes on while other work is done, such as an asynchronous all-reduce.
 
-    ``retrograd.enable(hook_schedule="overlap")`` calls it as early as what it depends on allows.
+    ``retrograd.enable(hook_schedule="overlap")`` calls it as early as what it depends on allows. The hooks of
+    `DistributedDataParallel` and of FSDP need no mark.
 
     Returns:
         As for `inlineable`.
@@ -49,8 +52,13 @@ def is_inlineable(hook: Any) -> bool:
 
 
 def is_communication(hook: Any) -> bool:
-    """Whether a hook is marked as starting communication."""
-    return getattr(hook, _COMMUNICATION, False) is True
+    """Whether a hook is marked as starting communication, or is one of DDP's or FSDP's own."""
+    if getattr(hook, _COMMUNICATION, False) is True:
+        return True
+    while isinstance(hook, partial):
+        hook = hook.func
+    module = getattr(getattr(hook, "__func__", hook), "__module__", None) or ""
+    return module.startswith(_DISTRIBUTED)
 
 
 def _mark(hook: Any, mark: str) -> Any:

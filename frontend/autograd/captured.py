@@ -70,8 +70,10 @@ class History:
         self.log.info("%s", self.entries[-1])
 
     def add_refusal(self, error: Exception) -> None:
-        """Add a backward that PyTorch could not capture."""
-        self.add("runs eagerly", (), (f"PyTorch cannot capture it: {error}",))
+        """Add a backward that PyTorch could not capture; the same reason is told once."""
+        reasons = (f"PyTorch cannot capture it: {error}",)
+        if all(entry.reasons != reasons for entry in self.entries):
+            self.add("runs eagerly", (), reasons)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""DDP and FSDP, of one process, under ``retrograd.enable()``: eager's gradients; their hooks count as communication."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import retrograd
+from retrograd.frontend.autograd.trace import trace_backward
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def shard(model: Any) -> Any:
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+WRAPPERS: dict[str, Any] = {
+    "ddp": DistributedDataParallel,
+    "fsdp1": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+    "fsdp2": shard,
+}
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    result: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return result
+
+
+def train(wrapper: Any, schedule: Any) -> list[str]:
+    """Two models side by side; returns what the compiled one is told."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    models = [wrapper(copy.deepcopy(plain)) for _ in range(2)]
+    before = len(retrograd.explain_recompiles())
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        contexts: list[AbstractContextManager[None]] = [
+            contextlib.nullcontext(),
+            retrograd.enable(hook_schedule=schedule),
+        ]
+        for model, context in zip(models, contexts, strict=True):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            with context:
+                loss.backward()
+        for ours, eager in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            torch.testing.assert_close(whole(ours.grad), whole(eager.grad), rtol=2e-5, atol=1e-6)
+    return [str(entry) for entry in retrograd.explain_recompiles()[before:]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("schedule", ["eager-order", "overlap"])
+@pytest.mark.parametrize("name", list(WRAPPERS))
+def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    communicating = []
+
+    def remember(*args: Any) -> Any:
+        traced = trace_backward(*args)
+        communicating.append(traced.communication)
+        return traced
+
+    monkeypatch.setattr("retrograd.frontend.autograd.captured.trace_backward", remember)
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        entries = train(WRAPPERS[name], schedule)
+    assert not any("runs eagerly" in entry for entry in entries), entries
+    assert communicating and all(communicating)
+
+
+def test_the_reducer_in_cpp_is_refused_once() -> None:
+    """It is torch's to say how to have the one in Python."""
+    entries = train(DistributedDataParallel, "eager-order")
+    assert len(entries) == 1 and "python_reducer" in entries[0]
+
+
+def test_communication_that_users_mark_starts_first() -> None:
+    def run(schedule: Any) -> list[str]:
+        log: list[str] = []
+        a, b = (torch.ones(3, requires_grad=True) for _ in range(2))
+        x, y = a.sin(), b.cos()
+        x.register_hook(retrograd.communication(lambda gradient: log.append("communication")))
+        y.register_hook(lambda gradient: log.append("other"))
+        for _ in range(2):
+            log.clear()
+            with retrograd.enable(hook_schedule=schedule):
+                torch.autograd.grad((x * y).sum(), (a, b), retain_graph=True)
+        return log
+
+    assert run("eager-order") == ["other", "communication"]
+    assert run("overlap") == ["communication", "other"]
