@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What is written to memory when the ops of a function run: an approximation of the kernels that IREE forms.
 
-Views are free. A pointwise op whose only user is pointwise or a reduction runs inside it, and its result takes no
-memory; one that takes no tensor (a fill, a range) is repeated in each user. Matrix products read packed copies of their
-operands and give a packed result (data tiling); a pointwise op next to a product packs or unpacks on the way.
+Views are free; one that is returned is written by the kernel that makes what it looks at. A pointwise op whose only
+user is pointwise or a reduction runs inside it, and its result takes no memory; one that takes no tensor (a fill, a
+range) is repeated in each user. A matrix product reads packed copies of its operands (data tiling), each written by a
+kernel of its own, and gives a plain result. Pointwise ops that alone use a product run in its kernel, on packed copies
+of their other operands, unless these come later or are products themselves. A product that is split (see
+``split_products``) reads its operands as they are.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 _FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
 # A kernel takes no more operands than this (``kIreeMaxOperandCount`` in IREE's dispatch creation).
 _MOST_OPERANDS = 16
 _PACKED = ("torch.aten.mm", "torch.aten.bmm", "torch.aten.addmm", "torch.aten.baddbmm", "torch.aten.matmul")
+# A copy of a view is written right into its place in what it is joined to.
+_COPY, _JOIN = "torch.aten.clone", "torch.aten.cat"
 
 
 class Step(NamedTuple):
@@ -70,18 +75,25 @@ class _Former:
     def __init__(
         self, graph: JointGraph, ops: tuple[int, ...], available: frozenset[int], kept: frozenset[int]
     ) -> None:
-        self.graph, self.available, self.kept = graph, available, kept
+        self.graph, self.available = graph, available
         self.work = [n for n in ops if graph.ops[n].kind not in (OpKind.VIEW, OpKind.CONSTANT)]
         self.sources, self.inputs = find_inputs(graph, ops, self.work, available)
         self.users: dict[int, list[int]] = {}
         for number in self.work:
             for source in self.inputs[number]:
                 self.users.setdefault(source, []).append(number)
-        # A view that is returned is a copy of what it looks at.
-        self.copied = [v for v in sorted(kept) if v not in available and self.sources[v] != (v,)]
+        # A view that is returned is written to its storage by the kernel that makes what it looks at; of what is at
+        # hand, or of several values, it is a copy.
+        looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
+        self.copied = [v for v, found in looks.items() if len(found) != 1 or not available.isdisjoint(found)]
+        self.kept = kept.union(*(found for v, found in looks.items() if v not in self.copied))
         self.steps: list[Step] = []
         self.bytes: dict[int, int] = {}
         self.copies = len(graph.values)
+        # By what is computed inside of its user's kernel what that reads for it; ops that ran before their turn.
+        self.inside: dict[int, tuple[int, ...]] = {}
+        self.done: set[int] = set()
+        self.places = {number: place for place, number in enumerate(self.work)}
 
     def only_user(self, value: int) -> int | None:
         users = self.users.get(value, ())
@@ -94,51 +106,87 @@ class _Former:
         if not self.inputs[number]:
             return True
         users = [self.only_user(r) for r in op.results]
-        return all(u is not None and self.graph.ops[u].kind in _FUSES_PRODUCERS for u in users)
+        return all(u is not None and self.takes_producer(self.graph.ops[u], op) for u in users)
+
+    def takes_producer(self, user: Op, op: Op) -> bool:
+        return user.kind in _FUSES_PRODUCERS or (op.name, user.name) == (_COPY, _JOIN)
 
     def form(self) -> Steps:
-        # What a kernel reads: its own inputs, and in place of those that are computed in it what these read.
-        inside: dict[int, tuple[int, ...]] = {}
-        for number in self.work:
-            reads = self.inputs[number]
-            if not inside.keys().isdisjoint(reads):
-                reads = tuple(dict.fromkeys(source for v in reads for source in inside.get(v, (v,))))
-            if len(reads) < _MOST_OPERANDS and self.is_fused(number):
-                inside.update((r, reads) for r in self.graph.ops[number].results if r not in self.available)
+        for place, number in enumerate(self.work):
+            op = self.graph.ops[number]
+            if number in self.done:
+                continue
+            reads = self.flat(self.inputs[number])
+            if op.name in _PACKED:
+                self.add_product(place, op, reads)
+            elif len(reads) < _MOST_OPERANDS and self.is_fused(number):
+                self.inside.update((r, reads) for r in op.results if r not in self.available)
             else:
-                self.add(number, reads)
+                self.add(reads, op.results)
         for view in self.copied:
             self.steps.append(Step(self.sources[view], ()))
         return Steps(tuple(self.steps), self.bytes)
 
-    def add(self, number: int, reads: tuple[int, ...]) -> None:
-        op = self.graph.ops[number]
-        for result in op.results:
+    def flat(self, values: Iterable[int]) -> tuple[int, ...]:
+        """``values``, and in place of those that are computed inside of the kernel what that reads."""
+        return tuple(dict.fromkeys(source for v in values for source in self.inside.get(v, (v,))))
+
+    def add_product(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
+        """A matrix product on packed operands, with the pointwise ops behind it that nothing else feeds and whose other
+        operands are there."""
+        if op.parts > 1:
+            parts = self.copy(op.results[0], op.parts)
+            self.steps.append(Step(reads, (parts,)))
+            self.add((parts,), op.results)
+            return
+        packed = [self.pack(v) for v in reads]
+        results = op.results
+        while (user := self.only_user(results[0])) is not None and self.graph.ops[user].kind is OpKind.POINTWISE:
+            ahead = {user}
+            others = [self.find_reads(v, place, ahead) for v in self.inputs[user] if v != results[0]]
+            found = list(dict.fromkeys(v for other in others if other is not None for v in other))
+            if None in others or len(packed) + len(found) >= _MOST_OPERANDS or any(map(self.is_product, found)):
+                break
+            # What is broadcast is not packed; a mask is, which has an eighth of the bytes at the least.
+            whole = self.graph.values[results[0]].bytes // 8
+            packed += [self.pack(v) if self.graph.values[v].bytes >= whole else v for v in found]
+            self.done |= ahead
+            results = self.graph.ops[user].results
+        self.add(tuple(dict.fromkeys(packed)), results)
+
+    def is_product(self, value: int) -> bool:
+        producer = self.graph.values[value].producer
+        return producer is not None and self.graph.ops[producer].name in _PACKED and value not in self.available
+
+    def find_reads(self, value: int, place: int, ahead: set[int]) -> tuple[int, ...] | None:
+        """What a kernel at ``place`` reads for ``value``, and in ``ahead`` the ops that it runs for it before their
+        turn; ``None`` if it is made of something that comes later."""
+        producer = self.graph.values[value].producer
+        if value in self.available or producer is None or self.places[producer] < place:
+            return self.flat((value,))
+        if self.graph.ops[producer].kind is not OpKind.POINTWISE or self.only_user(value) is None:
+            return None
+        ahead.add(producer)
+        parts = [self.find_reads(v, place, ahead) for v in self.inputs[producer]]
+        return None if None in parts else tuple(v for part in parts if part is not None for v in part)
+
+    def add(self, reads: tuple[int, ...], results: tuple[int, ...]) -> None:
+        for result in results:
             if result not in self.kept and result not in self.available:
                 self.bytes[result] = self.graph.values[result].bytes
-        if op.name not in _PACKED:
-            self.steps.append(Step(reads, tuple(r for r in op.results if r not in self.available)))
-            return
-        packed = tuple(self.pack(value) for value in reads)
-        (result,) = op.results
-        user = self.only_user(result)
-        if user is not None and self.graph.ops[user].kind is OpKind.POINTWISE:
-            self.steps.append(Step(packed, (result,)))
-            return
-        raw = self.copy(result)
-        self.steps.append(Step(packed, (raw,)))
-        self.steps.append(Step((raw,), (result,)))
+        self.steps.append(Step(reads, tuple(r for r in results if r not in self.available)))
 
     def pack(self, value: int) -> int:
-        producer = self.graph.values[value].producer
-        if producer is not None and self.graph.ops[producer].kind is OpKind.POINTWISE and self.only_user(value):
-            return value
+        if value in self.inside:
+            # Packing takes it from memory.
+            self.add(self.inside.pop(value), (value,))
         packed = self.copy(value)
         self.steps.append(Step((value,), (packed,)))
         return packed
 
-    def copy(self, value: int) -> int:
+    def copy(self, value: int, times: int = 1) -> int:
+        """A buffer that is so many times as large as ``value``."""
         number = self.copies
         self.copies += 1
-        self.bytes[number] = self.graph.values[value].bytes
+        self.bytes[number] = times * self.graph.values[value].bytes
         return number

@@ -52,7 +52,8 @@ class Value:
 class Op:
     """An operation: name in MLIR, kind, operands and results by value number, floating-point operations.
 
-    ``tag`` is what the user asked of it, ``block`` the number of the checkpointed block that it is in.
+    ``tag`` is what the user asked of it, ``block`` the number of the checkpointed block that it is in, ``parts`` the
+    number of partial sums that a matrix product is split into.
     """
 
     id: int
@@ -63,6 +64,7 @@ class Op:
     flops: int = 0
     tag: Tag | None = None
     block: int | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True)

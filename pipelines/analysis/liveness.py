@@ -7,17 +7,23 @@ function have their storage before it runs; autograd frees residuals when the ba
 all through it. Scratch memory follows the kernels that ``fusion`` predicts; adjacent kernels that do not depend on one
 another run at the same time, as IREE schedules them.
 
-Against what IREE allocates for the models in ``benchmarks``: within 12% for those of dense layers and attention. Chains
-of slices and updates, as an LSTM's backward has, are overestimated (by up to 41%); convolutions, whose copies of
-shifted inputs are not modelled, are underestimated (by up to 17%), and so is anything of a few kilobytes, where padding
-decides. What is recomputed next to a matrix product is packed for it once more than is modelled here.
+IREE gives a function one block of scratch memory, in which it places the buffers first come, first served
+(``pack_buffers``): the gaps that stay are part of the prediction.
+
+docs/memory.md compares it with what IREE allocates. What the model leaves out, and what that does: kernels that hold
+both a reduction and what is made with its result, as a softmax over a vocabulary (overestimated); values that the
+backward works out twice and IREE once, as batch norm's (underestimated), depthwise convolutions and scatters
+(underestimated); partial sums of reductions over a long first axis; the padding of packed operands to multiples of 16,
+which decides where tensors have a few kilobytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from retrograd.pipelines.analysis.fusion import Step, Steps, find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -71,8 +77,37 @@ def compute_floor(graph: JointGraph) -> int:
 
 
 def compute_scratch(formed: Steps) -> int:
-    """The most bytes of scratch buffers that are alive at once."""
-    return _peak_of(formed.steps, formed.bytes, find_waves(formed.steps))
+    """Bytes of the block that holds all scratch buffers of a function."""
+    return pack_buffers(_find_lives(formed.steps, formed.bytes, find_waves(formed.steps)))
+
+
+class Life(NamedTuple):
+    """A buffer: its bytes, and the first and last wave in which it is alive."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+def pack_buffers(lives: Iterable[Life]) -> int:
+    """Bytes of a block that holds ``lives``, in the order in which they begin: each goes where the gap between those
+    alive is the smallest that it fits in, or else behind them all.
+
+    Source: ``packStaticSlicesGreedily`` of IREE's ``iree-stream-layout-slices``.
+    """
+    placed: list[tuple[int, int, int]] = []  # offset, end, last wave; by offset
+    block = 0
+    for life in lives:
+        placed = [p for p in placed if p[2] >= life.first]
+        gaps, end = [], 0
+        for offset, stop, _ in placed:
+            if offset - end >= life.bytes:
+                gaps.append((offset - end, end))
+            end = max(end, stop)
+        start = min(gaps)[1] if gaps else end
+        insort(placed, (start, start + life.bytes, life.last))
+        block = max(block, start + life.bytes)
+    return block
 
 
 def _peak_of(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int]) -> int:
@@ -81,6 +116,15 @@ def _peak_of(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int
 
 def find_live_bytes(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int]) -> list[int]:
     """For each wave the bytes alive, of buffers of these sizes, where each step runs in the wave of its place."""
+    change = [0] * (max(waves, default=-1) + 2)
+    for life in _find_lives(steps, sizes, waves):
+        change[life.first] += life.bytes
+        change[life.last + 1] -= life.bytes
+    return list(accumulate(change[:-1]))
+
+
+def _find_lives(steps: tuple[Step, ...], sizes: dict[int, int], waves: Sequence[int]) -> list[Life]:
+    """When buffers of these sizes are alive, in the order in which they are written."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -89,13 +133,11 @@ def find_live_bytes(steps: tuple[Step, ...], sizes: dict[int, int], waves: Seque
             last[buffer] = waves[number]
         for buffer in step.reads:
             last[buffer] = waves[number]
-    change = [0] * (max(waves, default=-1) + 2)
-    for buffer, size in sizes.items():
-        if buffer in first:
-            aligned = -(-size // _ALIGNMENT) * _ALIGNMENT
-            change[first[buffer]] += aligned
-            change[last[buffer] + 1] -= aligned
-    return list(accumulate(change[:-1]))
+    return [
+        Life(wave, last[buffer], -(-sizes[buffer] // _ALIGNMENT) * _ALIGNMENT)
+        for buffer, wave in first.items()
+        if buffer in sizes
+    ]
 
 
 def find_waves(steps: tuple[Step, ...]) -> list[int]:

@@ -14,6 +14,7 @@ from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
+from retrograd.pipelines.analysis.split_products import find_parts
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
 _BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
@@ -70,10 +71,10 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         stored |= {v: stored_bytes(op, r.type) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
-        flops = count_flops(
-            name, [tensor_shape(o.type) for o in op.operands], [tensor_shape(r.type) for r in op.results]
-        )
-        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op)))
+        shapes = [tensor_shape(o.type) for o in op.operands]
+        flops = count_flops(name, shapes, [tensor_shape(r.type) for r in op.results])
+        parts = find_parts(name, shapes)
+        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), parts))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}

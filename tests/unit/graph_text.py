@@ -8,8 +8,9 @@
     forward y            results of the forward, then of the backward
     backward t
 
-A `!` before the kind says that the op costs 100 floating-point operations in place of none; `@prefer` after it what the
-user asked of the op, and `#1` after that the checkpointed block that it is in.
+`mm`, `clone` and `cat` are the ops of these names. A `!` before the kind says that the op costs 100 floating-point
+operations in place of none; `@prefer` after it what the user asked of the op, and `#1` after that the checkpointed
+block that it is in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterable
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
+# Ops that kernels are formed around, by their names in the text.
+NAMED = {"mm": OpKind.COMPUTE, "clone": OpKind.POINTWISE, "cat": OpKind.DATA_MOVEMENT}
 ARGUMENTS = ("input", "tangent", "mutated")
 
 
@@ -34,7 +37,7 @@ def parse_graph(text: str) -> JointGraph:
         values.append(Value(len(values), name, 0 if size == "-" else int(size), producer, size != "-"))
         return numbers[name]
 
-    for line in text.strip().splitlines():
+    for line in filter(str.strip, text.splitlines()):
         left, equals, right = line.strip().partition("=")
         words = left.split()
         if not equals and words[0] in ARGUMENTS:
@@ -49,7 +52,8 @@ def parse_graph(text: str) -> JointGraph:
             kind, _, block = kind.removeprefix("!").partition("#")
             kind, _, tag = kind.partition("@")
             marks = (Tag(tag) if tag else None, int(block) if block else None)
-            ops.append(Op(len(ops), f"test.{kind}", OpKind(kind), operands, results, flops, *marks))
+            name = f"torch.aten.{kind}" if kind in NAMED else f"test.{kind}"
+            ops.append(Op(len(ops), name, NAMED.get(kind) or OpKind(kind), operands, results, flops, *marks))
     return JointGraph(
         values=tuple(values),
         ops=tuple(ops),

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Peaks of small plans, counted by hand; sizes are multiples of the alignment."""
 
+import dataclasses
+
 import pytest
 from graph_text import parse_graph
 
 from retrograd.pipelines.analysis.fusion import Step, find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import Peak, compute_peak, find_waves
+from retrograd.pipelines.analysis.liveness import Life, Peak, compute_peak, find_waves, pack_buffers
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.partition_plan import plan_from_saved
+from retrograd.pipelines.analysis.split_products import find_parts
 
 
 def peak(text: str, saved: str = "") -> Peak:
@@ -90,6 +93,96 @@ def test_fused_ops_keep_their_operands_alive() -> None:
     assert [set(s.reads) for s in formed.steps][-1] == set(numbers(graph, "a c"))
     # a is read by y only, so that it is there beside b.
     assert peak(text).forward_scratch >= 640 + 1280
+
+
+PRODUCT = """
+    input x 640
+    input w 6400
+    input m {size}
+    y = mm x w 1280
+    {between}
+    z = pointwise y m 1280
+    forward z
+    backward x
+"""
+
+
+def test_a_product_reads_packed_copies_and_takes_in_what_alone_uses_it() -> None:
+    # z is written to the caller's storage; a mask of a quarter of its bytes is packed, a row that is broadcast is not.
+    assert peak(PRODUCT.format(size=320, between="")).forward_scratch == 640 + 6400 + 320
+    assert peak(PRODUCT.format(size=64, between="")).forward_scratch == 640 + 6400
+
+
+def test_a_product_takes_in_nothing_that_needs_a_later_value_or_another_product() -> None:
+    # What z needs besides comes later (c, which is read by more than z), or is a product: y is written to memory.
+    late = "c = clone m 1280\n d = reduction c 64\n z = pointwise y c 1280\n forward z d"
+    text = PRODUCT.replace("z = pointwise y m 1280\n    forward z", late).format(size=1280, between="")
+    assert peak(text).forward_scratch == 640 + 6400 + 1280 + 1280
+    text = PRODUCT.replace("pointwise y m", "pointwise y p").format(size=64, between="p = mm x w 1280")
+    # The second one's operands are copied while the first one runs.
+    assert peak(text).forward_scratch == 1280 + 2 * (640 + 6400)
+
+
+def test_what_is_ready_but_written_later_runs_with_the_product() -> None:
+    text = PRODUCT.replace("pointwise y m", "pointwise y c").format(size=1280, between="c = clone m 1280")
+    assert peak(text).forward_scratch == 640 + 6400 + 1280
+    graph = parse_graph(text)
+    formed = find_steps(graph, range(3), numbers(graph, "x w m"), numbers(graph, "z"))  # type: ignore[arg-type]
+    # Three copies, then one kernel.
+    assert [len(s.reads) for s in formed.steps] == [1, 1, 1, 3]
+
+
+def test_a_split_product_reads_its_operands_as_they_are_and_writes_all_parts() -> None:
+    graph = parse_graph("input x 640\n input w 6400\n y = mm x w 128\n forward y\n backward x")
+    split = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, parts=16) for op in graph.ops))
+    assert compute_peak(split, plan_from_saved(split, (), "test")).forward_scratch == 16 * 128
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "parts"),
+    [
+        ((32, 36864), (36864, 192), 64),
+        ((64, 32768), (32768, 21), 128),
+        ((4, 40960), (40960, 4), 2048),
+        ((1, 4096), (4096, 1), 2048),
+        # The least factor of the inner size that leaves no more parts than are allowed.
+        ((64, 3 * 24593), (3 * 24593, 192), 3),
+        # Large sides, a small inner size, a large result.
+        ((32, 36864), (36864, 2048), 1),
+        ((32, 4096), (4096, 192), 1),
+        ((256, 32000), (32000, 512), 1),
+    ],
+)
+def test_products_of_large_inner_size_are_split(left: tuple[int, ...], right: tuple[int, ...], parts: int) -> None:
+    assert find_parts("torch.aten.mm", [left, right]) == parts
+    assert find_parts("torch.aten.bmm", [(1, *left), (1, *right)]) == parts
+    assert find_parts("torch.aten.addmm", [left, right]) == find_parts("torch.aten.mm", [None, right]) == 1
+
+
+def test_a_view_that_is_returned_is_written_where_its_source_is_made() -> None:
+    text = "input x 64\n a = compute x 640\n v = view a 640\n b = compute a 64\n forward v b\n backward x"
+    assert peak(text).forward_scratch == 0
+    # Of an argument it is a copy, and of two values as well.
+    text = "input x 64\n a = compute x 640\n b = compute x 1280\n l = constant a b -\n v = view l 640\n forward v"
+    assert peak(text + "\n backward x").forward_scratch == 640 + 1280
+
+
+def test_copies_of_views_are_written_into_what_they_are_joined_to() -> None:
+    text = "input x 64\n a = {} x 640\n b = {} x 640\n y = cat a b 1280\n forward y\n backward x"
+    assert peak(text.format("clone", "clone")).forward_scratch == 0
+    assert peak(text.format("pointwise", "clone")).forward_scratch == 640
+
+
+def test_buffers_go_where_the_smallest_gap_is() -> None:
+    wide, small, long = Life(0, 1, 640), Life(0, 4, 64), Life(0, 9, 128)
+    assert pack_buffers([wide, small, long]) == 640 + 64 + 128
+    # In the room that the first leaves, then behind, though there would be room for both.
+    assert pack_buffers([wide, small, Life(2, 4, 128), Life(2, 4, 512)]) == 640 + 64
+    assert pack_buffers([wide, small, Life(2, 4, 128), Life(2, 4, 576)]) == 640 + 64 + 576
+    # Of two gaps the smaller: the larger stays whole.
+    lives = [Life(0, 1, 640), Life(0, 9, 64), Life(0, 1, 128), Life(0, 9, 64), Life(2, 9, 128), Life(3, 9, 640)]
+    assert pack_buffers(lives) == 640 + 64 + 128 + 64
+    assert pack_buffers([]) == 0
 
 
 def test_neighbours_that_do_not_depend_on_one_another_run_at_once() -> None:

@@ -2,7 +2,9 @@
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-partition{policy=default}' | FileCheck %s
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-partition{policy=budget budget=1.0}' | FileCheck %s --check-prefix=BUDGET
 
-!square = !torch.vtensor<[4,4],f32>
+!column = !torch.vtensor<[64,1],f32>
+!row = !torch.vtensor<[1,64],f32>
+!large = !torch.vtensor<[64,64],f32>
 
 // A checkpointed product is recomputed, which no policy would do by itself.
 // CHECK-LABEL: module @checkpointed
@@ -19,13 +21,16 @@
 // BUDGET-SAME: recompute_seconds = 0.0
 // BUDGET-SAME: saved_bytes = 0 : i64
 module @checkpointed {
-  func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x"}, %t: !square {bwd.role = "tangent", bwd.name = "t"})
-      -> (!square {bwd.role = "output", bwd.name = "out"}, !square {bwd.role = "grad", bwd.name = "grad.x"}) {
-    %y = torch.aten.mm %x, %x {bwd.values = ["mm"], bwd.recompute = "prefer", bwd.block = 0 : i64} : !square, !square -> !square
-    %e = torch.aten.exp %y {bwd.values = ["exp"], bwd.recompute = "prefer", bwd.block = 0 : i64} : !square -> !square
-    %out = torch.aten.neg %e {bwd.recompute = "prefer", bwd.block = 0 : i64} : !square -> !square
-    %grad = torch.aten.mul.Tensor %t, %e : !square, !square -> !square
-    return %out, %grad : !square, !square
+  func.func @joint(%x: !column {bwd.role = "input", bwd.name = "x"}, %w: !row {bwd.role = "input", bwd.name = "w"},
+                   %u: !large {bwd.role = "input", bwd.name = "u"}, %t: !large {bwd.role = "tangent", bwd.name = "t"})
+      -> (!large {bwd.role = "output", bwd.name = "out"}, !large {bwd.role = "grad", bwd.name = "grad.y"}) {
+    %y = torch.aten.mm %x, %w {bwd.values = ["mm"], bwd.recompute = "prefer", bwd.block = 0 : i64} : !column, !row -> !large
+    %e = torch.aten.exp %y {bwd.values = ["exp"], bwd.recompute = "prefer", bwd.block = 0 : i64} : !large -> !large
+    %out = torch.aten.neg %e {bwd.recompute = "prefer", bwd.block = 0 : i64} : !large -> !large
+    %product = torch.aten.mul.Tensor %t, %e : !large, !large -> !large
+    // The backward is fullest here: what was saved takes memory still, what was recomputed no more.
+    %grad = torch.aten.mm %product, %u : !large, !large -> !large
+    return %out, %grad : !large, !large
   }
 }
 
