@@ -16,6 +16,7 @@ from dataclasses import dataclass
 DATA_TILING = "--iree-opt-data-tiling"
 FEWER_FUSIONS = "--iree-dispatch-creation-fuse-multi-use=false"
 SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
+PLAIN_REDUCTIONS = "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false"
 
 Ladder = tuple[tuple[str, ...], ...]
 
@@ -30,7 +31,8 @@ class DeviceTarget:
 
     ``driver`` is the IREE driver that runs its code. ``spec`` describes it to ``--iree-hal-target-device``, by IREE's
     name for it or as a ``#hal.device.target`` attribute. ``executable_format`` is how an executable for it is marked in
-    a vmfb. ``flags`` always go to iree-compile, sets of ``ladder`` are tried in turn, the fastest code first.
+    a vmfb. ``flags`` always go to iree-compile, sets of ``ladder`` are tried in turn: the fastest code first, last what
+    compiles the most.
     ``has_f64`` says whether it computes in float64.
     """
 
@@ -59,7 +61,16 @@ _CPU_LADDER = (
     (),
 )
 # Without split reductions one workgroup adds up a whole column.
-_GPU_LADDER = ((SPLIT_REDUCTION,), (FEWER_FUSIONS, SPLIT_REDUCTION), ("--iree-opt-level=O1",), ())
+_VULKAN_LADDER = ((SPLIT_REDUCTION,), (FEWER_FUSIONS, SPLIT_REDUCTION), ("--iree-opt-level=O1",), ())
+# The code generator that spreads a reduction's vectors over a warp gives up on some: an argmax of long rows, a
+# log-sum-exp fused with the product that it is of. Without it they compile, to slower code.
+_LLVM_GPU_LADDER = (
+    (SPLIT_REDUCTION,),
+    (FEWER_FUSIONS, SPLIT_REDUCTION),
+    (SPLIT_REDUCTION, PLAIN_REDUCTIONS),
+    ("--iree-opt-level=O1",),
+    (PLAIN_REDUCTIONS,),
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ def _cuda(model: str) -> DeviceTarget:
     if model not in CUDA_ARCHITECTURES:
         raise UnknownTarget(f"cuda architecture '{model}' is not one of {', '.join(CUDA_ARCHITECTURES)}")
     spec = CUDA_ARCHITECTURES[model].attribute(model)
-    return DeviceTarget(f"cuda:{model}", "cuda", spec, "cuda-nvptx-fb", (), _GPU_LADDER, has_f64=True)
+    return DeviceTarget(f"cuda:{model}", "cuda", spec, "cuda-nvptx-fb", (), _LLVM_GPU_LADDER, has_f64=True)
 
 
 # What iree-compile takes for portable, the Android baseline of 2022, has no integers but those of 32 bits: max pooling,
@@ -168,12 +179,12 @@ def _vulkan(model: str) -> DeviceTarget:
     portable = model == "portable"
     name, spec = ("vulkan", _VULKAN_PORTABLE) if portable else (f"vulkan:{model}", "vulkan")
     flags = () if portable else (f"--iree-vulkan-target={model}",)
-    return DeviceTarget(name, "vulkan", spec, "vulkan-spirv-fb", flags, _GPU_LADDER, has_f64=False)
+    return DeviceTarget(name, "vulkan", spec, "vulkan-spirv-fb", flags, _VULKAN_LADDER, has_f64=False)
 
 
 def _hip(model: str) -> DeviceTarget:
     flags = (f"--iree-rocm-target={model}",)
-    return DeviceTarget(f"hip:{model}", "hip", "hip", "rocm-hsaco-fb", flags, _GPU_LADDER, has_f64=True)
+    return DeviceTarget(f"hip:{model}", "hip", "hip", "rocm-hsaco-fb", flags, _LLVM_GPU_LADDER, has_f64=True)
 
 
 # What makes each kind, and the model where none is named.

@@ -26,7 +26,7 @@ class Target:
     """The devices that an executable has code for, each of another kind.
 
     ``ladder`` holds sets of optimization flags, the fastest code first; the next one is tried where a set fails to
-    compile, and the last is plain.
+    compile, and the last compiles the most.
     """
 
     devices: tuple[DeviceTarget, ...]
@@ -89,8 +89,8 @@ _PRODUCT = re.compile(r"linalg\.(?:quantized_)?(?:batch_)?(?:matmul|mmt4d|conv_)
 def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = None) -> Target:
     """The target of one name, of several separated by commas, or of a sequence of names.
 
-    Several devices share the sets of optimization flags that all of them have. ``cuda_architecture`` is that of
-    ``cuda`` without one.
+    Several devices share the sets of optimization flags that all of them have, and last the last ones of all together.
+    ``cuda_architecture`` is that of ``cuda`` without one.
 
     Raises:
         UnknownTarget: there is none of that name; the message lists those there are. Or two are of one kind, of which a
@@ -105,8 +105,9 @@ def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = N
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
         raise UnknownTarget(f"target '{','.join(given)}' names {twice} twice; compile a file for each of them")
-    shared = tuple(flags for flags in devices[-1].ladder if all(flags in device.ladder for device in devices))
-    return Target(devices, shared)
+    shared = [flags for flags in devices[-1].ladder if all(flags in device.ladder for device in devices)]
+    last = tuple(dict.fromkeys(flag for device in devices for flag in device.ladder[-1]))
+    return Target(devices, tuple(dict.fromkeys((*shared, last))))
 
 
 CPU = find_target("cpu")
