@@ -26,6 +26,7 @@ from retrograd.frontend.decompositions import (
     scans,
     sorting,
     special,
+    sums,
 )
 from retrograd.frontend.decompositions.entry import Decomposition
 
@@ -43,6 +44,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *scans.ENTRIES,
     *scalars.ENTRIES,
     *special.ENTRIES,
+    *sums.ENTRIES,
 )
 
 

@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.sums import HALF
 
 aten = torch.ops.aten
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """``aten.index_put`` with axes left out: the indexed axes are brought to the front, and back.
+    """``aten.index_put`` with axes left out: the indexed axes are brought to the front, and back. Half types are added
+    up in f32.
 
     Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index, or an index
     that is a mask.
     """
+    if accumulate and x.dtype in HALF:
+        return aten.index_put.default(x.float(), indices, values.float(), True).to(x.dtype)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if indexed == list(range(len(indexed))) or any(index.dtype in (torch.bool, torch.uint8) for index in given):
@@ -62,7 +66,7 @@ def embedding_dense_backward(
     """
     rows = indices.flatten()
     updates = grad.reshape(-1, grad.shape[-1])
-    if grad.dtype in (torch.bfloat16, torch.float16):
+    if grad.dtype in HALF:
         updates = updates.float()
     if scale_grad_by_freq:
         ones = torch.ones_like(rows, dtype=updates.dtype)

@@ -125,3 +125,24 @@ def test_the_gradient_of_an_empty_row_is_refused_at_its_line() -> None:
 
     with pytest.raises(retrograd.CompileError, match=r"test_dtypes\.py"):
         retrograd.compile_backward(model, (torch.randn(3, 0).requires_grad_(), random(0, 5).requires_grad_()))
+
+
+def test_sums_of_half_types_are_added_up_in_float32() -> None:
+    """In bfloat16 a running sum of positive numbers stands still once it is 256 times as large as they are."""
+
+    def add_up(x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        table = x.new_zeros(2, 2).index_add(0, rows, x)
+        return x.sum(0), x.mean(), x.cumsum(0), table, F.avg_pool1d(x.T[None], len(x)), x[rows]
+
+    x = (random(2048, 2).abs() + 0.5).bfloat16().requires_grad_()
+    rows = torch.arange(2048) % 2
+    step = retrograd.compile_backward(add_up, (x, rows))
+
+    def run(call: Callable[..., tuple[Tensor, ...]], x: Tensor) -> list[Tensor]:
+        outputs = call(x, rows)
+        return [*outputs, *torch.autograd.grad([y.sum() for y in outputs], x)]
+
+    exact = run(add_up, x.detach().float().requires_grad_())
+    for found, expected in zip(run(step, x), exact, strict=True):
+        assert found.dtype is torch.bfloat16
+        assert (found.float() - expected).norm() <= 5e-3 * expected.norm()

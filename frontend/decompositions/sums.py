@@ -1,0 +1,46 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Sums of half types, added up in float32 as PyTorch's kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def in_float32(op: OpOverload) -> Callable[..., Any]:
+    """``op`` on float32 values, rounded once at its end; ``NotImplemented`` for other types than half ones."""
+
+    @wraps(op)
+    def function(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        kind = dtype or x.dtype
+        return op(x.float(), *args, **kwargs).to(kind) if kind in HALF else NotImplemented
+
+    return function
+
+
+_ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"
+
+ENTRIES = tuple(
+    Decomposition(op, in_float32(op), _ROUNDED)
+    for op in (
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.mean.default,
+        aten.mean.dim,
+        aten.cumsum.default,
+        aten.avg_pool2d.default,
+        aten.avg_pool3d.default,
+    )
+)
