@@ -133,6 +133,9 @@ def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModul
         if node.op == "call_function" and node.kwargs.get("device") is not None:
             # The module is compiled per target; a device here would pin it to the one it was traced on.
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+        if node.target is torch.ops.prims.device_put.default:
+            # All of a module is on one device: what moves a tensor copies it.
+            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
     _take_seed(graph)
     # The constants among the module's attributes come along with the graph.
     return torch.fx.GraphModule(graph_module, graph), [desc for _, desc in kept]

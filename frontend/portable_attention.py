@@ -12,11 +12,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 
 class PortableAttention(TorchFunctionMode):
-    """While it is active, ``scaled_dot_product_attention`` of CUDA tensors is the op that is decomposed for the CPU."""
+    """While it is active, ``scaled_dot_product_attention`` of CUDA tensors is the op that is decomposed for the CPU, or
+    PyTorch's own mathematics where the CPU would take these (with dropout, for one)."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -25,6 +27,8 @@ class PortableAttention(TorchFunctionMode):
             output = _attend(*args, **(kwargs or {}))
             if output is not None:
                 return output
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -209,3 +209,15 @@ def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.Mo
         assert_eager(torch.compile(scaled, backend="retrograd"), scaled, matrix(3))
         assert enabled == [False]
         assert torch._functorch.config.enable_autograd_cache
+
+
+def test_a_move_between_devices_is_a_copy() -> None:
+    """All of a compiled graph is on one device; moves to it are left over of tensors that were made elsewhere."""
+
+    def move(x: Tensor) -> Tensor:
+        moved: Tensor = torch.ops.prims.device_put.default(x.tanh(), torch.device("cpu"), False)
+        return moved * 2
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(move, backend="retrograd")(x), 2 * x.tanh(), rtol=TOLERANCE)
