@@ -53,8 +53,11 @@ _BYTE_DTYPES = {
 }
 
 
-class OutOfDeviceMemory(ExecutionError):
-    """The device has no memory left for a call; it and torch's tensors on it are usable still."""
+class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
+    """The device has no memory left for a call; it and torch's tensors on it are usable still.
+
+    Also torch's own exception for that, which allocating results raises: one clause catches both.
+    """
 
 
 class Program:
@@ -146,7 +149,7 @@ class Program:
             self._invoke_timed(loaded, loaded.times, name, inputs, results)
         else:
             with _after_torch(loaded.device.torch_device):
-                loaded.invoke(name, inputs, results)
+                _invoke_beside_torch(loaded, name, inputs, results)
 
     def _invoke_timed(
         self,
@@ -209,6 +212,20 @@ def _after_torch(place: torch.device) -> Iterator[None]:
     with torch.cuda.device(place):
         torch.cuda.current_stream(place).synchronize()
         yield
+
+
+def _invoke_beside_torch(
+    loaded: "_Loaded", name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> None:
+    """Call a function; where the device's memory runs out, once more when torch has given up what it keeps unused."""
+    try:
+        loaded.invoke(name, arguments, results)
+    except OutOfDeviceMemory:
+        if loaded.device.torch_device.type != "cuda":
+            raise
+        # A call can be made twice: it only reads its arguments.
+        torch.cuda.empty_cache()
+        loaded.invoke(name, arguments, results)
 
 
 class _CopyDenied(Exception):
@@ -299,8 +316,8 @@ class _Loaded:
             self.staging.trim()
             self.device.hal.allocator.trim()
             return OutOfDeviceMemory(
-                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors or "
-                "torch's cache (torch.cuda.empty_cache()), or compile with partition='budget' and a memory_budget"
+                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
+                "on it, or compile with partition='budget' and a memory_budget"
             )
         declared = f"\nThe function is declared as: {declaration}" if declaration else ""
         return ExecutionError(f"{name}: IREE reports: {error}{declared}")

@@ -9,6 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ import torch
 
 from retrograd.runtime import devices
 from retrograd.runtime.call_times import CallTimes
-from retrograd.runtime.executor import ALIGNMENT, ExecutionError, Program, allocate_results, is_importable
+from retrograd.runtime.executor import (
+    ALIGNMENT,
+    ExecutionError,
+    OutOfDeviceMemory,
+    Program,
+    allocate_results,
+    is_importable,
+)
 from retrograd.runtime.manifest import TensorSpec
 from retrograd.runtime.memory import track_peak
 
@@ -386,6 +394,23 @@ def test_workers_are_as_many_as_torchs_threads() -> None:
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     with_one_worker, with_none = map(int, done.stdout.split())
     assert with_one_worker - with_none == 1
+
+
+def test_out_of_memory_is_torchs_exception_and_leaves_the_program_usable(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED; CUDA_ERROR_OUT_OF_MEMORY: out of memory\nand where")
+
+    x = torch.full((SIDE, SIDE), 2.0)
+    loaded = program._current()
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded, "times", None)
+        patch.setattr(loaded, "_context", SimpleNamespace(invoke=fail))
+        with pytest.raises(torch.OutOfMemoryError, match="has no memory left: RESOURCE_EXHAUSTED") as error:
+            square(program, x)
+    assert isinstance(error.value, OutOfDeviceMemory) and "and where" not in str(error.value)
+    assert torch.equal(square(program, x), torch.full((SIDE, SIDE), 4.0))
 
 
 def test_list_devices_reports_what_is_missing() -> None:
