@@ -1,0 +1,99 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What code generators for GPUs find hard, beside eager on the device: types, scatters, random numbers, copies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import TOLERANCES, relative_error, require_device
+from torch import Tensor, nn
+
+import retrograd
+
+ROWS = [3, 1, 3, 0, 6, 3, 1, 7]
+
+
+def setup_module() -> None:
+    require_device()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to("cuda", dtype).requires_grad_()
+
+
+def check(function: Callable[..., Any], *args: Tensor) -> None:
+    """Outputs and gradients as eager's on the same device."""
+
+    def run(call: Callable[..., Any]) -> list[Tensor]:
+        output = call(*args)
+        leaves = [t for t in (*args, *getattr(function, "parameters", list)()) if t.requires_grad]
+        weights = torch.linspace(-1, 1, output.numel(), device="cuda", dtype=torch.float64).to(output.dtype)
+        return [output.detach(), *torch.autograd.grad((output.flatten() * weights).sum(), leaves)]
+
+    expected = run(function)
+    for found, wanted in zip(run(retrograd.compile_backward(function, args)), expected, strict=True):
+        assert found.device == wanted.device and found.dtype == wanted.dtype
+        assert relative_error(found, wanted) <= TOLERANCES[wanted.dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, rows: F.layer_norm(x, (12,)),
+        lambda x, rows: F.batch_norm(x, None, None, training=True),
+        lambda x, rows: x.softmax(-1),
+        lambda x, rows: x.cumsum(0),
+        lambda x, rows: x.var(0) + x.sum() / 100,
+        lambda x, rows: x[rows].tanh(),
+        lambda x, rows: x.new_zeros(10, 12).index_add(0, rows, x * 2),
+        lambda x, rows: x.scatter_add(1, rows.expand(8, 8), x[:, :8].tanh()),
+        lambda x, rows: F.embedding(rows, x, padding_idx=1),
+    ],
+    ids=["layer_norm", "batch_norm", "softmax", "cumsum", "sums", "rows", "index_add", "scatter_add", "embedding"],
+)
+def test_types(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    check(function, random(8, 12, dtype=dtype), torch.tensor(ROWS, device="cuda"))
+
+
+def test_dropout_follows_the_seed_and_not_the_device() -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.25), nn.Tanh())
+    x = torch.randn(32, 16)
+    ones: dict[str, Tensor] = {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        step = retrograd.compile_backward(model, (x.to(device),))
+        torch.manual_seed(7)
+        y = step(x.to(device))
+        model.zero_grad()
+        y.sum().backward()
+        gradient = model[0].weight.grad
+        assert isinstance(gradient, Tensor)
+        ones[device] = torch.cat([y.detach().cpu().flatten(), gradient.cpu().flatten()])
+        assert 0.15 < float((y == 0).float().mean()) < 0.35
+    assert relative_error(ones["cuda"], ones["cpu"]) < 1e-5
+
+
+def test_random_numbers_in_half_precision_and_attention() -> None:
+    def attend(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, F.dropout(q, 0.1), dropout_p=0.2) + torch.randn_like(q)
+
+    q = random(2, 2, 16, 8, dtype=torch.bfloat16)
+    retrograd.compile_backward(attend, (q,), verify=True)(q).sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_results_that_are_arguments_constants_or_pieces() -> None:
+    def pieces(x: Tensor) -> tuple[Tensor, ...]:
+        return x, torch.cat([x * 2, x[:2]]), torch.zeros(3, device=x.device), x.sum()
+
+    x = random(4, 5)
+    found, expected = retrograd.compile_backward(pieces, (x,))(x), pieces(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs) and ours.device == theirs.device
+    (gradient,) = torch.autograd.grad(found[1].sum() + found[3], x)
+    assert torch.equal(gradient, torch.tensor([4.0, 4, 3, 3], device="cuda")[:, None].expand(4, 5))
