@@ -15,13 +15,15 @@ class CallTimes:
     """Seconds that each function took on local-task's workers and in the calling thread.
 
     A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; one
-    that turns out to be long there (its sizes may differ from call to call) goes back for good.
+    that turns out to be long there, several times in a row (its sizes may differ from call to call), goes back for
+    good.
     """
 
     def __init__(self) -> None:
         self._workers: dict[str, list[float]] = {}
         self._caller: dict[str, list[float]] = {}
         self._settled: dict[str, bool] = {}
+        self._long: dict[str, int] = {}
         self._last: dict[str, float] = {}
 
     def prefers_caller(self, name: str) -> bool:
@@ -39,7 +41,9 @@ class CallTimes:
         """A call took so long."""
         self._last[name] = seconds
         if name in self._settled:
-            if in_caller and seconds >= _LONG_SECONDS:
+            # Not one alone: other processes take the thread's core for as long.
+            self._long[name] = self._long.get(name, 0) + 1 if in_caller and seconds >= _LONG_SECONDS else 0
+            if self._long[name] >= _TRIALS:
                 self._settled[name] = False
             return
         times = (self._caller if in_caller else self._workers).setdefault(name, [])
