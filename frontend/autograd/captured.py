@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,8 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.frontend.autograd.compiler import RuntimeCapture
+from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
 from retrograd.frontend.autograd.hook_identity import HookIdentity
-from retrograd.frontend.autograd.hook_inlining import find_sites, read_sites
+from retrograd.frontend.autograd.hook_inlining import describe_hook, find_sites, read_sites
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
 from retrograd.frontend.autograd.rehearsal import Rehearsal
@@ -24,6 +26,8 @@ from retrograd.frontend.hook_ops import BACKWARD
 # A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
 MOST_VARIANTS = 8
 
+# With how many of the compiled backwards a new one is compared, to say why it is new.
+MOST_SITUATIONS = 64
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
 MOST_SET_UPS = 2
 
@@ -63,6 +67,8 @@ class History:
 
     log: logging.Logger
     entries: list[Recompile] = field(default_factory=list)
+    # What was compiled, the last of it.
+    situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
 
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
@@ -89,7 +95,7 @@ class CapturedBackward:
 
     def __init__(self, capture: RuntimeCapture, history: History) -> None:
         self._module = make_runnable(capture.graph_module)
-        self._nodes, self._reasons, self._history = capture.nodes, capture.reasons, history
+        self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
         # None for what runs eagerly.
         self._variants: dict[Hashable, _Variant | None] = {}
@@ -132,7 +138,7 @@ class CapturedBackward:
                 return results
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
-            self._variants[key] = self._compile(recorder, build, frame, numbers, scalars)
+            self._variants[key] = self._compile(recorder, build, frame, numbers, scalars, key)
             return results
 
     def _has_room(self) -> bool:
@@ -149,10 +155,30 @@ class CapturedBackward:
             self._history.add("runs eagerly", self._nodes, (reason,))
         return not self._is_full
 
+    def _describe(
+        self, frame: Frame, sizes: Sequence[int], scalars: Any, options: Hashable, inlined: Hashable
+    ) -> Situation:
+        """What is compiled now, in the words of the user's code."""
+        names = name_tensors(frame.inputs)
+        leaves = [t for t in frame.inputs if t.is_leaf and t.requires_grad]
+        gradients = {id(t.grad) for t in leaves}
+        return Situation(
+            self._nodes,
+            tuple([describe_hook(frame.hooks[site.hook]) for site in self._sites]),
+            inlined,
+            tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, frame.inputs, strict=True)]),
+            sum(id(t) in gradients for t in frame.inputs),
+            tuple(sizes),
+            tuple(scalars),
+            options,
+        )
+
     def _compile(
-        self, recorder: Recorder, build: Builder, frame: Frame, sizes: Sequence[int], scalars: Any
+        self, recorder: Recorder, build: Builder, frame: Frame, sizes: Sequence[int], scalars: Any, key: Any
     ) -> _Variant | None:
         """The variant; None where there can be none, and the history says why."""
+        options, inlined = key[0], key[-1]
+        situation = self._describe(frame, sizes, scalars, options, inlined)
         try:
             traced = trace_backward(recorder, frame.inputs, sizes, scalars)
             compiled, known = build(traced)
@@ -163,10 +189,8 @@ class CapturedBackward:
         if problem is not None:
             self._history.add("runs eagerly", self._nodes, (f"compiled, it is wrong: {problem}; report it",))
             return None
-        reasons = self._reasons or ("it is new",)
-        if self._variants:
-            reasons = ("shapes, sizes or numbers are others than before",)
-        reasons = (*reasons, *recorder.notes)
+        reasons = (*explain_difference(situation, self._history.situations), *recorder.notes)
+        self._history.situations.append(situation)
         self._history.add("runs what was compiled before" if known else "compiled", self._nodes, reasons)
         return _Variant(traced, compiled)
 

@@ -25,12 +25,10 @@ class RuntimeCapture:
     """A whole backward as compiled autograd gives it: ``graph_module`` takes (inputs, sizes, scalars, hooks,
     packed_data), calls autograd nodes as functions, and is in the order in which eager executes it.
 
-    ``reasons`` say why no earlier capture served, in PyTorch's words; ``nodes`` are the names of the autograd nodes in
-    the order of execution.
+    ``nodes`` are the names of the autograd nodes in the order of execution.
     """
 
     graph_module: torch.fx.GraphModule
-    reasons: tuple[str, ...]
     nodes: tuple[str, ...]
 
 
@@ -46,9 +44,8 @@ class OrderedCompiler(AutogradCompilerInstance):
     """Traces one backward; ``receive`` gets the capture and returns what runs in its place."""
 
     def __init__(self, call: BackwardCall, receive: Callable[[RuntimeCapture], Callable[..., Any]]) -> None:
-        super().__init__(lambda graph: receive(RuntimeCapture(graph, tuple(self._reasons), tuple(self._names))))
+        super().__init__(lambda graph: receive(RuntimeCapture(graph, tuple(self._names))))
         self._call = call
-        self._reasons: list[str] = []
         self._names: list[str] = []
         # For each node that was traced: its number, and how many FX nodes there were before its first.
         self._starts: list[tuple[int, int]] = []
@@ -59,10 +56,6 @@ class OrderedCompiler(AutogradCompilerInstance):
         result = super().begin_capture(*args, **kwargs)
         self._tracing = True
         return result
-
-    def log_compile_reasons(self, compile_reasons: list[str]) -> None:
-        self._reasons = list(compile_reasons)
-        super().log_compile_reasons(compile_reasons)
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         super().set_node_origin(node_name, nodecall_index, pyobj)

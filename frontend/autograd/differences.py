@@ -1,0 +1,109 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Why a backward was compiled again: what is other than in the most alike of those compiled before, in words."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+
+# Of many tensors that changed, the first few tell it.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a backward was compiled for: its nodes in the order of execution, hooks as their authors know them, the
+    identities of those that are inlined, its tensors (name, shape, dtype), how many of them are gradients that are
+    there already, sizes and numbers, and the options."""
+
+    nodes: tuple[str, ...]
+    hooks: tuple[str, ...]
+    inlined: Hashable
+    tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    gradients: int
+    sizes: tuple[int, ...]
+    numbers: tuple[float, ...]
+    options: Hashable
+
+
+def explain_difference(now: Situation, earlier: Sequence[Situation]) -> tuple[str, ...]:
+    """What is other now than in the most alike of the earlier ones."""
+    if not earlier:
+        return ("it is the first",)
+    closest = max(earlier, key=lambda before: _likeness(before, now))
+    if _likeness(closest, now)[0] < 0.5:
+        return ("nothing like it was compiled before",)
+    return tuple(_differences(closest, now)) or ("PyTorch captured it anew, and it is as before",)
+
+
+def _likeness(before: Situation, now: Situation) -> tuple[float, int, int, int, int]:
+    """The nodes first, then hooks, options, tensors and numbers."""
+    alike = SequenceMatcher(None, before.nodes, now.nodes, autojunk=False).ratio()
+    tensors = sum(a == b for a, b in zip(before.tensors, now.tensors, strict=False))
+    return alike, before.hooks == now.hooks, before.options == now.options, tensors, before.numbers == now.numbers
+
+
+def _differences(before: Situation, now: Situation) -> Iterator[str]:
+    yield from _sequence_differences("node", before.nodes, now.nodes)
+    yield from _sequence_differences("hook", before.hooks, now.hooks)
+    if before.hooks == now.hooks and before.inlined != now.inlined:
+        yield "an inlined hook is another one, or reads another number or tensor than before"
+    if before.gradients != now.gradients:
+        yield f"{now.gradients} gradients are there already, where it were {before.gradients}"
+    if len(before.tensors) == len(now.tensors):
+        yield from _tensor_differences(before, now)
+    for what, old, new in (("size", before.sizes, now.sizes), ("number", before.numbers, now.numbers)):
+        if len(old) == len(new):
+            changed = dict.fromkeys(f"a {what} is {b} instead of {a}" for a, b in zip(old, new, strict=True) if a != b)
+            yield from list(changed)[:MOST_NAMED]
+    if before.options != now.options:
+        yield f"options are {now.options}"
+
+
+def _sequence_differences(what: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
+    changes = [c for c in SequenceMatcher(None, before, now, autojunk=False).get_opcodes() if c[0] != "equal"]
+    for tag, a, b, c, d in changes[:MOST_NAMED]:
+        old, new = ", ".join(before[a:b]), ", ".join(now[c:d])
+        if tag == "replace":
+            yield f"{what} {new} is where {old} was"
+        else:
+            yield f"{what} {new} is new" if new else f"{what} {old} is gone"
+
+
+def _tensor_differences(before: Situation, now: Situation) -> Iterator[str]:
+    found = []
+    for (_, shape, dtype), (name, new_shape, new_dtype) in zip(before.tensors, now.tensors, strict=True):
+        if shape != new_shape:
+            found.append(f"{name} has shape {list(new_shape)} instead of {list(shape)}")
+        elif dtype != new_dtype:
+            found.append(f"{name} is {new_dtype} instead of {dtype}")
+    yield from found[:MOST_NAMED]
+
+
+def name_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Parameters by the path in the outermost module that they are part of, other tensors by their place."""
+    wanted = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
+    names = _parameter_names(wanted) if wanted else {}
+    return [names.get(id(t), f"saved tensor {number}") for number, t in enumerate(tensors)]
+
+
+def _parameter_names(wanted: set[int]) -> Mapping[int, str]:
+    names: dict[int, str] = {}
+    depths: dict[int, int] = {}
+    for owner in gc.get_objects():
+        # Not isinstance, which asks proxies what they stand for.
+        if not issubclass(type(owner), torch.nn.Module) or "_parameters" not in vars(owner):
+            continue
+        module: Any = owner
+        for path, parameter in module.named_parameters():
+            depth = path.count(".")
+            if id(parameter) in wanted and depth >= depths.get(id(parameter), 0):
+                names[id(parameter)] = f"parameter {path} of {type(owner).__name__}"
+                depths[id(parameter)] = depth
+    return names
