@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -136,7 +136,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     """
     module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies)
     phases, target = Progress(), find_target(options.target)
-    key = (options, str(module))
+    key = (replace(options, background=False), str(module))
     if (known := _EXECUTORS.get(key)) is not None:
         return known, True
     staged = stage_backward(module, options.hook_schedule, phases, traced.communication)

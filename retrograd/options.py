@@ -72,6 +72,7 @@ class BackwardOptions:
     target: str
     hook_schedule: str
     cache: bool
+    background: bool = False
 
     def __post_init__(self) -> None:
         find_target(self.target)

@@ -37,7 +37,7 @@ class _Client:
         def run(*arguments: Any) -> list[Any]:
             options = _ACTIVE.get()
             assert options is not None
-            return captured.run(options, lambda traced: build_backward(traced, options), *arguments)
+            return captured.run(options, lambda traced: build_backward(traced, options), options.background, *arguments)
 
         return run
 
@@ -58,6 +58,7 @@ def enable(
     target: str = "cpu",
     hook_schedule: Literal["eager-order", "asap", "overlap", "fewest-stages"] = "eager-order",
     cache: bool = True,
+    background: bool = False,
 ) -> Iterator[None]:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -71,11 +72,13 @@ def enable(
         hook_schedule: when hooks run: ``eager-order`` as in eager mode; ``asap`` each as soon as it can; ``overlap``
             hooks that start communication first; ``fewest-stages`` so that the least compiled functions are called.
         cache: keep executables on disk.
+        background: compile beside the training, which goes on eagerly meanwhile; a backward runs compiled from the
+            first step on that begins when its compilation is done.
 
     Raises:
         UnknownTarget, ValueError: no such target or schedule.
     """
-    options = BackwardOptions(target, hook_schedule, cache)
+    options = BackwardOptions(target, hook_schedule, cache, background)
     _open_scope()
     token = _ACTIVE.set(options)
     try:

@@ -9,10 +9,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
 from retrograd.frontend.autograd.hook_identity import HookIdentity
@@ -90,6 +92,14 @@ class _Variant:
     compiled: Compiled
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """What is being compiled."""
+
+    traced: TracedBackward
+    work: BackgroundWork[tuple[Compiled, bool]]
+
+
 class CapturedBackward:
     """One capture, and what was compiled of it for each (options, shapes, sizes, scalars)."""
 
@@ -98,7 +108,7 @@ class CapturedBackward:
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
         # None for what runs eagerly.
-        self._variants: dict[Hashable, _Variant | None] = {}
+        self._variants: dict[Hashable, _Variant | _Pending | None] = {}
         # The tensors that the hooks of a variant read of their own.
         self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
         self._is_full = False
@@ -108,13 +118,14 @@ class CapturedBackward:
         self,
         options: Hashable,
         build: Builder,
+        background: bool,
         inputs: Sequence[torch.Tensor],
         sizes: Sequence[Any],
         scalars: Sequence[Any],
         hooks: Sequence[Any],
         packed: Sequence[Any],
     ) -> list[Any]:
-        """The results of the backward, compiled if it was met before.
+        """The results of the backward, compiled if it was met before; with ``background``, if compiled by now.
 
         Raises:
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
@@ -126,9 +137,11 @@ class CapturedBackward:
         like = tuple([(t.shape, t.dtype, t.requires_grad) for t in frame.inputs])
         key = (options, numbers, tuple(scalars), like, inlined)
         with torch.no_grad():
-            if (variant := self._variants.get(key)) is not None:
+            variant = self._variants.get(key)
+            if isinstance(variant, _Variant):
                 return _run_compiled(variant.traced, variant.compiled, frame)
-            if key in self._variants or not self._has_room():
+            known = not variant.work.is_done if isinstance(variant, _Pending) else key in self._variants
+            if known or not (variant or self._has_room()):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
             recorder = Recorder(self._module, identity)
             results = recorder.record(frame, sizes, scalars)
@@ -138,7 +151,7 @@ class CapturedBackward:
                 return results
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
-            self._variants[key] = self._compile(recorder, build, frame, numbers, scalars, key)
+            self._variants[key] = self._compile(recorder, build, frame, key, variant, background)
             return results
 
     def _has_room(self) -> bool:
@@ -174,14 +187,27 @@ class CapturedBackward:
         )
 
     def _compile(
-        self, recorder: Recorder, build: Builder, frame: Frame, sizes: Sequence[int], scalars: Any, key: Any
-    ) -> _Variant | None:
-        """The variant; None where there can be none, and the history says why."""
-        options, inlined = key[0], key[-1]
+        self,
+        recorder: Recorder,
+        build: Builder,
+        frame: Frame,
+        key: Any,
+        pending: _Pending | None,
+        background: bool,
+    ) -> _Variant | _Pending | None:
+        """The variant; None where there can be none, and the history says why. In the background it is compiled first,
+        and another recorded run is what it is rehearsed on: to keep the first one would keep its tensors."""
+        options, sizes, scalars, _, inlined = key
         situation = self._describe(frame, sizes, scalars, options, inlined)
         try:
-            traced = trace_backward(recorder, frame.inputs, sizes, scalars)
-            compiled, known = build(traced)
+            if pending is not None:
+                traced = pending.traced
+                compiled, known = pending.work.result()
+            else:
+                traced = trace_backward(recorder, frame.inputs, sizes, scalars)
+                if background:
+                    return _Pending(traced, BackgroundWork(partial(build, traced)))
+                compiled, known = build(traced)
             problem = _rehearse(traced, compiled, recorder, frame)
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
