@@ -107,19 +107,21 @@ def declared_results(declarations: Declarations) -> Iterator[None]:
 
 
 def _fake_results(values: Sequence[Tensor], kind: str, number: int) -> list[Tensor]:
-    """New tensors of what is declared for a call, on the tracer's fake device."""
+    """New tensors of what is declared for a call: where it is declared on torch's ``meta`` device, where the call's
+    values are."""
     declarations = _DECLARED.get() or {}
     if (kind, number) not in declarations:
         message = f"what {kind} number {number} gives is not declared"
         raise LookupError(f"{message}; trace it within declared_results() that have an entry for it")
     declared = declarations[kind, number]
     results = declared(values) if callable(declared) else declared
-    return [_like(result) for result in results]
+    place = next((value.device for value in values), torch.device("cpu"))
+    return [_like(result, place) for result in results]
 
 
-def _like(tensor: Tensor) -> Tensor:
+def _like(tensor: Tensor, place: torch.device) -> Tensor:
     # A new tensor each: a result that were one of the values would be seen as the same value by the tracer.
-    device = "cpu" if tensor.device.type == "meta" else tensor.device
+    device = place if tensor.device.type == "meta" else tensor.device
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
 
 

@@ -19,7 +19,7 @@ from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
-from retrograd.options import BackwardOptions, Options
+from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
@@ -33,12 +33,12 @@ from retrograd.pipelines.staged import (
     stage_backward,
     stage_module,
 )
-from retrograd.pipelines.targets import find_target
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, run_function
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
 
 PACKAGES = {
@@ -125,7 +125,7 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
 
 
 # By options and the text of the module: a backward is captured anew for reasons that do not change its graph.
-_EXECUTORS: WeakValueDictionary[tuple[BackwardOptions, str], StageExecutor] = WeakValueDictionary()
+_EXECUTORS: WeakValueDictionary[tuple[BackwardOptions, str, str], StageExecutor] = WeakValueDictionary()
 
 
 def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[StageExecutor, bool]:
@@ -135,17 +135,29 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
         CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
     """
     module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies)
-    phases, target = Progress(), find_target(options.target)
-    key = (replace(options, background=False), str(module))
+    device = _device_of(traced.graph_module)
+    phases, target = Progress(), target_on(device, options.target)
+    driver = choose_uri(target.names, choose_device(target.names, [device]))
+    key = (replace(options, background=False), driver, str(module))
     if (known := _EXECUTORS.get(key)) is not None:
         return known, True
     staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
     store = _Store() if options.cache else None
     executable, _ = build_executable(staged.module, target, _versions(), phases, store)
-    program = Program.load(executable.vmfb, driver=target.driver)
+    program = Program.load(executable.vmfb, driver=driver)
     specs = _specs(staged.module, executable)
     executor = _EXECUTORS[key] = StageExecutor(staged.plan.to_dict(), program, list(specs.values()))
     return executor, False
+
+
+def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
+    """Where a graph's arguments are: on a CUDA device where any of them is."""
+    places = [
+        value.device
+        for node in graph_module.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+    ]
+    return next((place for place in places if place.type == "cuda"), torch.device("cpu"))
 
 
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:

@@ -54,10 +54,7 @@ class Options:
 
     def find_target(self) -> Target:
         """The target asked for, else that of the tensors' device."""
-        if self.device.type != "cuda":
-            return find_target(self.target or "cpu")
-        architecture = cuda_architecture(*torch.cuda.get_device_capability(self.device))
-        return find_target(self.target or "cuda", cuda_architecture=architecture)
+        return target_on(self.device, self.target)
 
     def uri(self) -> str:
         """IREE's name of the device to run on: that of the tensors, if there is code for it."""
@@ -69,15 +66,23 @@ class Options:
 class BackwardOptions:
     """What `retrograd.enable` was asked for."""
 
-    target: str
+    target: str | None
     hook_schedule: str
     cache: bool
     background: bool = False
 
     def __post_init__(self) -> None:
-        find_target(self.target)
+        find_target(self.target or "cpu")
         if self.hook_schedule not in POLICIES:
             raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(POLICIES)}")
+
+
+def target_on(device: torch.device, target: str | Sequence[str] | None) -> Target:
+    """The target asked for, else that of tensors on ``device``; ``cuda`` is the kind of card that it is."""
+    if device.type != "cuda":
+        return find_target(target or "cpu")
+    architecture = cuda_architecture(*torch.cuda.get_device_capability(device))
+    return find_target(target or "cuda", cuda_architecture=architecture)
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

@@ -55,7 +55,7 @@ _standing = contextlib.ExitStack()
 @contextlib.contextmanager
 def enable(
     *,
-    target: str = "cpu",
+    target: str | None = None,
     hook_schedule: Literal["eager-order", "asap", "overlap", "fewest-stages"] = "eager-order",
     cache: bool = True,
     background: bool = False,
@@ -68,7 +68,7 @@ def enable(
     compiled runs eagerly; `explain_recompiles` says what and why.
 
     Args:
-        target: the kind of device to compile for.
+        target: the kind of device to compile for; without it, the one that a backward's tensors are on.
         hook_schedule: when hooks run: ``eager-order`` as in eager mode; ``asap`` each as soon as it can; ``overlap``
             hooks that start communication first; ``fewest-stages`` so that the least compiled functions are called.
         cache: keep executables on disk.

@@ -134,7 +134,7 @@ class CapturedBackward:
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
         identity = HookIdentity()
         inlined = read_sites(self._sites, frame, identity)
-        like = tuple([(t.shape, t.dtype, t.requires_grad) for t in frame.inputs])
+        like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = (options, numbers, tuple(scalars), like, inlined)
         with torch.no_grad():
             variant = self._variants.get(key)

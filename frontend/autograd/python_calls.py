@@ -98,10 +98,11 @@ class PythonCall:
         result = self.function(*[argument(frame, values) for argument in self.arguments])
         given: Sequence[Any] = (result,) if self.single else result
         tensors: list[torch.Tensor] = []
+        place = next((value.device for value in values), torch.device("cpu"))
         for index, (present, tensor) in enumerate(zip(self.present, given, strict=True)):
             if present:
                 # A gradient of None is a gradient of zeros.
-                tensors.append(torch.zeros_like(self.results[len(tensors)], device="cpu") if tensor is None else tensor)
+                tensors.append(torch.zeros_like(self.results[len(tensors)], device=place) if tensor is None else tensor)
             elif tensor is not None:
                 raise RuntimeError(
                     f"{self.label} returned a gradient as result {index}, where it returned None when this backward "

@@ -1,0 +1,57 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``retrograd.enable()`` and ``torch.compile(backend="retrograd")`` on CUDA tensors."""
+
+import pytest
+import torch
+from steps import relative_error, require_device
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.frontend.autograd.captured import Recompile
+
+
+def setup_module() -> None:
+    require_device()
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)).cuda()
+
+
+def train(model: nn.Module, steps: int, seen: list[float]) -> list[Tensor]:
+    """Parameters after some steps; a hook on the activations and one after an accumulation are called in each."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.get_parameter("0.weight")
+    handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(float(p.grad.norm())))
+    for i in range(steps):
+        optimizer.zero_grad()
+        y = model(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)).cuda())
+        y.register_hook(lambda gradient: gradient * 2)
+        y.pow(2).sum().backward()
+        optimizer.step()
+    handle.remove()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_every_backward_runs_on_the_device_of_its_tensors() -> None:
+    before = len(retrograd.explain_recompiles())
+    expected_calls: list[float] = []
+    calls: list[float] = []
+    expected = train(make_model(), 4, expected_calls)
+    with retrograd.enable():
+        found = train(make_model(), 4, calls)
+    told: list[Recompile] = retrograd.explain_recompiles()[before:]
+    assert [entry.outcome for entry in told] == ["compiled"], told
+    assert calls == pytest.approx(expected_calls, rel=1e-4)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < 1e-4
+
+
+def test_dynamo() -> None:
+    model, x = make_model(), torch.randn(4, 6, device="cuda")
+    compiled = torch.compile(model, backend="retrograd")
+    found, expected = (torch.autograd.grad(call(x).pow(2).sum(), [*model.parameters()]) for call in (compiled, model))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.device == theirs.device and relative_error(ours, theirs) < 1e-5
