@@ -56,6 +56,10 @@ def make_runnable(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and node.target in _REPLACED:
             node.target = _REPLACED[node.target]
+        if node.target is accumulate_into and len(node.args) == 3:
+            # Before torch 2.13, what the gradient was at capture is no argument.
+            variable, gradient, has_post_hooks = node.args
+            node.args = (variable, None, gradient, has_post_hooks)
     graph_module.recompile()
     return graph_module
 
