@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes
 from retrograd.frontend.element_types import refuse_complex
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.portable_attention import PortableAttention
@@ -31,6 +33,8 @@ from retrograd.frontend.random_ops import DRAW_SEED, share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
 from retrograd.frontend.side_effects import contained, refuse_backward_hooks
 from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
+from retrograd.frontend.size_expressions import to_shape
+from retrograd.frontend.size_nodes import share_sizes
 from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
@@ -43,7 +47,7 @@ class CapturedGraph:
 
     ``module`` is the flat module that was traced; its parameters and buffers, in the order of ``signature``, then the
     tensor inputs, are the graph's primals. ``joint`` is AOTAutograd's own record, which its runtime wrappers are built
-    from.
+    from. ``sizes`` are those that differ from call to call.
     """
 
     graph_module: torch.fx.GraphModule
@@ -51,6 +55,7 @@ class CapturedGraph:
     signature: Signature
     module: FlatModule
     num_forward_outputs: int
+    sizes: OpenSizes = field(default_factory=OpenSizes)
 
 
 class FlatModule(torch.nn.Module):
@@ -118,10 +123,12 @@ def capture_joint(
     model: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
 ) -> CapturedGraph:
     """Trace ``model(*args, **kwargs)`` and its backward to one graph of aten ops, without running either.
 
     ``stack`` must stay open for as long as the result is compiled further (AOTAutograd keeps its fake tensors there).
+    ``dynamic_shapes`` says which sizes of the arguments are left open, as for ``torch.export.export``.
 
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
@@ -134,8 +141,13 @@ def capture_joint(
         _check_leaf(spec.name, leaf)
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None)
+    names = [i.name for i in inputs if i.type is not None]
+    shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs or {}, dynamic_shapes, names)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+    if shapes is not None:
+        stack.enter_context(shapes.tracing())
+        tensors = shapes.make_tensors(mode, tensors)
     flat.tracing = True
     try:
         with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
@@ -148,16 +160,35 @@ def capture_joint(
         flat.tracing = False
     graph_module = joint.graph_module
     _check_gradients(graph_module)
+    sizes = OpenSizes() if shapes is None else shapes.find_sizes()
+    share_sizes(graph_module, sizes.names)
     share_seed(graph_module)
     check_random(graph_module)
     refuse_complex(graph_module)
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
-    return CapturedGraph(graph_module, joint, _signature(flat, joint, inputs, in_spec), flat, metadata.num_forward)
+    inputs = _open_inputs(inputs, tensors, sizes)
+    signature = _signature(flat, joint, inputs, in_spec, sizes)
+    return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, sizes)
+
+
+def _open_inputs(
+    inputs: Sequence[InputSpec], tensors: Sequence[torch.Tensor], sizes: OpenSizes
+) -> tuple[InputSpec, ...]:
+    """The inputs, with what their shapes are in terms of the open sizes."""
+    remaining = iter(tensors)
+    return tuple(
+        i if i.type is None else replace(i, type=replace(i.type, shape=to_shape(next(remaining), sizes.names)))
+        for i in inputs
+    )
 
 
 def _signature(
-    flat: FlatModule, joint: JointWithDescriptors, inputs: tuple[InputSpec, ...], in_spec: pytree.TreeSpec
+    flat: FlatModule,
+    joint: JointWithDescriptors,
+    inputs: tuple[InputSpec, ...],
+    in_spec: pytree.TreeSpec,
+    sizes: OpenSizes,
 ) -> Signature:
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")
@@ -167,27 +198,30 @@ def _signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
         inputs=inputs,
-        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_spec),
+        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_spec, sizes.names),
         in_spec=in_spec,
         out_spec=flat.out_spec,
         mutated=tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data),
         autocast=_autocast(),
         training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
+        sizes=sizes.sizes,
+        conditions=sizes.conditions,
     )
 
 
 @contextlib.contextmanager
 def portable_ops() -> Iterator[None]:
     """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library
-    (oneDNN's LSTM) or of cuDNN, and tangents as tensors of their own memory.
+    (oneDNN's LSTM, NNPACK's convolution of small batches) or of cuDNN, and tangents as tensors of their own memory.
 
     A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
     one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
     """
     # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
-    before, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    torch._C._set_cudnn_enabled(False)
+    libraries = (torch._C._set_mkldnn_enabled, torch._C._set_cudnn_enabled, torch._C._set_nnpack_enabled)
+    before = (torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_nnpack_enabled())
+    for enable in libraries:
+        enable(False)
     try:
         with (
             PortableAttention(),
@@ -196,8 +230,8 @@ def portable_ops() -> Iterator[None]:
         ):
             yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
-        torch._C._set_cudnn_enabled(cudnn)
+        for enable, enabled in zip(libraries, before, strict=True):
+            enable(enabled)
 
 
 def _autocast() -> dict[str, str]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -21,9 +22,12 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_part
 
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.narrowing import narrow_graphs, part_names
-from retrograd.frontend.outputs import result_strides
+from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
+from retrograd.frontend.size_nodes import SIZE, find_axis, find_heads
 
+# Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
+Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
 Tensors = Sequence[torch.Tensor]
 _CPU = torch.device("cpu")
 
@@ -59,12 +63,13 @@ def bind(
         return split_joint(joint, backward, num_fwd_outputs)
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(gm, forward, restride=captured.num_forward_outputs))
+        return make_boxed_func(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(graph_caller(gm, backward, restride=0))
+        return make_boxed_func(graph_caller(gm, backward, restride=0, sizes=sizes))
 
+    sizes = size_values(captured.graph_module)
     return _wrap(captured, partition, compile_forward, compile_backward)
 
 
@@ -73,6 +78,7 @@ def bind_traced(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     backward: CompiledFunction | None = None,
+    dynamic_shapes: Any = None,
 ) -> Callable[[Tensors], Tensors]:
     """As :func:`bind`, with the traced graph itself, op by op: what a program is compared with that eager is no measure
     of.
@@ -92,7 +98,7 @@ def bind_traced(
         return make_boxed_func(gm)
 
     with ExitStack() as stack:
-        return _wrap(capture_joint(stack, model, args, kwargs), partition, interpret, interpret)
+        return _wrap(capture_joint(stack, model, args, kwargs, dynamic_shapes), partition, interpret, interpret)
 
 
 def _wrap(
@@ -132,22 +138,36 @@ def split_joint(
         nodes[name].replace_all_uses_with(nodes[kept])
     whole = part_names(backward.narrowed)
     names = dict.fromkeys(whole.get(name, name) for name in backward.arguments if not name.startswith("tangents"))
-    saved = [nodes[name] for name in names]
-    forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, [], num_fwd_outputs=num_forward_outputs)
+    # A size that only shapes are written in terms of need be no node of the graph.
+    found = [nodes[name] for name in names if name in nodes]
+    sizes = [node for node in found if SIZE in node.meta]
+    saved = [node for node in found if SIZE not in node.meta]
+    forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, sizes, num_fwd_outputs=num_forward_outputs)
     narrow_graphs(forward_graph, backward_graph, backward.narrowed, num_forward_outputs)
     return forward_graph, backward_graph
 
 
 def graph_caller(
-    graph_module: torch.fx.GraphModule, function: CompiledFunction, *, restride: int
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    *,
+    restride: int,
+    sizes: Mapping[str, torch.SymInt] | None = None,
 ) -> Callable[..., list[Any]]:
     """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
-    the trace."""
-    places = {node.name: i for i, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
+    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    places = {node.name: i for i, node in enumerate(placeholders)}
+    # Drawn or read at each call, and then like arguments.
+    more: list[Callable[[Sequence[Any]], Any]] = []
     seed = find_seed(graph_module.graph)
     if seed is not None:
-        # Drawn at each call, and then like an argument.
         places[seed.name] = len(places)
+        more.append(lambda _: draw_seed().to(function.device))
+    for name, size in (sizes or {}).items():
+        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
+            places[name] = len(places)
+            more.append(partial(_read_size, *place))
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
     taken = [places[name] for name in function.arguments]
@@ -162,9 +182,9 @@ def graph_caller(
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 
-    def call(*tensors: torch.Tensor) -> list[Any]:
-        if seed is not None:
-            tensors = (*tensors, draw_seed().to(function.device))
+    def call(*tensors: Any) -> list[Any]:
+        if more:
+            tensors = (*tensors, *[read(tensors) for read in more])
         results = function.call([tensors[i] for i in taken])
         out: list[Any] = []
         for argument, result, stride, constant in zip(through, computed, strides, constants, strict=True):
@@ -177,17 +197,31 @@ def graph_caller(
     return call
 
 
-def _strides_of(node: Any) -> tuple[int, ...] | None:
-    """Strides to restore, where they are not those that a compiled function gives."""
+def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
+    """The open sizes of a traced graph by the names of their nodes."""
+    return {node.name: node.meta["val"] for node in find_heads(graph_module.graph)}
+
+
+def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int:
+    return tensors[argument].shape[axis]
+
+
+def _strides_of(node: Any) -> Layout | None:
+    """The layout to restore, where it is not what a compiled function gives."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+    if not isinstance(value, torch.Tensor) or is_contiguous(value):
         return None
-    return result_strides(value)
+    strides = result_strides(value)
+    if all(isinstance(stride, int) for stride in strides):
+        return tuple(hint(stride) for stride in strides)
+    return find_order(strides)
 
 
-def _with_strides(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
-    if stride is None:
+def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    if layout is None:
         return tensor
-    once = tensor[tuple(slice(None) if step else slice(1) for step in stride)]
-    copy = torch.empty_strided(once.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(once)
+    if isinstance(layout, AxisOrder):
+        return layout.apply(tensor)
+    once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
+    copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
     return copy.expand(tensor.shape)

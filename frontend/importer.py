@@ -14,26 +14,44 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import sympy
 import torch
+from torch import SymFloat, SymInt
 from torch._functorch._aot_autograd import descriptors as d
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
+from retrograd.dialects.sizes import format_shape
 from retrograd.frontend.capture import shared_memory_error, state_name
 from retrograd.frontend.checkpoints import find_tag
+from retrograd.frontend.outputs import hint
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
+from retrograd.frontend.size_expressions import to_shape
+from retrograd.frontend.size_nodes import SIZE, find_heads, find_names
 from retrograd.frontend.source import CaptureError
 
 JOINT = "joint"
 _NOTHING: Mapping[str, torch.fx.GraphModule] = {}
+# Of open sizes, by their symbols.
+Names: TypeAlias = Mapping[sympy.Symbol, str]
 
 
 class SeedAOTInput(d.AOTInput):
     """Describes the seed of the random ops as AOTAutograd's descriptors do the other arguments."""
+
+
+@dataclass(frozen=True)
+class SizeAOTInput(d.AOTInput):
+    """Describes a size that differs from call to call."""
+
+    name: str
+
+    def expr(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,7 @@ def import_graph(
         with context, ir.Location.unknown():
             _name_values(node_importers[-1])
             _tag_ops(node_importers[-1])
+            _write_shapes(node_importers[-1], importer.module, graph_module.graph)
             if name in bodies:
                 func.attributes["sym_visibility"] = ir.StringAttr.get("private")
                 func.attributes["bwd.inline"] = ir.UnitAttr.get()
@@ -127,7 +146,7 @@ def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModul
     graph.output(tuple(node for node, _ in kept))
     for node in graph.find_nodes(op="placeholder"):
         # Sizes that Dynamo hands in, and which the graph was specialized on.
-        if not node.users and isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymFloat):
+        if not node.users and SIZE not in node.meta and isinstance(node.meta.get("val"), int | SymInt | SymFloat):
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and node.kwargs.get("device") is not None:
@@ -137,6 +156,7 @@ def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModul
             # All of a module is on one device: what moves a tensor copies it.
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
     _take_seed(graph)
+    _take_sizes(graph)
     # The constants among the module's attributes come along with the graph.
     return torch.fx.GraphModule(graph_module, graph), [desc for _, desc in kept]
 
@@ -147,6 +167,14 @@ def _take_seed(graph: torch.fx.Graph) -> None:
     if seed is not None:
         seed.op, seed.target = "placeholder", seed.name
         seed.meta["desc"] = SeedAOTInput()
+
+
+def _take_sizes(graph: torch.fx.Graph) -> None:
+    """Open sizes become arguments of the function: both halves take them as numbers."""
+    for node in find_heads(graph):
+        node.args = ()
+        node.op, node.target = "placeholder", node.name
+        node.meta["desc"] = SizeAOTInput(node.meta[SIZE])
 
 
 def _flat(output: Any) -> list[Any]:
@@ -193,23 +221,46 @@ def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature:
     (output,) = graph.find_nodes(op="output")
     nodes = _flat(output.args[0])
     results = [_result_role(desc, signature) for desc in descs]
-    func.attributes["arg_attrs"] = _attributes(arguments, [n.name for n in placeholders])
-    func.attributes["res_attrs"] = _attributes(results, [n.name for n in nodes])
+    names = find_names(graph)
+    func.attributes["arg_attrs"] = _attributes(arguments, placeholders, names)
+    func.attributes["res_attrs"] = _attributes(results, nodes, names)
 
 
-def _attributes(roles: Sequence[tuple[str, str]], values: Sequence[str]) -> ir.Attribute:
-    return ir.ArrayAttr.get(
-        [
-            ir.DictAttr.get(
-                {
-                    "bwd.role": ir.StringAttr.get(role),
-                    "bwd.name": ir.StringAttr.get(name),
-                    "bwd.value": ir.StringAttr.get(value),
-                }
-            )
-            for (role, name), value in zip(roles, values, strict=True)
-        ]
-    )
+def _attributes(roles: Sequence[tuple[str, str]], nodes: Sequence[torch.fx.Node], names: Names) -> ir.Attribute:
+    entries = []
+    for (role, name), node in zip(roles, nodes, strict=True):
+        entry = {"bwd.role": role, "bwd.name": name, "bwd.value": node.name}
+        shape = _shape_text(node.meta.get("val"), names)
+        entries.append(entry | ({"bwd.shape": shape} if shape else {}))
+    return ir.ArrayAttr.get([ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in e.items()}) for e in entries])
+
+
+def _shape_text(value: Any, names: Names) -> str:
+    """The shape of a traced tensor, if it has sizes that differ from call to call."""
+    if not isinstance(value, torch.Tensor) or all(isinstance(size, int) for size in value.shape):
+        return ""
+    return format_shape(to_shape(value, names))
+
+
+def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: torch.fx.Graph) -> None:
+    """Write on each op the shapes of its results that differ from call to call, and on the module the sizes that the
+    trace was made with."""
+    names = find_names(graph)
+    if not names:
+        return
+    shapes: dict[ir.Operation, list[str]] = {}
+    for (node, index), value in node_importer._v.items():
+        if not isinstance(value, ir.OpResult):
+            continue
+        traced = node.meta.get("val")
+        text = _shape_text(traced[index] if isinstance(traced, (tuple, list)) else traced, names)
+        if text:
+            shapes.setdefault(value.owner, [""] * len(value.owner.results))[value.result_number] = text
+    for op, texts in shapes.items():
+        op.attributes["bwd.shapes"] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
+    i64 = ir.IntegerType.get_signless(64)
+    hints = {node.meta[SIZE]: ir.IntegerAttr.get(i64, hint(node.meta["val"])) for node in find_heads(graph)}
+    module.operation.attributes["bwd.sizes"] = ir.DictAttr.get(hints)
 
 
 def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
@@ -224,6 +275,8 @@ def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
             return "input", _input_name(desc.idx, signature)
         case SeedAOTInput():
             return "seed", _seed_name(signature)
+        case SizeAOTInput():
+            return "size", desc.name
         case d.ViewBaseAOTInput() | d.SyntheticBaseAOTInput():
             raise shared_memory_error()
         case d.TangentAOTInput():

@@ -6,15 +6,18 @@ constants."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.signature import OutputSpec, TensorType
+from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.source import CaptureError
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, enum.Enum, type, type(None), torch.dtype, torch.device)
@@ -30,8 +33,10 @@ def output_specs(
     is_tensor: Sequence[bool],
     leaves: Sequence[Any],
     out_spec: pytree.TreeSpec,
+    sizes: Mapping[sympy.Symbol, str],
 ) -> tuple[OutputSpec, ...]:
-    """One spec per leaf of what the model returned, in order; ``leaves`` gives the constants among them."""
+    """One spec per leaf of what the model returned, in order; ``leaves`` gives the constants among them, ``sizes`` the
+    names of the sizes that were left open."""
     names = _leaf_names(out_spec)
     values = _output_values(graph_module)
     specs: list[OutputSpec] = []
@@ -44,30 +49,74 @@ def output_specs(
         info = metadata.output_info[index]
         value = values[index]
         kind = _kind(info.output_type)
-        kept = TensorType.of(value)
-        stride = result_strides(value) if kind == "tensor" else kept.stride
+        kept = TensorType.of(value, sizes)
+        stride = tuple(to_size(n, sizes) for n in result_strides(value)) if kind == "tensor" else kept.stride
         specs.append(
             OutputSpec(
                 name,
                 kind,
                 TensorType(kept.shape, kept.dtype, stride, kept.device, bool(info.requires_grad)),
                 base=info.base_idx,
-                offset=int(value.storage_offset()),
+                offset=to_size(value.storage_offset(), sizes),
             )
         )
         index += 1
     return tuple(specs)
 
 
-def result_strides(value: torch.Tensor) -> tuple[int, ...]:
+def result_strides(value: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     """Strides in elements for a result like ``value``: its own, or contiguous ones where several of its elements are
     one. An expanded axis keeps its stride of 0."""
     reach = 0
-    for step, size in sorted((int(s), int(n)) for s, n in zip(value.stride(), value.shape, strict=True)):
+    for step, size in sorted((hint(s), hint(n)) for s, n in zip(value.stride(), value.shape, strict=True)):
         if 0 < step <= reach and size > 1:
-            return tuple(int(s) for s in torch.empty(value.shape, device="meta").stride())
+            return contiguous_strides(value.shape)
         reach += step * (size - 1)
-    return tuple(int(s) for s in value.stride())
+    return tuple(value.stride())
+
+
+def contiguous_strides(shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
+    """Strides in elements of a tensor of this shape whose elements lie in order."""
+    strides: list[int | torch.SymInt] = []
+    step: int | torch.SymInt = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if hint(size) else 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Whether a traced tensor is, for the sizes that it was traced with; to ask the tensor would fix them."""
+    expected = contiguous_strides(value.shape)
+    steps = zip(value.stride(), expected, value.shape, strict=True)
+    return all(hint(a) == hint(b) for a, b, n in steps if hint(n) != 1) or 0 in map(hint, value.shape)
+
+
+@dataclass(frozen=True)
+class AxisOrder:
+    """How the elements of a tensor lie, whatever its sizes: ``outer_to_inner`` are its axes by descending stride,
+    ``expanded`` those of stride 0."""
+
+    outer_to_inner: tuple[int, ...]
+    expanded: frozenset[int]
+
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that lies so."""
+        once = tensor[tuple(slice(1) if axis in self.expanded else slice(None) for axis in range(tensor.dim()))]
+        inverse = [self.outer_to_inner.index(axis) for axis in range(tensor.dim())]
+        copy = once.permute(self.outer_to_inner).contiguous().permute(inverse)
+        return copy.expand(tensor.shape)
+
+
+def find_order(strides: Sequence[int | torch.SymInt]) -> AxisOrder:
+    """The order of axes that these strides come from."""
+    order = sorted(range(len(strides)), key=lambda axis: -hint(strides[axis]))
+    return AxisOrder(tuple(order), frozenset(axis for axis, step in enumerate(strides) if hint(step) == 0))
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The number that a size was traced with; to ask the size itself would fix it."""
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _check_constant(name: str, leaf: Any) -> None:

@@ -10,30 +10,36 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.utils import _pytree as pytree
+
+from retrograd.dialects.sizes import Size
+from retrograd.frontend.dynamic_shapes import SizeSpec
+from retrograd.frontend.size_expressions import to_size
 
 
 @dataclass(frozen=True)
 class TensorType:
     """Shape, dtype (torch's name without the prefix, such as ``float32``), strides in elements and device type of a
-    tensor."""
+    tensor. Sizes that differ from call to call are expressions over their names (``dialects.sizes``)."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
-    stride: tuple[int, ...]
+    stride: tuple[Size, ...]
     device: str
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorType:
+    def of(cls, tensor: torch.Tensor, names: Mapping[sympy.Symbol, str] | None = None) -> TensorType:
         return cls(
-            tuple(int(n) for n in tensor.shape),
+            tuple(to_size(n, names or {}) for n in tensor.shape),
             dtype_name(tensor.dtype),
-            tuple(int(n) for n in tensor.stride()),
+            tuple(to_size(n, names or {}) for n in tensor.stride()),
             tensor.device.type,
             tensor.requires_grad,
         )
@@ -62,14 +68,14 @@ class OutputSpec:
 
     ``kind`` is ``tensor`` (a fresh tensor), ``input`` (argument ``base`` itself), ``view_of_input``, ``view_of_output``
     and ``view_of_base`` (a view of argument, tensor output or intermediate base number ``base``), or ``constant``.
-    ``offset`` is the storage offset of a view, in elements.
+    ``offset`` is the storage offset of a view, in elements, as a size.
     """
 
     name: str
     kind: str
     type: TensorType | None = None
     base: int | None = None
-    offset: int = 0
+    offset: Size = 0
     constant: Any = None
 
 
@@ -78,7 +84,8 @@ class Signature:
     """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs.
 
     ``mutated`` are those that a step overwrites, by number. ``autocast`` is what ``torch.autocast`` was set to: a dtype
-    for each type of device that it was on for. ``training`` is the mode of each module by its path.
+    for each type of device that it was on for. ``training`` is the mode of each module by its path. ``sizes`` differ
+    from call to call; ``conditions`` on them were taken for granted by the trace.
     """
 
     params: tuple[StateSpec, ...]
@@ -90,6 +97,8 @@ class Signature:
     mutated: tuple[int, ...]
     autocast: dict[str, str]
     training: dict[str, bool]
+    sizes: tuple[SizeSpec, ...] = ()
+    conditions: tuple[Any, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their
@@ -104,6 +113,8 @@ class Signature:
             "mutated": list(self.mutated),
             "autocast": self.autocast,
             "training": self.training,
+            "sizes": [dataclasses.asdict(s) for s in self.sizes],
+            "conditions": list(self.conditions),
         }
         plain: dict[str, Any] = json.loads(json.dumps(data))
         return plain

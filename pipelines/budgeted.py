@@ -22,7 +22,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
 from retrograd.pipelines.executable import Executable, measure_scratch
-from retrograd.pipelines.interface import TensorPort
+from retrograd.pipelines.interface import SIZE, TensorPort
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.staged import (
     ExecutableStore,
@@ -164,6 +164,8 @@ def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
 
 
 def port_bytes(port: TensorPort) -> int:
-    """Bytes of a contiguous tensor."""
+    """Bytes of a contiguous tensor, of the sizes that it was traced with; none for a size."""
+    if port.role == SIZE:
+        return 0
     bits = re.match(r"[a-z]*?(\d+)", port.dtype)
-    return prod(port.shape) * (int(bits[1]) // 8 if bits else 1)
+    return prod(port.example) * (int(bits[1]) // 8 if bits else 1)

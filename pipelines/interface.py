@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import attribute_dicts, function_type, tensor_shape
+from retrograd.dialects.sizes import Size, evaluate_size, parse_shape
+from retrograd.pipelines.analysis.read_graph import SHAPE, attribute_dicts, function_type, read_hints, tensor_shape
 
 _ELEMENT = re.compile(r"!torch\.vtensor<\[[\d,?]*\],\s*([\w!.<>]+)>")
+SIZE = "size"
 # torch's names of element types by MLIR's.
 DTYPES = {
     "f64": "float64",
@@ -30,13 +33,18 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorPort:
-    """An argument or result: ``name`` and ``role`` to the user, the captured value it stands for, shape and dtype."""
+    """An argument or result: ``name`` and ``role`` to the user, the captured value it stands for, shape and dtype.
+
+    Of a shape that differs from call to call, ``shape`` has expressions over the sizes, which are arguments with the
+    role ``size``, and ``example`` the numbers that it was traced with.
+    """
 
     name: str
     role: str
     value: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
+    example: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -52,26 +60,29 @@ def read_interface(func: ir.Operation) -> FunctionInterface:
     """Read the interface of a staged ``func.func`` on ``!torch.vtensor`` types.
 
     Raises:
-        ValueError: an argument or result is no tensor, or has an element type that torch has no dtype for.
+        ValueError: an argument or result is neither a tensor nor a size, has an element type that torch has no dtype
+            for, or a shape that differs from call to call and is not written down.
     """
-    kind = function_type(func)
+    kind, hints = function_type(func), read_hints(func.parent.operation) if func.parent is not None else {}
     return FunctionInterface(
         ir.StringAttr(func.attributes["sym_name"]).value,
-        tuple(_port(t, a) for t, a in zip(kind.inputs, attribute_dicts(func, "arg_attrs"), strict=True)),
-        tuple(_port(t, a) for t, a in zip(kind.results, attribute_dicts(func, "res_attrs"), strict=True)),
+        tuple(_port(t, a, hints) for t, a in zip(kind.inputs, attribute_dicts(func, "arg_attrs"), strict=True)),
+        tuple(_port(t, a, hints) for t, a in zip(kind.results, attribute_dicts(func, "res_attrs"), strict=True)),
     )
 
 
-def _port(type_: ir.Type, attributes: dict[str, str]) -> TensorPort:
-    shape, element = tensor_shape(type_), _ELEMENT.fullmatch(str(type_))
-    if shape is None or element is None or element[1] not in DTYPES:
-        raise ValueError(
-            f"{attributes.get('bwd.name', 'an unnamed value')} has type {type_}, which no torch tensor has"
-        )
-    return TensorPort(
-        attributes.get("bwd.name", ""),
-        attributes.get("bwd.role", ""),
-        attributes.get("bwd.value", ""),
-        shape,
-        DTYPES[element[1]],
-    )
+def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int]) -> TensorPort:
+    name, role, value = (attributes.get(f"bwd.{key}", "") for key in ("name", "role", "value"))
+    if role == SIZE and str(type_) == "!torch.int":
+        return TensorPort(name, role, value, (), "int64", ())
+    declared, element = tensor_shape(type_), _ELEMENT.fullmatch(str(type_))
+    if declared is None or element is None or element[1] not in DTYPES:
+        raise ValueError(f"{name or 'an unnamed value'} has type {type_}, which no torch tensor has")
+    shape: tuple[Size, ...] = tuple(n for n in declared if n is not None)
+    if None in declared:
+        shape = parse_shape(attributes.get(SHAPE, ""))
+        if len(shape) != len(declared):
+            raise ValueError(
+                f"{name or 'an unnamed value'} has type {type_} and no {SHAPE} that says what its sizes are"
+            )
+    return TensorPort(name, role, value, shape, DTYPES[element[1]], tuple(evaluate_size(n, hints) for n in shape))

@@ -18,6 +18,7 @@ from retrograd.pipelines.subprocesses import ToolResult, run_tool
 LOWERING_PIPELINE = (
     "builtin.module("
     "bwd-functionalize-rng,"
+    "convert-torch-view-to-tensor,"
     "func.func(torch-match-quantized-custom-ops),"
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
     "torch-backend-to-linalg-on-tensors-backend-pipeline,"

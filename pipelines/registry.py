@@ -28,6 +28,9 @@ PASSES: dict[str, str] = {
     "convert-torch-operator-to-bwd": (
         "retrograd.pipelines.conversions.convert_torch_operator_to_bwd:ConvertTorchOperatorToBwd"
     ),
+    "convert-torch-view-to-tensor": (
+        "retrograd.pipelines.conversions.convert_torch_view_to_tensor:ConvertTorchViewToTensor"
+    ),
 }
 
 

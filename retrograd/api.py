@@ -21,6 +21,7 @@ from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
+from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.verification import verified
 from retrograd.options import Options, tensors_of
 from retrograd.pipelines.errors import CompileError
@@ -55,6 +56,7 @@ def compile_backward(
     partition: Literal["default", "min-cut", "budget"] = "min-cut",
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
+    dynamic_shapes: Any = None,
     verify: bool = False,
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -76,6 +78,10 @@ def compile_backward(
             ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
         save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
             type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``.
+        dynamic_shapes: which sizes of the arguments differ from call to call, as for ``torch.export.export``: by the
+            name or place of the argument, by axis, ``Dim("batch", min=1, max=64)``, ``Dim.DYNAMIC`` or ``Dim.AUTO``.
+            One program serves them all, 1 included; each call is checked against their bounds, against other sizes of
+            the same name, and against what the model was found to take for granted.
         verify: compare every output and gradient of the first call with eager's, on copies.
         cache: keep the executable on disk and take it from there the next time.
         progress: called with the name of each phase as it begins.
@@ -89,13 +95,16 @@ def compile_backward(
         failure.
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
-        ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
+        ValueError: no such partition, a memory budget that is unreadable, not above zero, or of no use to it, or one
+            for sizes that differ from call to call, and so does the peak.
     """
     options = Options(target, partition, cache, memory_budget, save_policy).on(tensors_of(model, args, kwargs))
+    if dynamic_shapes is not None and partition == "budget":
+        raise ValueError("partition='budget' keeps a peak, which differs with dynamic_shapes; leave one of them out")
     phases = Progress(progress)
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
-            captured = capture_joint(stack, model, args, kwargs)
+            captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
         with phases.phase("import"):
             module = import_joint(captured, options.policy)
         built = build_module(module, options, phases)
@@ -103,9 +112,15 @@ def compile_backward(
         call = bind(captured, built.function(FORWARD), backward)
         if verify:
             traced = bool(backward.narrowed) or find_seed(captured.graph_module.graph) is not None
-            reference = bind_traced(model, args, kwargs, backward) if traced else None
-            locate = None if backward.narrowed else partial(_locate, captured, built, options.find_target())
+            reference = bind_traced(model, args, kwargs, backward, dynamic_shapes) if traced else None
+            # Slices for bisection are of fixed sizes.
+            unlocated = backward.narrowed or captured.sizes.sizes
+            locate = None if unlocated else partial(_locate, captured, built, options.find_target())
             call = verified(call, captured, reference, locate)
+    if captured.sizes.sizes:
+        # Outside of the trace, in which every tensor would be a fake one.
+        with COMPILING, phases.phase("check sizes of 1"):
+            captured = admit_ones(captured, model, args, kwargs)
     manifest = describe(captured, built, options, _name_of(model), phases)
     convention = _convention(captured.signature, manifest, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training

@@ -17,6 +17,7 @@ import torch
 from retrograd.dialects import ir
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.options import BackwardOptions, Options, target_on
@@ -163,6 +164,7 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
     """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
+    dynamic = bool(captured.sizes.sizes)
     report = {
         "name": name,
         "target": options.find_target().name,
@@ -173,14 +175,17 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "saved_values": sum(a.role == "saved" for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
-        "forward_transient_bytes": forward.transient_bytes,
-        "backward_transient_bytes": backward.transient_bytes,
-        "peak_bytes_predicted": step_peak(built.staged, built.executable.transients),
+        "forward_transient_bytes": None if dynamic else forward.transient_bytes,
+        "backward_transient_bytes": None if dynamic else backward.transient_bytes,
+        # What IREE allocates is a number in its IR for fixed sizes only.
+        "peak_bytes_predicted": None if dynamic else step_peak(built.staged, built.executable.transients),
         "peak_bytes_measured": None,
         "timeline": {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)},
         "vmfb_bytes": len(built.executable.vmfb),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
+    if dynamic:
+        report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
     signature = captured.signature.to_dict()
     functions = (forward, backward)
     return Manifest(
@@ -198,6 +203,11 @@ def _describe_half(half: str, built: Build) -> dict[str, Any]:
     held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}
     steps = [step.to_list() for step in built.executable.timelines.get(half + INTO, ())]
     return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
+
+
+def _describe_size(size: SizeSpec) -> str:
+    most = "" if size.most is None else f" to {size.most}"
+    return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
 
 
 def _specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:

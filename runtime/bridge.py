@@ -10,20 +10,22 @@ from typing import Any, NoReturn
 import torch
 
 from retrograd.runtime.artifact import ArtifactError
-from retrograd.runtime.executor import ExecutionError, Program
+from retrograd.runtime.executor import Argument, ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
+from retrograd.runtime.sizes import DynamicSize, evaluate, evaluate_shape
 
 FORWARD, BACKWARD, INTO = "forward", "backward", "_into"
 
 
 def run_function(
-    program: Program, function: FunctionSpec, arguments: Sequence[torch.Tensor], *, same_step: bool = False
+    program: Program, function: FunctionSpec, arguments: Sequence[Argument], *, same_step: bool = False
 ) -> list[torch.Tensor]:
-    """Call a function of the program on tensors in its order; the results are new tensors that torch allocates.
+    """Call a function of the program on tensors, and numbers for its sizes, in its order; the results are new tensors
+    that torch allocates.
 
     ``same_step`` is as for ``Program.invoke``: a backward finds on the device what its forward copied there.
     """
-    results = program.allocate(function.results)
+    results = program.allocate(function.results_at(arguments))
     program.invoke(function.name + INTO, arguments, results, same_step=same_step)
     return results
 
@@ -61,6 +63,8 @@ class Bridge:
             raise ArtifactError(
                 "the model writes to an argument that requires grad: compile it in this process instead of loading it"
             )
+        self.sizes = [DynamicSize.from_dict(s) for s in signature["sizes"]]
+        self.first_input = len(primals) - len(tensors)
         self.requires_grad = {o["name"]: o["type"]["requires_grad"] for o in self.outputs}
 
     def __call__(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -70,10 +74,19 @@ class Bridge:
         with torch.no_grad():
             for i, key in self.mutated.items():
                 primals[i].copy_(results[key])
-        return [self._output(spec, primals, results) for spec in self.outputs]
+        sizes = self.read_sizes(primals)
+        return [self._output(spec, primals, results, sizes) for spec in self.outputs]
+
+    def read_sizes(self, primals: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The sizes that differ from call to call, by name."""
+        return {s.name: primals[self.first_input + s.argument].shape[s.axis] for s in self.sizes}
 
     def _output(
-        self, spec: dict[str, Any], primals: Sequence[torch.Tensor], results: dict[str, torch.Tensor]
+        self,
+        spec: dict[str, Any],
+        primals: Sequence[torch.Tensor],
+        results: dict[str, torch.Tensor],
+        sizes: dict[str, int],
     ) -> torch.Tensor:
         kind, type_ = spec["kind"], spec["type"]
         base: torch.Tensor
@@ -81,7 +94,7 @@ class Bridge:
             base = primals[spec["base"]]
             return base
         if kind == "tensor":
-            return _restride(results[spec["name"]], type_["stride"])
+            return _restride(results[spec["name"]], evaluate_shape(type_["stride"], sizes))
         sources: dict[str, Sequence[torch.Tensor]] = {
             "view_of_input": primals,
             "view_of_output": [results[o["name"]] for o in self.outputs] if kind == "view_of_output" else [],
@@ -89,7 +102,8 @@ class Bridge:
         }
         base = sources[kind][spec["base"]]
         base = base if type_["requires_grad"] else base.detach()
-        return base.as_strided(type_["shape"], type_["stride"], spec["offset"])
+        shape, stride = (evaluate_shape(type_[key], sizes) for key in ("shape", "stride"))
+        return base.as_strided(shape, stride, evaluate(spec["offset"], sizes))
 
 
 class _Step(torch.autograd.Function):
@@ -97,14 +111,15 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, *primals: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        by_name = dict(zip(bridge.names, primals, strict=True))
+        sizes = bridge.read_sizes(primals)
+        by_name: dict[str, Argument] = {**dict(zip(bridge.names, primals, strict=True)), **sizes}
         place = bridge.program.torch_device
         by_name |= {a.name: draw_seed().to(place) for a in bridge.forward.arguments if a.role == "seed"}
         results = run_function(bridge.program, bridge.forward, [by_name[a.name] for a in bridge.forward.arguments])
         saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "mutation"}
-        kept = [a.name for a in bridge.backward.arguments if a.role != "tangent"]
+        kept = [a.name for a in bridge.backward.arguments if a.role not in ("tangent", "size")]
         ctx.save_for_backward(*[saved[name] if name in saved else by_name[name] for name in kept])
-        ctx.kept, ctx.bridge = kept, bridge
+        ctx.kept, ctx.bridge, ctx.sizes = kept, bridge, sizes
         given = [(r, t) for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "saved"]
         ctx.given = [r.name for r, _ in given]
         ctx.mark_non_differentiable(*[t for r, t in given if not _is_differentiable(r, bridge)])
@@ -113,7 +128,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         names = [*ctx.kept, *[f"tangent.{name}" for name in ctx.given]]
-        return (None, *_Gradients.apply(ctx.bridge, names, *ctx.saved_tensors, *gradients))  # type: ignore[no-untyped-call]
+        return (None, *_Gradients.apply(ctx.bridge, names, ctx.sizes, *ctx.saved_tensors, *gradients))  # type: ignore[no-untyped-call]
 
 
 class _Gradients(torch.autograd.Function):
@@ -124,8 +139,10 @@ class _Gradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, bridge: Bridge, names: Sequence[str], *tensors: torch.Tensor) -> tuple[Any, ...]:
-        values = dict(zip(names, tensors, strict=True))
+    def forward(
+        ctx: Any, bridge: Bridge, names: Sequence[str], sizes: dict[str, int], *tensors: torch.Tensor
+    ) -> tuple[Any, ...]:
+        values: dict[str, Argument] = {**dict(zip(names, tensors, strict=True)), **sizes}
         function = bridge.backward
         results = run_function(bridge.program, function, [values[a.name] for a in function.arguments], same_step=True)
         by_name = {r.name.removeprefix("grad."): t for r, t in zip(function.results, results, strict=True)}

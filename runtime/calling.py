@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.runtime.sizes import DynamicSize, Expression, SizeChecks, SizeError, show
+
 
 class ArgumentError(TypeError):
     """An argument that the compiled program does not take; the message names it and what was expected."""
@@ -22,7 +24,7 @@ class ExpectedTensor:
     given."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Expression, ...]
     dtype: torch.dtype
     device: str
     requires_grad: bool
@@ -43,7 +45,7 @@ class ExpectedTensor:
                 "inside it; where it is a tracer's, trace the model itself, not what was compiled from it"
             )
         here = self.device in (str(value.device), value.device.type)
-        if value.shape != self.shape or value.dtype != self.dtype or not here:
+        if not self._fits(value.shape) or value.dtype != self.dtype or not here:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
             raise ArgumentError(
                 f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices"
@@ -56,8 +58,16 @@ class ExpectedTensor:
         if value.layout is not torch.strided:
             raise ArgumentError(f"{self.name}: expected a dense tensor, found layout {value.layout}")
 
+    def _fits(self, shape: Sequence[int]) -> bool:
+        """Whether a shape is the expected one, as far as this argument alone tells."""
+        if shape == self.shape:
+            return True
+        wanted = zip(shape, self.shape, strict=True) if len(shape) == len(self.shape) else [(0, 1)]
+        return all(not isinstance(size, int) or size == given for given, size in wanted)
+
     def __str__(self) -> str:
-        return f"{self.dtype} of shape {self.shape} on {self.device}"
+        sizes = ", ".join(show(size) for size in self.shape) + ("," if len(self.shape) == 1 else "")
+        return f"{self.dtype} of shape ({sizes}) on {self.device}"
 
 
 class CallingConvention:
@@ -88,6 +98,10 @@ class CallingConvention:
         self._out_constants = (
             list(out_constants) if out_constants is not None else [o["constant"] for o in self.outputs]
         )
+        tensors = [i for i in self.inputs if isinstance(i, ExpectedTensor)]
+        sizes = tuple(DynamicSize.from_dict(s) for s in signature.get("sizes", ()))
+        names, shapes = tuple(t.name for t in tensors), tuple(t.shape for t in tensors)
+        self._checks = SizeChecks(sizes, tuple(signature.get("conditions", ())), names, shapes) if sizes else None
         self._mutated: Sequence[int] = signature.get("mutated", ())
         self._autocast: Mapping[str, str] = signature.get("autocast", {})
         self._in_spec = in_spec or _load_tree(signature["in_tree"])
@@ -116,6 +130,11 @@ class CallingConvention:
                 raise ArgumentError(
                     f"{expected}: compiled for the constant {constant!r}, found {leaf!r}; compile again for it"
                 )
+        if self._checks is not None:
+            try:
+                self._checks.read([tensor.shape for tensor in tensors])
+            except SizeError as error:
+                raise ArgumentError(str(error)) from error
         return tensors
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:

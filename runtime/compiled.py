@@ -26,7 +26,8 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class CompiledBackward:
     """Call it like the model it was compiled from; ``.backward()`` on what comes out runs the compiled backward.
 
-    Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for.
+    Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for; sizes
+    that were left open, any that fulfil its conditions.
     Parameters and buffers are those of the model, read at each call; buffers are updated as eager does.
     """
 
@@ -113,7 +114,9 @@ class CompiledBackward:
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
         if self._has_run and self._peak is None:
-            self._peak = measure_peak(self._program, self.manifest.function(FORWARD), self.manifest.function(BACKWARD))
+            forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
+            sizes = {s["name"]: s["hint"] for s in self.manifest.signature["sizes"]}
+            self._peak = measure_peak(self._program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**self.manifest.report, "peak_bytes_measured": measured})
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from iree import runtime as iree_runtime
@@ -42,7 +42,18 @@ from retrograd.runtime.tensors import (
     is_importable,
 )
 
-__all__ = ["ALIGNMENT", "ExecutionError", "OutOfDeviceMemory", "Program", "allocate_results", "is_importable"]
+# What a function takes: tensors, and numbers for its sizes.
+Argument: TypeAlias = torch.Tensor | int
+
+__all__ = [
+    "ALIGNMENT",
+    "Argument",
+    "ExecutionError",
+    "OutOfDeviceMemory",
+    "Program",
+    "allocate_results",
+    "is_importable",
+]
 
 # dlpack has no code that IREE knows for these: they cross as bytes and are named again on the other side.
 _BYTE_DTYPES = {
@@ -125,16 +136,16 @@ class Program:
         self._current().pin(tensors)
 
     def invoke(
-        self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], *, same_step: bool = False
+        self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], *, same_step: bool = False
     ) -> None:
         """Call the exported function `name` on `arguments`, then `results`, and wait until it is done.
 
-        The shapes and dtypes of all tensors are those the function was compiled for. Arguments are only read; an
-        argument that is not contiguous, not aligned to `ALIGNMENT`, a lazy conjugate or negative, or shares storage
-        with a result, is copied first. Results are overwritten, are not seen by autograd, and must be distinct,
-        contiguous and aligned, as those of `allocate_results` are. `same_step` says that the call goes on where an
-        earlier one left off: arguments that were copied to a device for that one are not copied again, unless torch
-        has counted a write to them since.
+        The shapes and dtypes of all tensors are those the function was compiled for; a number, which is a size, goes to
+        IREE as a 64-bit integer. Arguments are only read; an argument that is not contiguous, not aligned to
+        `ALIGNMENT`, a lazy conjugate or negative, or shares storage with a result, is copied first. Results are
+        overwritten, are not seen by autograd, and must be distinct, contiguous and aligned, as those of
+        `allocate_results` are. `same_step` says that the call goes on where an earlier one left off: arguments that
+        were copied to a device for that one are not copied again, unless torch has counted a write to them since.
 
         Raises:
             ExecutionError: no such function, a tensor it does not take, or a failure while it ran.
@@ -142,7 +153,10 @@ class Program:
         """
         loaded = self._current()
         storages = check_results(name, results, loaded.device)
-        inputs = [as_argument(name, index, t, loaded.device, storages) for index, t in enumerate(arguments)]
+        inputs = [
+            a if isinstance(a, int) else as_argument(name, index, a, loaded.device, storages)
+            for index, a in enumerate(arguments)
+        ]
         if loaded.device.is_staged:
             loaded.invoke_staged(name, inputs, results, same_step)
         elif loaded.times is not None:
@@ -156,7 +170,7 @@ class Program:
         loaded: "_Loaded",
         times: CallTimes,
         name: str,
-        arguments: Sequence[torch.Tensor],
+        arguments: Sequence[Argument],
         results: Sequence[torch.Tensor],
     ) -> None:
         """Call on the workers with the cores to themselves, or in this thread, where that is faster."""
@@ -215,7 +229,7 @@ def _after_torch(place: torch.device) -> Iterator[None]:
 
 
 def _invoke_beside_torch(
-    loaded: "_Loaded", name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    loaded: "_Loaded", name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]
 ) -> None:
     """Call a function; where the device's memory runs out, once more when torch has given up what it keeps unused."""
     try:
@@ -255,11 +269,11 @@ class _Loaded:
             ) from error
         abandon_after_fork(self)
 
-    def invoke(self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self._function(name)
         function.check_results(results)
-        imported = [self._import(name, index, tensor) for index, tensor in enumerate(arguments)]
+        imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
         first = len(imported)
         if name not in self._copying:
             try:
@@ -274,13 +288,13 @@ class _Loaded:
             self._deliver(function, imported, results)
 
     def invoke_staged(
-        self, name: str, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], same_step: bool
+        self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
     ) -> None:
         """Call `name` on copies of the arguments on the device; what is not on torch's `meta` device comes back."""
         function = self._function(name)
         function.check_results(results)
         with self._staged(name):
-            views = [self.staging.upload(tensor, reuse=same_step) for tensor in arguments]
+            views = [a if isinstance(a, int) else self.staging.upload(a, reuse=same_step) for a in arguments]
             self._deliver(function, views, results)
 
     def pin(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -325,7 +339,10 @@ class _Loaded:
     def _call(self, function: "_Function", views: Sequence[Any]) -> None:
         packed = iree_runtime.VmVariantList(len(views))
         for view in views:
-            packed.push_ref(view.ref)
+            if isinstance(view, int):
+                packed.push_int(view)
+            else:
+                packed.push_ref(view.ref)
         # A VM context keeps state in its modules, so that one call may be in it at a time.
         with self._lock:
             try:

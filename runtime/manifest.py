@@ -7,14 +7,18 @@ never runs on a signature that was understood by half.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
-FORMAT_VERSION = 1
+from retrograd.runtime.sizes import Expression, evaluate_shape, find_problem, is_fixed
+
+FORMAT_VERSION = 2
 """The only manifest format that this release writes and reads."""
 
-ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved", "seed"})
+SIZE = "size"
+ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved", "seed", SIZE})
 RESULT_ROLES = frozenset({"output", "mutation", "saved", "grad"})
 VERSION_KEYS = frozenset({"retrograd", "torch", "torch-mlir", "iree-compiler"})
 
@@ -29,17 +33,27 @@ class ManifestError(ValueError):
 class TensorSpec:
     """One argument or result of an exported function.
 
-    `shape` is in elements, `dtype` is torch's name without its prefix ("float32", "bool", "bfloat16", ...).
+    `shape` is in elements; a size that differs from call to call is an expression over the arguments with the role
+    `size` (see `runtime.sizes`), which are numbers and no tensors. `dtype` is torch's name without its prefix
+    ("float32", "bool", "bfloat16", ...).
     """
 
     name: str
     role: str
-    shape: tuple[int, ...]
+    shape: tuple[Expression, ...]
     dtype: str
+
+    def at(self, sizes: Mapping[str, int]) -> "TensorSpec":
+        """The same for a call with these sizes.
+
+        Raises:
+            KeyError: a size is missing.
+        """
+        return self if is_fixed(self.shape) else replace(self, shape=evaluate_shape(self.shape, sizes))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of this tensor."""
-        return {"name": self.name, "role": self.role, "shape": list(self.shape), "dtype": self.dtype}
+        return {"name": self.name, "role": self.role, "shape": _as_list(self.shape), "dtype": self.dtype}
 
     @classmethod
     def from_dict(cls, data: Any, where: str = "tensor") -> "TensorSpec":
@@ -65,6 +79,18 @@ class FunctionSpec:
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
     transient_bytes: int
+
+    @cached_property
+    def is_dynamic(self) -> bool:
+        """Whether a shape differs from call to call."""
+        return not all(is_fixed(tensor.shape) for tensor in (*self.arguments, *self.results))
+
+    def results_at(self, arguments: Sequence[Any]) -> Sequence[TensorSpec]:
+        """The results of a call with these arguments, whose sizes among them are numbers."""
+        if not self.is_dynamic:
+            return self.results
+        sizes = {a.name: int(given) for a, given in zip(self.arguments, arguments, strict=True) if a.role == SIZE}
+        return [result.at(sizes) for result in self.results]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of this function."""
@@ -245,10 +271,19 @@ def _as_text(value: Any, where: str) -> str:
     return value
 
 
-def _as_size(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ManifestError(f"{where} must be int, not {type(value).__name__}")
-    return value
+def _as_size(value: Any, where: str) -> Expression:
+    problem = find_problem(value)
+    if problem is not None:
+        raise ManifestError(f"{where} must be a size: {problem}")
+    return value if isinstance(value, (int, str)) else _as_tuple(value)
+
+
+def _as_tuple(expression: Expression) -> Expression:
+    return tuple(map(_as_tuple, expression)) if isinstance(expression, list) else expression
+
+
+def _as_list(expression: Expression) -> Expression:
+    return [_as_list(part) for part in expression] if isinstance(expression, tuple) else expression
 
 
 def _check_roles(tensors: tuple[TensorSpec, ...], allowed: frozenset[str], where: str) -> None:

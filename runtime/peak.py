@@ -4,24 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from retrograd.runtime.bridge import INTO
-from retrograd.runtime.executor import Program, allocate_results
-from retrograd.runtime.manifest import FunctionSpec, TensorSpec
+from retrograd.runtime.executor import Argument, Program, allocate_results
+from retrograd.runtime.manifest import SIZE, FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 
-def measure_peak(program: Program, forward: FunctionSpec, backward: FunctionSpec) -> int:
-    """Run a step on zeros and count: storage of the tensors held, and what IREE's allocator had out at its highest."""
+def measure_peak(
+    program: Program, forward: FunctionSpec, backward: FunctionSpec, sizes: Mapping[str, int] | None = None
+) -> int:
+    """Run a step on zeros and count: storage of the tensors held, and what IREE's allocator had out at its highest.
+
+    ``sizes`` are those to run it with, where they differ from call to call.
+    """
+    given = _Zeros(program, sizes or {})
     with track_peak(program) as scratch:
-        results = _run(program, forward, _zeros(program, forward.arguments))
+        results = _run(program, forward, [given.make(a) for a in forward.arguments])
     during_forward = _storage(results) + scratch.peak_bytes - scratch.resident_bytes
     # Updated buffers are copied to their place and freed before the backward.
     kept = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"}
-    arguments = [kept[a.name] if a.name in kept else _zeros(program, [a])[0] for a in backward.arguments]
+    arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.arguments]
     with track_peak(program) as scratch:
         gradients = _run(program, backward, arguments)
     during_backward = _storage([*kept.values(), *gradients]) + scratch.peak_bytes - scratch.resident_bytes
@@ -32,12 +39,22 @@ def _storage(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def _zeros(program: Program, specs: Iterable[TensorSpec]) -> list[torch.Tensor]:
-    return [t.zero_() for t in allocate_results(list(specs), program.torch_device)]
+@dataclass(frozen=True)
+class _Zeros:
+    """Makes arguments for a program."""
+
+    program: Program
+    sizes: Mapping[str, int]
+
+    def make(self, spec: TensorSpec) -> Argument:
+        """A tensor of zeros, or the number that a size is."""
+        if spec.role == SIZE:
+            return self.sizes[spec.name]
+        return allocate_results([spec.at(self.sizes)], self.program.torch_device)[0].zero_()
 
 
-def _run(program: Program, function: FunctionSpec, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+def _run(program: Program, function: FunctionSpec, arguments: list[Argument]) -> list[torch.Tensor]:
     """The results, residuals among them, in torch's memory: the halves run on devices of their own."""
-    results = allocate_results(function.results, program.torch_device)
+    results = allocate_results(function.results_at(arguments), program.torch_device)
     program.invoke(function.name + INTO, arguments, results)
     return results

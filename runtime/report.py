@@ -27,6 +27,7 @@ _BYTES = (
     "memory_budget",
 )
 _TITLES = {
+    "sizes": "sizes, as traced (and their bounds)",
     "forward_ops": "ops in forward",
     "backward_ops": "ops in backward",
     "saved_bytes": "saved between forward and backward",
@@ -132,13 +133,13 @@ def format_bytes(count: int) -> str:
 
 def _text(key: str, value: Any) -> str:
     if value is None:
-        return "not run yet"
+        return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"
     if key in _BYTES:
         return format_bytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " ".join(value) or "none"
+        return ("; " if key == "sizes" else " ").join(value) or "none"
     if isinstance(value, float):
         return f"{value:.1e}"
     return f"{value:,}" if isinstance(value, int) else str(value)

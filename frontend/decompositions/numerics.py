@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from retrograd.frontend.decompositions.entry import Decomposition
 
@@ -50,15 +51,17 @@ def matrix_product(x: Tensor, y: Tensor) -> Any:
     """``aten.mm`` of shapes ``[m, k]`` and ``[k, n]`` where one of the three sizes is 1: products and a sum;
     zeros where one is 0."""
     (m, k), n = x.shape, y.shape[1]
-    if 0 in (m, k, n):
+    if any(statically_known_true(size == 0) for size in (m, k, n)):
         return torch.zeros(m, n, dtype=x.dtype, device=x.device)
-    if not x.dtype.is_floating_point or 1 not in (m, k, n):
+    # A size that differs from call to call is 1 only now and then.
+    ones = [statically_known_true(size == 1) for size in (m, k, n)]
+    if not x.dtype.is_floating_point or not any(ones):
         return NotImplemented
     half = x.dtype in (torch.bfloat16, torch.float16)
     left, right = (x.float(), y.float()) if half else (x, y)
-    if k == 1:
+    if ones[1]:
         product = left * right
-    elif n == 1:
+    elif ones[2]:
         product = (left * right.t()).sum(1, keepdim=True)
     else:
         product = (left.t() * right).sum(0, keepdim=True)

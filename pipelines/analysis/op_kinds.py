@@ -65,19 +65,40 @@ _TABLE: dict[OpKind, str] = {
         randint randint.low randn randn_like uniform""",
 }
 
-KINDS: dict[str, OpKind] = {_PREFIX + name: kind for kind, names in _TABLE.items() for name in names.split()} | {
-    "torch.prims.squeeze": OpKind.VIEW,
-    "torch.prims.split_dim": OpKind.VIEW,
-    "torch.prims.collapse": OpKind.VIEW,
-    "torch.prims.convert_element_type": OpKind.POINTWISE,
-    "torch.prims.iota": OpKind.POINTWISE,
-    "torch.prims.var": OpKind.REDUCTION,
-    "torch.prims.sqrt": OpKind.POINTWISE,
-    "torch.vtensor.literal": OpKind.CONSTANT,
-    # Library ops, with no op of their own in the torch dialect.
-    "torch.retrograd.uniform": OpKind.POINTWISE,
-    "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
-}
+KINDS: dict[str, OpKind] = (
+    {_PREFIX + name: kind for kind, names in _TABLE.items() for name in names.split()}
+    | {
+        "torch.prims.squeeze": OpKind.VIEW,
+        "torch.prims.split_dim": OpKind.VIEW,
+        "torch.prims.collapse": OpKind.VIEW,
+        "torch.prims.convert_element_type": OpKind.POINTWISE,
+        "torch.prims.iota": OpKind.POINTWISE,
+        "torch.prims.var": OpKind.REDUCTION,
+        "torch.prims.sqrt": OpKind.POINTWISE,
+        "torch.vtensor.literal": OpKind.CONSTANT,
+        # Library ops, with no op of their own in the torch dialect.
+        "torch.retrograd.uniform": OpKind.POINTWISE,
+        "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
+    }
+    | {
+        # Arithmetic on sizes.
+        _PREFIX + name: OpKind.CONSTANT
+        for name in [
+            "add.int",
+            "sub.int",
+            "mul.int",
+            "neg.int",
+            "floordiv.int",
+            "div.int",
+            "div",
+            "div.float",
+            "add",
+            "mul",
+            "sub",
+            "size.int",
+        ]
+    }
+)
 
 
 def op_kind(name: str, *, has_tensor_result: bool) -> OpKind:

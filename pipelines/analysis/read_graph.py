@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from retrograd.dialects import ir
+from retrograd.dialects.sizes import evaluate_size, parse_shape
 from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
@@ -24,6 +25,8 @@ MUTATION = "mutation"
 SEED = "seed"
 # On an op: what the user asked of it, and the number of the checkpointed block that it is in.
 TAG, BLOCK = "bwd.recompute", "bwd.block"
+# Open shapes: of an argument or result, of the results of an op; the sizes that the trace was made with, on the module.
+SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
 # The narrower type that its results are saved in.
 STORED = "bwd.saved_dtype"
 _OPERATOR = "torch.operator"
@@ -49,10 +52,13 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     ops: list[Op] = []
     ir_ops: list[ir.Operation] = []
 
+    shapes = ShapeReader(func)
+
     def add(value: ir.Value, name: str, producer: int | None) -> int:
-        shape = tensor_shape(value.type)
+        shape = shapes.read(value)
         numbers[value] = len(values)
-        values.append(Value(len(values), name, tensor_bytes(value.type), producer, shape is not None))
+        size = 0 if shape is None else prod(shape) * element_bytes(value.type)
+        values.append(Value(len(values), name, size, producer, shape is not None))
         ir_values.append(value)
         return numbers[value]
 
@@ -68,12 +74,12 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             continue
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
-        stored |= {v: stored_bytes(op, r.type) for v, r in zip(results, op.results, strict=True)}
+        stored |= {v: stored_bytes(op, r.type, shapes.read(r)) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
-        shapes = [tensor_shape(o.type) for o in op.operands]
-        flops = count_flops(name, shapes, [tensor_shape(r.type) for r in op.results])
-        parts = find_parts(name, shapes)
+        taken = [shapes.read(o) for o in op.operands]
+        flops = count_flops(name, taken, [shapes.read(r) for r in op.results])
+        parts = find_parts(name, taken)
         ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), parts))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
@@ -153,12 +159,62 @@ def value_names(op: ir.Operation) -> list[str]:
     return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes["bwd.values"])]
 
 
-def tensor_shape(type_: ir.Type) -> tuple[int, ...] | None:
-    """Shape of a ``!torch.vtensor``; ``None`` for any other type. An unknown size counts as 1."""
+class ShapeReader:
+    """Shapes of the values of a function, with the sizes that the trace was made with in place of open ones.
+
+    Open sizes are ``?`` in types. What they are is in ``bwd.shape`` of an argument and ``bwd.shapes`` of an op, as
+    expressions over symbols, whose numbers are in ``bwd.sizes`` of the module. A size that is written nowhere counts
+    as 1.
+    """
+
+    def __init__(self, func: ir.Operation) -> None:
+        self._hints = read_hints(func.parent.operation) if func.parent is not None else {}
+        self._arguments = [a.get(SHAPE, "") for a in attribute_dicts(func, "arg_attrs")]
+
+    def text(self, value: ir.Value) -> str:
+        """The expressions for an open shape; empty for a fixed one."""
+        if not isinstance(value, ir.OpResult):
+            return self._arguments[int(ir.BlockArgument(value).arg_number)]
+        attributes = value.owner.attributes
+        if SHAPES not in attributes:
+            return ""
+        return str(ir.StringAttr(ir.ArrayAttr(attributes[SHAPES])[value.result_number]).value)
+
+    def read(self, value: ir.Value) -> tuple[int, ...] | None:
+        """The shape of a ``!torch.vtensor``; ``None`` for a value of any other type."""
+        fixed = tensor_shape(value.type)
+        if fixed is None or None not in fixed:
+            return tuple(n for n in fixed if n is not None) if fixed is not None else None
+        text = self.text(value)
+        return evaluate_shape(text, self._hints) if text else tuple(1 if n is None else n for n in fixed)
+
+
+def read_hints(module: ir.Operation) -> dict[str, int]:
+    """The sizes that a module was traced with, by their symbols."""
+    if SIZES not in module.attributes:
+        return {}
+    return {a.name: int(ir.IntegerAttr(a.attr).value) for a in ir.DictAttr(module.attributes[SIZES])}
+
+
+def evaluate_shape(text: str, hints: Mapping[str, int]) -> tuple[int, ...]:
+    """The numbers of a shape of expressions."""
+    return tuple(evaluate_size(size, hints) for size in parse_shape(text))
+
+
+def tensor_shape(type_: ir.Type) -> tuple[int | None, ...] | None:
+    """Shape of a ``!torch.vtensor``, with ``None`` for open sizes; ``None`` for any other type."""
     match = _VTENSOR.fullmatch(str(type_))
     if match is None:
         return None
-    return tuple(1 if n == "?" else int(n) for n in match[1].split(",") if n)
+    return tuple(None if n == "?" else int(n) for n in match[1].split(",") if n)
+
+
+def fixed_shape(type_: ir.Type) -> tuple[int, ...] | None:
+    """Shape of a ``!torch.vtensor`` all of whose sizes are fixed; ``None`` for any other type."""
+    shape = tensor_shape(type_) or ()
+    if tensor_shape(type_) is None or None in shape:
+        return None
+    return tuple(n for n in shape if n is not None)
 
 
 def element_type(type_: ir.Type) -> str:
@@ -167,22 +223,16 @@ def element_type(type_: ir.Type) -> str:
     return "" if match is None else match[2]
 
 
-def stored_bytes(op: ir.Operation, type_: ir.Type) -> int | None:
+def stored_bytes(op: ir.Operation, type_: ir.Type, shape: tuple[int, ...] | None) -> int | None:
     """Bytes of a result of ``op`` when it is saved in a narrower type; ``None`` if it is saved as it is."""
-    shape = tensor_shape(type_)
     if STORED not in op.attributes or shape is None:
         return None
     return narrowed_bytes(ir.StringAttr(op.attributes[STORED]).value, shape, element_type(type_))
 
 
-def tensor_bytes(type_: ir.Type) -> int:
-    """Bytes of a contiguous ``!torch.vtensor``; 0 for any other type. Booleans (``i1``) take a byte each."""
-    match = _VTENSOR.fullmatch(str(type_))
-    if match is None:
-        return 0
-    element = match[2].removeprefix("complex<")
-    bits = _BITS.match(element)
+def element_bytes(type_: ir.Type) -> int:
+    """Bytes of an element of a ``!torch.vtensor``; booleans (``i1``) take a byte each."""
+    element = element_type(type_)
+    bits = _BITS.match(element.removeprefix("complex<"))
     width = max(1, int(bits[1]) // 8) if bits else 1
-    if element != match[2]:
-        width *= 2
-    return prod(tensor_shape(type_) or (1,)) * width
+    return width * 2 if element.startswith("complex<") else width

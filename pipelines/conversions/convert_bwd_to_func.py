@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import bwd, ir
-from retrograd.pipelines.analysis.read_graph import attribute_dicts, function_type
+from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
@@ -83,6 +83,7 @@ def _check_body(func: ir.Operation) -> None:
 def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Value, dict[str, str]]]:
     """Lower each bwd op; returns the results to add to the function, with their attributes."""
     added: list[tuple[ir.Value, dict[str, str]]] = []
+    shapes = ShapeReader(func)
     dead: list[ir.Operation] = []
     for view in func.regions[0].blocks[0].operations:
         op = view.operation
@@ -90,10 +91,11 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
             case "bwd.save":
                 name = ir.StringAttr(op.attributes["name"]).value
                 attributes = {"bwd.role": "saved", "bwd.name": f"saved.{name}", "bwd.value": name}
-                added.append((op.operands[0], attributes))
+                added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.accumulate_grad":
                 number = ir.IntegerAttr(op.attributes["param"]).value
-                added.append((op.operands[0], {"bwd.role": "grad", "bwd.name": f"grad.{number}"}))
+                attributes = {"bwd.role": "grad", "bwd.name": f"grad.{number}"}
+                added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.recompute_barrier":
                 op.results[0].replace_all_uses_with(op.operands[0])
             case "bwd.call_hook" | "bwd.call_backward":
@@ -115,6 +117,11 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
     for op in reversed(dead):
         op.erase()
     return added
+
+
+def _shape_of(shapes: ShapeReader, op: ir.Operation) -> dict[str, str]:
+    text = shapes.text(op.operands[0])
+    return {SHAPE: text} if text else {}
 
 
 def _call(

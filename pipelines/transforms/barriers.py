@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from retrograd.dialects import ir
 
 _BARRIER = "util.optimization_barrier"
+_TIE = "flow.tensor.tie_shape"
 # Ops whose result may share storage with their first operand.
 _VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
 
@@ -20,6 +21,31 @@ def add_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
         _BARRIER, operands=[value], results=[value.type], loc=before.location, ip=ir.InsertionPoint(before)
     )
     return op.results[0]
+
+
+def take_behind_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
+    """``value`` behind a barrier, for use in its place. IREE reads no sizes off one: open sizes are tied to it."""
+    ip, location = ir.InsertionPoint(before), before.location
+    sizes = [size.result for size in read_open_sizes(value, ip, location)]
+    hidden = add_barrier(value, before)
+    if not sizes:
+        return hidden
+    tied = ir.Operation.create(_TIE, operands=[hidden, *sizes], results=[value.type], loc=location, ip=ip)
+    return tied.results[0]
+
+
+def read_open_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
+    """Ops that give the sizes of ``value`` that its type leaves open, in order."""
+    type_ = ir.RankedTensorType(value.type)
+    index = ir.IndexType.get()
+    sizes = []
+    for dim in range(type_.rank):
+        if type_.is_dynamic_dim(dim):
+            attributes = {"value": ir.IntegerAttr.get(index, dim)}
+            number = ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
+            operands = [value, number.result]
+            sizes.append(ir.Operation.create("tensor.dim", operands=operands, results=[index], loc=location, ip=ip))
+    return sizes
 
 
 def view_root(value: ir.Value) -> ir.Value:

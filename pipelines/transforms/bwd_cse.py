@@ -11,6 +11,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import (
     BLOCK,
+    SHAPES,
     STORED,
     TAG,
     ReadGraph,
@@ -26,7 +27,7 @@ MERGED = "bwd.merged"
 _VALUES = "bwd.values"
 # What was asked of an op is no part of what it computes.
 _MARKS = (TAG, BLOCK, "bwd.label")
-_IGNORED = (_VALUES, STORED, *_MARKS)
+_IGNORED = (_VALUES, SHAPES, STORED, *_MARKS)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import function_type
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.barriers import read_open_sizes
 
 SUFFIX = "_into"
 
@@ -101,7 +102,7 @@ def _operands(op: ir.Operation) -> Iterator[ir.Value]:
 def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[ir.Operation, list[ir.Operation]]:
     """The op that aliases ``value`` to ``storage``, and the ops that give it the sizes of ``value``."""
     location = value.owner.location if isinstance(value, ir.OpResult) else storage.location
-    sizes = _dynamic_sizes(value, ip, location)
+    sizes = read_open_sizes(value, ip, location)
     segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
     alias = ir.Operation.create(
@@ -113,16 +114,3 @@ def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[i
         ip=ip,
     )
     return alias, sizes
-
-
-def _dynamic_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
-    type_ = ir.RankedTensorType(value.type)
-    index = ir.IndexType.get()
-    sizes = []
-    for dim in range(type_.rank):
-        if type_.is_dynamic_dim(dim):
-            attributes = {"value": ir.IntegerAttr.get(index, dim)}
-            number = ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
-            operands = [value, number.result]
-            sizes.append(ir.Operation.create("tensor.dim", operands=operands, results=[index], loc=location, ip=ip))
-    return sizes

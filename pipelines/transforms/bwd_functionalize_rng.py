@@ -8,6 +8,7 @@ integers, so that every target gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -48,14 +49,18 @@ def expand_uniform(op: ir.Operation) -> None:
     """Replace one ``retrograd.uniform`` by a ``linalg.generic``.
 
     Raises:
-        PassFailure: the stream is no constant, or the result is no tensor of static shape and f32 with at most 2**32
-            elements.
+        PassFailure: the stream is no constant, the result is no tensor of f32, or has more than 2**32 elements (as far
+            as its sizes are known), or an open size is no operand of the op.
     """
     stream, shape = _stream(op), _shape(op)
     ip, location = ir.InsertionPoint(op), op.location
     seed = _create("torch_c.to_builtin_tensor", [op.operands[0]], ir.Type.parse("tensor<2xi64>"), ip, location)
-    type_ = ir.RankedTensorType.get(shape, ir.F32Type.get(), loc=location)
-    empty = _create("tensor.empty", [], type_, ip, location)
+    dynamic = ir.ShapedType.get_dynamic_size()
+    type_ = ir.RankedTensorType.get([dynamic if n is None else n for n in shape], ir.F32Type.get(), loc=location)
+    with ip, location:
+        sizes = {axis: _open_size(op, axis) for axis, size in enumerate(shape) if size is None}
+        extents = [_index_of(sizes[axis]) for axis in sizes]
+    empty = _create("tensor.empty", extents, type_, ip, location)
     generic = ir.Operation.create(
         "linalg.generic",
         operands=[empty],
@@ -71,13 +76,13 @@ def expand_uniform(op: ir.Operation) -> None:
     )
     body = generic.regions[0].blocks.append(ir.F32Type.get(), arg_locs=[location])
     with ir.InsertionPoint(body), location:
-        _fill(shape, stream, seed)
+        _fill([sizes[axis] if n is None else n for axis, n in enumerate(shape)], stream, seed)
     result = _create("torch_c.from_builtin_tensor", [generic.results[0]], op.results[0].type, ip, location)
     op.results[0].replace_all_uses_with(result)
     op.erase()
 
 
-def _fill(shape: tuple[int, ...], stream: int, seed: ir.Value) -> None:
+def _fill(shape: Sequence[int | ir.Value], stream: int, seed: ir.Value) -> None:
     """The body of the elementwise op: the element's number from its place and the seed."""
     key, tail = _seed_word(seed, 0), _seed_word(seed, 1)
     word = philox((_flat_index(shape), _constant(stream), *tail), key)
@@ -102,14 +107,18 @@ def philox(counter: tuple[ir.Value, ...], key: tuple[ir.Value, ir.Value]) -> ir.
     return words[0]
 
 
-def _flat_index(shape: tuple[int, ...]) -> ir.Value:
+def _flat_index(shape: Sequence[int | ir.Value]) -> ir.Value:
     """Number of the element in row-major order, modulo 2**32."""
     flat = _constant(0)
     for dim, size in enumerate(shape):
         number = ir.IntegerAttr.get(_i64(), dim)
         index = _create("linalg.index", [], ir.IndexType.get(), attributes={"dim": number})
         place = _create("arith.index_cast", [index], _i32())
-        flat = _binary("arith.addi", _binary("arith.muli", flat, _constant(size)), place) if dim else place
+        if dim:
+            width = _constant(size) if isinstance(size, int) else _create("arith.trunci", [size], _i32())
+            flat = _binary("arith.addi", _binary("arith.muli", flat, width), place)
+        else:
+            flat = place
     return flat
 
 
@@ -123,13 +132,26 @@ def _seed_word(seed: ir.Value, place: int) -> tuple[ir.Value, ir.Value]:
     return _halves(_create("tensor.extract", [seed, at], _i64()))
 
 
-def _shape(op: ir.Operation) -> tuple[int, ...]:
+def _shape(op: ir.Operation) -> tuple[int | None, ...]:
     text = str(op.results[0].type)
     shape = tensor_shape(op.results[0].type)
-    if shape is None or "?" in text or not text.endswith(",f32>") or prod(shape) > 2**32:
-        message = "bwd-functionalize-rng: expected a result of static shape and f32, of at most 2**32 elements"
-        raise PassFailure(op, f"{message}, found {text}", "compile for static shapes, and draw fewer numbers at a time")
+    if shape is None or not text.endswith(",f32>") or prod(n for n in shape if n is not None) > 2**32:
+        message = "bwd-functionalize-rng: expected a result of f32, of at most 2**32 elements"
+        raise PassFailure(op, f"{message}, found {text}", "draw f32, and fewer numbers at a time")
     return shape
+
+
+def _open_size(op: ir.Operation, axis: int) -> ir.Value:
+    """A size that differs from call to call, as i64: it is in the op's list of sizes."""
+    made = op.operands[2].owner if len(op.operands) > 2 else None
+    if not isinstance(made, ir.Operation | ir.OpView) or made.operation.name != "torch.prim.ListConstruct":
+        message = f"bwd-functionalize-rng: size {axis} of {op.results[0].type} is in no list of sizes"
+        raise PassFailure(op, message, "give the op its sizes as its third operand, a torch.prim.ListConstruct")
+    return _create("torch_c.to_i64", [made.operation.operands[axis]], _i64())
+
+
+def _index_of(size: ir.Value) -> ir.Value:
+    return _create("arith.index_cast", [size], ir.IndexType.get())
 
 
 def _stream(op: ir.Operation) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import add_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, view_root, walk
 
 # The operand that each op updates, by number; ops in destination-passing style have theirs last.
 _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_insert_slice": 1, "tensor.scatter": 1}
@@ -58,7 +58,7 @@ def separate_reads(op: ir.Operation) -> None:
     roots = [view_root(op.operands[i]) for i in destinations]
     for i, operand in enumerate(op.operands):
         if i not in destinations and _is_tensor(operand) and view_root(operand) in roots:
-            op.operands[i] = add_barrier(operand, op)
+            op.operands[i] = take_behind_barrier(operand, op)
 
 
 def find_destinations(op: ir.Operation) -> list[int]:

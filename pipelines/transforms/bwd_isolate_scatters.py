@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import add_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import take_behind_barrier, view_root, walk
 
 _SCATTER = "tm_tensor.scatter"
 _UPDATES = 0
@@ -45,4 +45,4 @@ def isolate_updates(scatter: ir.Operation) -> None:
     updates = scatter.operands[_UPDATES]
     root = view_root(updates)
     if isinstance(root, ir.OpResult) and root.owner.name == "linalg.generic":
-        scatter.operands[_UPDATES] = add_barrier(updates, scatter)
+        scatter.operands[_UPDATES] = take_behind_barrier(updates, scatter)

@@ -10,7 +10,14 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
-from retrograd.pipelines.analysis.read_graph import STORED, attribute_dicts, function_type, stored_bytes
+from retrograd.pipelines.analysis.read_graph import (
+    STORED,
+    attribute_dicts,
+    fixed_shape,
+    function_type,
+    stored_bytes,
+    tensor_shape,
+)
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.narrowing import TorchBuilder, pack, unpack
@@ -61,7 +68,7 @@ def find_format(value: ir.Value) -> str | None:
     """The type to save a value in; ``None`` if it is saved as it is.
 
     Raises:
-        PassFailure: the attribute is no such type.
+        PassFailure: the attribute is no such type, or the value has open sizes.
     """
     if not isinstance(value, ir.OpResult) or STORED not in value.owner.attributes:
         return None
@@ -69,7 +76,11 @@ def find_format(value: ir.Value) -> str | None:
     if format not in FORMATS:
         message = f"bwd-narrow-saved: {STORED} is {value.owner.attributes[STORED]}"
         raise PassFailure(value.owner, message, f"it is one of {', '.join(FORMATS)}")
-    return None if stored_bytes(value.owner, value.type) is None else format
+    shape = fixed_shape(value.type)
+    if shape is None and tensor_shape(value.type) is not None:
+        message = f"bwd-narrow-saved: the size of a value of type {value.type} differs from call to call"
+        raise PassFailure(value.owner, message, "narrow values of fixed sizes only, or compile without dynamic_shapes")
+    return None if stored_bytes(value.owner, value.type, shape) is None else format
 
 
 def pack_save(save: ir.Operation, name: str, format: str, order: dict[ir.Operation, int]) -> list[ir.Type]:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from retrograd.dialects import ir
+from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.budget import find_curve
 from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.liveness import compute_peak
@@ -18,8 +19,21 @@ from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
-from retrograd.pipelines.analysis.read_graph import BACKWARD_RESULT, TAG, ReadGraph, attribute_dicts, read_joint
+from retrograd.pipelines.analysis.read_graph import (
+    BACKWARD_RESULT,
+    SHAPE,
+    SHAPES,
+    SIZES,
+    TAG,
+    ReadGraph,
+    ShapeReader,
+    attribute_dicts,
+    read_hints,
+    read_joint,
+    tensor_shape,
+)
 from retrograd.pipelines.analysis.tags import TagError, resolve_tags
+from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
@@ -64,6 +78,7 @@ class BwdPartition(ModulePass):
         if func is None:
             raise PassFailure(module, "bwd-partition: no function @joint in the module", "import a joint graph first")
         check_structure(func)
+        check_shapes(func)
         check_tags(func)
         read = resolve_marks(read_joint(func))
         if not read.graph.backward_results:
@@ -111,6 +126,33 @@ def check_structure(func: ir.Operation) -> None:
         if any(len(region.blocks) for region in view.operation.regions):
             message = "bwd-partition: an op with a region can be in neither half"
             raise PassFailure(view.operation, message, "capture the graph without control flow")
+
+
+def check_shapes(func: ir.Operation) -> None:
+    """Refuse sizes that nobody could count or pass on.
+
+    Raises:
+        PassFailure: an argument or a result of an op has an open size and no expressions for its shape, or ones over
+            symbols that the module has no number for; at the op.
+    """
+    shapes, known = ShapeReader(func), read_hints(func.parent.operation) if func.parent is not None else {}
+    block = func.regions[0].blocks[0]
+    found = [(func, argument) for argument in block.arguments]
+    found += [(view.operation, result) for view in block.operations for result in view.operation.results]
+    for op, value in found:
+        declared = tensor_shape(value.type) or ()
+        if None not in declared:
+            continue
+        text = shapes.text(value)
+        try:
+            symbols = find_symbols(parse_shape(text))
+        except ValueError as error:
+            raise PassFailure(op, f"bwd-partition: {error}", f"write {SHAPES} as in 'batch, 4 * tokens'") from error
+        if len(parse_shape(text)) != len(declared) or not symbols <= known.keys():
+            message = (
+                f"bwd-partition: of a value of type {value.type}, open sizes are not written in its shape, '{text}'"
+            )
+            raise PassFailure(op, message, f"write all its sizes in {SHAPE} or {SHAPES}, over symbols of {SIZES}")
 
 
 def check_tags(func: ir.Operation) -> None:
@@ -173,7 +215,7 @@ def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
 
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
     """Carry ``plan`` out on the module: two functions in the place of ``func``."""
-    graph = read.graph
+    graph, shapes = read.graph, ShapeReader(func)
     arguments = [
         Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
     ]
@@ -185,12 +227,15 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     # overwrites is saved as a copy in any case.)
     shared = [p for p in outputs if p.attributes.get("bwd.role") == OUTPUT and p.value not in graph.mutated]
     given = {p.value: p.attributes for p in shared}
-    saved = [Port(v, _saved_attributes(graph, v, given.get(v))) for v in plan.saved]
+    saved = [Port(v, _saved_attributes(graph, v, shapes.text(read.values[v]), given.get(v))) for v in plan.saved]
     saves = [p for p in saved if p.value not in given]
     primals = [p for p in arguments if p.value not in graph.tangents]
     build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saves))
     # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
+    # The sizes that its results have, it takes too.
+    sizes = {name for a in gradients for name in find_symbols(parse_shape(a.get(SHAPE, "")))}
+    used |= {p.value for p in primals if p.attributes.get("bwd.role") == SIZE and p.attributes.get("bwd.name") in sizes}
     kept = [p for p in primals if p.value in used and p.value not in plan.saved]
     tangents = [p for p in arguments if p.value in graph.tangents and p.value in used]
     grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients, strict=True)]
@@ -198,10 +243,10 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     func.erase()
 
 
-def _saved_attributes(graph: JointGraph, value: int, output: Mapping[str, str] | None) -> dict[str, str]:
+def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping[str, str] | None) -> dict[str, str]:
     name = graph.values[value].name
     known = f"saved.{name}" if output is None else output.get("bwd.name", f"saved.{name}")
-    return {"bwd.role": "saved", "bwd.name": known, "bwd.value": name}
+    return {"bwd.role": "saved", "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
 
 
 def _describe_purchase(curve: Curve, budget: int) -> dict[str, Any]:

@@ -44,8 +44,8 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class BwdVerifyLegality(ModulePass):
-    """Fails on the first op that has no place at this level, on arguments or results without a role, and on a plan of
-    stages that does not fit the functions.
+    """Fails on the first op that has no place at this level, on arguments or results without a role, on a plan of
+    stages that does not fit the functions, and on a lowering that fixed an open size.
 
     Whether a schedule of hooks is legal needs no check of its own: it is, exactly if tokens dominate their uses.
     """
@@ -64,6 +64,7 @@ class BwdVerifyLegality(ModulePass):
                     op, f"bwd-verify-legality: {op.name} is not legal at level '{self.level}'", _REMEDY[self.level]
                 )
         if self.level == "linalg":
+            check_sizes(module)
             return
         for func in functions(module):
             problems = find_role_problems(func)
@@ -73,6 +74,22 @@ class BwdVerifyLegality(ModulePass):
                 )
         if self.level == "staged" and PLAN_ATTRIBUTE in module.attributes:
             _check_plan(module)
+
+
+def check_sizes(module: ir.Operation) -> None:
+    """Refuse a lowering that took a size that differs from call to call for a number.
+
+    Raises:
+        PassFailure: at the cast that fixes a size.
+    """
+    for op in _walk(module):
+        if op.name != "tensor.cast":
+            continue
+        source, result = ir.RankedTensorType(op.operands[0].type), ir.RankedTensorType(op.results[0].type)
+        if any(source.is_dynamic_dim(i) and not result.is_dynamic_dim(i) for i in range(source.rank)):
+            message = f"bwd-verify-legality: a size of {source} is taken for a number, in {result}"
+            remedy = "torch-mlir cannot lower this op for sizes that differ: compile for fixed sizes along this axis"
+            raise PassFailure(op, message, remedy)
 
 
 def _check_plan(module: ir.Operation) -> None:

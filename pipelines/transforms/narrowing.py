@@ -11,7 +11,7 @@ from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
-from retrograd.pipelines.analysis.read_graph import element_type, tensor_shape
+from retrograd.pipelines.analysis.read_graph import element_type, fixed_shape
 
 # torch's numbers of dtypes.
 _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
@@ -50,7 +50,7 @@ class TorchBuilder:
         """``value`` in another element type."""
         if element_type(value.type) == element:
             return value
-        shape = tensor_shape(value.type) or ()
+        shape = fixed_shape(value.type) or ()
         return self.op("prims.convert_element_type", [value, self.integer(_DTYPES[element])], tensor(shape, element))
 
     def view(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
@@ -99,7 +99,7 @@ def unpack(build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type, forma
     wide = build.convert(parts[0], "f32")
     whole = build.op("aten.mul.Tensor", [wide, parts[1]], wide.type)
     if format == "int8-block":
-        shape = tensor_shape(type_) or ()
+        shape = fixed_shape(type_) or ()
         count = prod(shape)
         flat = build.view(whole, (prod(_shape(whole)),))
         zero, one = build.integer(0), build.integer(1)
@@ -109,7 +109,7 @@ def unpack(build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type, forma
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
-    return tensor_shape(value.type) or ()
+    return fixed_shape(value.type) or ()
 
 
 def _rows(build: TorchBuilder, value: ir.Value) -> ir.Value:

@@ -296,7 +296,10 @@ def edited(*path: str | int, **change: Any) -> Any:
         (edited("functions", 0, results=None), r"functions\[0\] lacks the field 'results'"),
         (edited("functions", 0, "arguments", 0, role="grad"), r"arguments\[0\].role is 'grad'; it must be one of"),
         (edited("functions", 0, "results", 1, role="tangent"), r"results\[1\].role is 'tangent'"),
-        (edited("functions", 0, "results", 1, shape=[1.0]), r"results\[1\].shape\[0\] must be int, not float"),
+        (
+            edited("functions", 0, "results", 1, shape=[1.0]),
+            r"results\[1\].shape\[0\] must be a size: expected a number, a name or a list, not float",
+        ),
         (edited("functions", 0, "results", 1, device="cpu"), r"results\[1\] has the unknown field 'device'"),
     ],
 )

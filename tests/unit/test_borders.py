@@ -34,7 +34,7 @@ BORDERS = {
     "dialects": border("dialects"),
     "dialects/ir.py": border("dialects", others="torch_mlir"),
     "pipelines": border("dialects", "pipelines", others="numpy ortools"),
-    "frontend": border("dialects", "frontend", others="numpy torch torch_mlir.extras torch_mlir.fx"),
+    "frontend": border("dialects", "frontend", others="numpy sympy torch torch_mlir.extras torch_mlir.fx"),
     "runtime": border("runtime", others="iree.runtime matplotlib numpy platformdirs rich safetensors torch"),
     "retrograd": border(*FOLDERS, others="numpy torch"),
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),

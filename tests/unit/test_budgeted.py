@@ -149,7 +149,7 @@ def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     [("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1), ("int64", 8), ("uint8", 1), ("bool", 1)],
 )
 def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
-    assert port_bytes(TensorPort("x", "input", "x", (3, 5), dtype)) == 15 * size
+    assert port_bytes(TensorPort("x", "input", "x", ("batch", 5), dtype, (3, 5))) == 15 * size
 
 
 def test_a_curve_as_text() -> None:

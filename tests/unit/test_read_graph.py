@@ -3,13 +3,14 @@
 """Joint functions and interfaces as read off MLIR."""
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import pytest
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.read_graph import read_joint, tensor_bytes, tensor_shape
+from retrograd.pipelines.analysis.read_graph import element_bytes, read_joint, tensor_shape
 from retrograd.pipelines.interface import FunctionInterface, TensorPort, read_interface
 
 JOINT = """
@@ -90,8 +91,6 @@ def test_without_roles_all_belongs_to_the_forward(context: Any) -> None:
         ("!torch.vtensor<[3],complex<f32>>", (3,), 24),
         ("!torch.vtensor<[],f32>", (), 4),
         ("!torch.vtensor<[0,3],f32>", (0, 3), 0),
-        # A size that is not known counts as one.
-        ("!torch.vtensor<[?,3],f32>", (1, 3), 12),
         ("!torch.int", None, 0),
         ("!torch.list<vtensor<[2,3],f32>>", None, 0),
         ("!torch.vtensor", None, 0),
@@ -102,7 +101,26 @@ def test_without_roles_all_belongs_to_the_forward(context: Any) -> None:
 def test_shapes_and_bytes(context: Any, type_: str, shape: tuple[int, ...] | None, size: int) -> None:
     parsed = ir.Type.parse(type_)
     assert tensor_shape(parsed) == shape
-    assert tensor_bytes(parsed) == size
+    if shape is not None:
+        assert prod(shape) * element_bytes(parsed) == size
+
+
+def test_open_sizes_are_those_of_the_trace(context: Any) -> None:
+    module = ir.Module.parse("""
+      module attributes {bwd.sizes = {batch = 6 : i64}} {
+        func.func @joint(%x: !torch.vtensor<[?,3],f32> {bwd.shape = "batch, 3"},
+                         %n: !torch.int {bwd.role = "size", bwd.name = "batch"}) -> !torch.vtensor<[?,3],f32> {
+          %y = torch.aten.exp %x {bwd.shapes = ["batch, 3"]} : !torch.vtensor<[?,3],f32> -> !torch.vtensor<[?,3],f32>
+          %z = torch.aten.exp %y : !torch.vtensor<[?,3],f32> -> !torch.vtensor<[?,3],f32>
+          return %z : !torch.vtensor<[?,3],f32>
+        }
+      }
+    """)
+    graph = read_joint(first_function(module)).graph
+    # What is written nowhere counts as 1.
+    assert [value.bytes for value in graph.values] == [72, 0, 72, 12]
+    assert [op.flops for op in graph.ops] == [18, 3]
+    assert tensor_shape(ir.Type.parse("!torch.vtensor<[?,3],f32>")) == (None, 3)
 
 
 def test_read_interface(context: Any) -> None:
@@ -115,8 +133,8 @@ def test_read_interface(context: Any) -> None:
     """)
     assert read_interface(first_function(module)) == FunctionInterface(
         "forward",
-        (TensorPort("x", "input", "primals_1", (2, 3), "float32"), TensorPort("", "", "", (), "bool")),
-        (TensorPort("out", "output", "", (2, 3), "float32"),),
+        (TensorPort("x", "input", "primals_1", (2, 3), "float32", (2, 3)), TensorPort("", "", "", (), "bool", ())),
+        (TensorPort("out", "output", "", (2, 3), "float32", (2, 3)),),
     )
 
 

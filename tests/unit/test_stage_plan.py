@@ -313,7 +313,7 @@ def test_what_is_no_plan(data: dict[str, Any]) -> None:
 
 
 def test_plans_that_do_not_run() -> None:
-    port = TensorPort("x", "saved", "x", (2,), "float32")
+    port = TensorPort("x", "saved", "x", (2,), "float32", (2,))
     stage = FunctionInterface("stage_0", (port, port), (port,))
     assert list(find_plan_problems(insert_frees(PLAN), [stage])) == []
     assert list(find_plan_problems(PLAN, [])) == ["step 1 calls @stage_0, which does not fit or is not there"]

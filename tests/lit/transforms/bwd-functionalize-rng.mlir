@@ -56,3 +56,21 @@ func.func @scalar(%seed: !torch.vtensor<[2],si64>) -> !torch.vtensor<[],f32> {
   %r = torch.operator "torch.other.op"(%u) : (!torch.vtensor<[],f32>) -> !torch.vtensor<[],f32>
   return %r : !torch.vtensor<[],f32>
 }
+
+// -----
+
+// An open size is an operand of the op: of the tensor, and of the place of an element.
+// CHECK-LABEL: func.func @open(
+// CHECK-SAME: %{{.*}}: !torch.vtensor<[2],si64>, %[[N:.*]]: !torch.int)
+// CHECK: %[[I64:.*]] = torch_c.to_i64 %[[N]]
+// CHECK: %[[INDEX:.*]] = arith.index_cast %[[I64]] : i64 to index
+// CHECK: tensor.empty(%[[INDEX]]) : tensor<3x?xf32>
+// CHECK: %[[WIDTH:.*]] = arith.trunci %[[I64]] : i64 to i32
+// CHECK: arith.muli %{{.*}}, %[[WIDTH]] : i32
+func.func @open(%seed: !torch.vtensor<[2],si64>, %n: !torch.int) -> !torch.vtensor<[3,?],f32> {
+  %stream = torch.constant.int 0
+  %three = torch.constant.int 3
+  %sizes = torch.prim.ListConstruct %three, %n : (!torch.int, !torch.int) -> !torch.list<int>
+  %u = torch.operator "torch.retrograd.uniform"(%seed, %stream, %sizes) : (!torch.vtensor<[2],si64>, !torch.int, !torch.list<int>) -> !torch.vtensor<[3,?],f32>
+  return %u : !torch.vtensor<[3,?],f32>
+}

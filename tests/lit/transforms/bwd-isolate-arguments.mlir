@@ -93,3 +93,21 @@ func.func @generic(%x: tensor<4xf32>) -> tensor<4xf32> {
   } -> tensor<4xf32>
   return %s : tensor<4xf32>
 }
+
+// -----
+
+// IREE reads no sizes off a barrier: what is taken from behind one has them from in front of it.
+// CHECK-LABEL: func.func @open(
+// CHECK-SAME: %[[X:.*]]: tensor<?xf32>, %[[D:.*]]: tensor<?xf32>)
+// CHECK: %[[PART:.*]] = tensor.extract_slice %[[D]]
+// CHECK: %[[N:.*]] = tensor.dim %[[PART]], %{{.*}} : tensor<?xf32>
+// CHECK: %[[B:.*]] = "util.optimization_barrier"(%[[PART]])
+// CHECK: %[[COPY:.*]] = "flow.tensor.tie_shape"(%[[B]], %[[N]]) : (tensor<?xf32>, index) -> tensor<?xf32>
+// CHECK: tensor.insert_slice %[[COPY]] into %[[D]]
+func.func @open(%x: tensor<?xf32>, %d: tensor<?xf32>) -> tensor<?xf32> {
+  %zero = arith.constant 0 : index
+  %n = tensor.dim %x, %zero : tensor<?xf32>
+  %part = tensor.extract_slice %d[0] [%n] [1] : tensor<?xf32> to tensor<?xf32>
+  %r = tensor.insert_slice %part into %d[1] [%n] [1] : tensor<?xf32> into tensor<?xf32>
+  return %r : tensor<?xf32>
+}

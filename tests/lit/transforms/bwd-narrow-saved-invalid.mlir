@@ -24,3 +24,19 @@ module @no_such_type {
     return %e : !one
   }
 }
+
+// -----
+
+!open = !torch.vtensor<[?],f32>
+
+module @open_size {
+  func.func @forward(%x: !open {bwd.role = "input", bwd.name = "x", bwd.shape = "batch"}) {
+    // expected-error @below {{bwd-narrow-saved: 'torch.aten.exp' op: the size of a value of type !torch.vtensor<[?],f32> differs from call to call; narrow values of fixed sizes only, or compile without dynamic_shapes}}
+    %e = torch.aten.exp %x {bwd.saved_dtype = "bf16", bwd.shapes = ["batch"]} : !open -> !open
+    "bwd.save"(%e) {name = "exp"} : (!open) -> ()
+    return
+  }
+  func.func @backward(%e: !open {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp", bwd.shape = "batch"}) -> (!open {bwd.role = "grad", bwd.name = "g", bwd.shape = "batch"}) {
+    return %e : !open
+  }
+}

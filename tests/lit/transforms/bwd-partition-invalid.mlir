@@ -147,3 +147,26 @@ func.func @joint(%x: !one {bwd.role = "input", bwd.name = "x"}, %t: !one {bwd.ro
   %grad = torch.aten.mul.Tensor %t, %x {bwd.recompute = "never"} : !one, !one -> !one
   return %x, %grad : !one, !one
 }
+
+// -----
+
+!open = !torch.vtensor<[?],f32>
+
+// expected-error @below {{bwd-partition: 'func.func' op: of a value of type !torch.vtensor<[?],f32>, open sizes are not written in its shape, ''; write all its sizes in bwd.shape or bwd.shapes, over symbols of bwd.sizes}}
+func.func @joint(%x: !open {bwd.role = "input", bwd.name = "x"}, %t: !open {bwd.role = "tangent", bwd.name = "t"})
+    -> (!open {bwd.role = "output", bwd.name = "out"}, !open {bwd.role = "grad", bwd.name = "grad.x"}) {
+  return %x, %t : !open, !open
+}
+
+// -----
+
+!open = !torch.vtensor<[?],f32>
+
+module attributes {bwd.sizes = {batch = 6 : i64}} {
+  func.func @joint(%x: !open {bwd.role = "input", bwd.name = "x", bwd.shape = "batch"}, %t: !open {bwd.role = "tangent", bwd.name = "t", bwd.shape = "batch"})
+      -> (!open {bwd.role = "output", bwd.name = "out", bwd.shape = "batch"}, !open {bwd.role = "grad", bwd.name = "grad.x", bwd.shape = "batch"}) {
+    // expected-error @below {{bwd-partition: 'torch.aten.exp' op: 'batch.real' is no size: it may have numbers, symbols, + - * // %, min and max; write bwd.shapes as in 'batch, 4 * tokens'}}
+    %e = torch.aten.exp %x {bwd.shapes = ["batch.real"]} : !open -> !open
+    return %e, %t : !open, !open
+  }
+}

@@ -1,0 +1,272 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``dynamic_shapes=``: which sizes of the arguments a trace leaves open, and what it takes for granted about them.
+
+The notation is that of ``torch.export``; its checks of the notation are used. Sizes become symbols of torch's
+``ShapeEnv``, which is told nothing about them but their bounds: torch would take a size for other than 1 without a
+word, where it traces for several (``backed_size_oblivious`` is its mode for those who do not want that). Each decision
+that the trace takes on a size is then a condition of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.exc import UserError
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import Dim
+from torch.export.dynamic_shapes import (
+    _check_dynamic_shapes,
+    _combine_args,
+    _DerivedDim,
+    _DimHint,
+    _DimHintType,
+    _tree_map_with_path,
+)
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from retrograd.frontend.size_expressions import to_expression
+from retrograd.frontend.source import CaptureError
+
+_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class DimSpec:
+    """What was asked for one axis: a name, or none; the least and the most; whether it may turn out to be fixed."""
+
+    name: str | None
+    least: int
+    most: int | None
+    may_be_fixed: bool
+
+
+@dataclass(frozen=True)
+class SizeSpec:
+    """A size that a program takes at run time, as its manifest has it: see ``runtime.sizes.DynamicSize``."""
+
+    name: str
+    hint: int
+    least: int
+    most: int | None
+    argument: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """The sizes that a trace left open: ``names`` by symbol, what they are, and ``conditions``, as plain data."""
+
+    names: Mapping[sympy.Symbol, str] = field(default_factory=dict)
+    sizes: tuple[SizeSpec, ...] = ()
+    conditions: tuple[Any, ...] = ()
+
+
+class DynamicShapes:
+    """The axes that are open, by the number of the tensor argument, and its name to the user."""
+
+    def __init__(self, axes: Sequence[Mapping[int, DimSpec]], names: Sequence[str]) -> None:
+        self.axes = axes
+        self.names = names
+        self.mode: FakeTensorMode | None = None
+        self._fakes: list[torch.Tensor] = []
+
+    @classmethod
+    def read(
+        cls,
+        model: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        dynamic_shapes: Any,
+        names: Sequence[str],
+    ) -> DynamicShapes | None:
+        """What ``dynamic_shapes`` leaves open, if anything.
+
+        Raises:
+            CaptureError: the notation is wrong, or asks for what there is not.
+        """
+        axes = read_dynamic_shapes(model, args, kwargs, dynamic_shapes)
+        return cls(axes, names) if any(axes) else None
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """While this is open, torch decides nothing about open sizes without a condition."""
+        with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+            yield
+
+    def make_tensors(self, mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Stand-ins for the tensor arguments, with symbols for the open sizes: one for each name."""
+        self.mode, shared = mode, dict[str, torch.SymInt]()
+        for number, (tensor, axes) in enumerate(zip(tensors, self.axes, strict=True)):
+            fake = _fake(mode, tensor, axes, self.names[number])
+            self._fakes.append(fake)
+            for axis, spec in axes.items():
+                size: Any = fake.shape[axis]
+                if spec.name is not None and isinstance(size, torch.SymInt):
+                    first = shared.setdefault(spec.name, size)
+                    if not bool(first == size):
+                        raise CaptureError(
+                            f"{self.names[number]}.shape[{axis}] is {tensor.shape[axis]}, and '{spec.name}' is "
+                            f"{first.node.hint} elsewhere",
+                            "give sizes that differ names of their own",
+                        )
+        return tuple(self._fakes)
+
+    def find_sizes(self) -> OpenSizes:
+        """What the trace, now done, left open and took for granted.
+
+        Raises:
+            CaptureError: a size that was asked for was fixed, or two of different names turned out to be one.
+        """
+        if self.mode is None or self.mode.shape_env is None:
+            raise AssertionError("no tensors were made for a trace")
+        env = self.mode.shape_env
+        places: dict[sympy.Symbol, list[tuple[int, int]]] = {}
+        derived: list[tuple[sympy.Expr, DimSpec]] = []
+        for number, axes in enumerate(self.axes):
+            for axis, spec in axes.items():
+                expr = self._expression(number, axis)
+                if isinstance(expr, sympy.Integer):
+                    self._check_fixed(number, axis, int(expr))
+                elif isinstance(expr, sympy.Symbol):
+                    places.setdefault(expr, []).append((number, axis))
+                else:
+                    derived.append((expr, spec))
+        names = self._name(places)
+        sizes = tuple(self._describe(names[symbol], where, env, symbol) for symbol, where in places.items())
+        conditions = [to_expression(expr, names) for expr in _find_conditions(env)]
+        for expr, spec in derived:
+            value = to_expression(expr, names)
+            conditions.append(("<=", spec.least, value))
+            conditions += [("<=", value, spec.most)] if spec.most is not None else []
+        return OpenSizes(names, sizes, tuple(dict.fromkeys(conditions)))
+
+    def _expression(self, number: int, axis: int) -> sympy.Expr:
+        size: Any = self._fakes[number].shape[axis]
+        return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+    def _check_fixed(self, number: int, axis: int, size: int) -> None:
+        if not self.axes[number][axis].may_be_fixed:
+            raise CaptureError(
+                f"{self.names[number]}.shape[{axis}] was asked to be dynamic, but the model can only be traced for one "
+                f"size of it, {size}: it loops over that axis, or compares it with a fixed size",
+                "leave the axis out of dynamic_shapes, or give Dim.AUTO, which lets it be fixed",
+            )
+
+    def _name(self, places: Mapping[sympy.Symbol, Sequence[tuple[int, int]]]) -> dict[sympy.Symbol, str]:
+        names: dict[sympy.Symbol, str] = {}
+        for symbol, where in places.items():
+            asked = {name: (i, a) for i, a in where if (name := self.axes[i][a].name) is not None}
+            if len(asked) > 1:
+                what = " and ".join(f"{self.names[i]}.shape[{a}] ('{name}')" for name, (i, a) in asked.items())
+                raise CaptureError(f"the model takes {what} to be equal", "give them one Dim, under one name")
+            names[symbol] = next(iter(asked), "")
+        free = (name for n in range(_LIMIT) if (name := f"s{n}") not in names.values())
+        return {symbol: name or next(free) for symbol, name in names.items()}
+
+    def _describe(self, name: str, where: Sequence[tuple[int, int]], env: ShapeEnv, symbol: sympy.Symbol) -> SizeSpec:
+        specs = [self.axes[i][a] for i, a in where]
+        most = min((s.most for s in specs if s.most is not None), default=None)
+        argument, axis = where[0]
+        hint = int(env.backed_var_to_val[symbol])
+        return SizeSpec(name, hint, max(s.least for s in specs), most, argument, axis)
+
+
+def read_dynamic_shapes(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> list[dict[int, DimSpec]]:
+    """For each tensor among the arguments, in order, the axes that are open.
+
+    Raises:
+        CaptureError: the notation is wrong, or asks for what there is not.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    try:
+        _check_dynamic_shapes(_combine_args(model, tuple(args), dict(kwargs)), dynamic_shapes)
+        numbered = pytree.tree_unflatten([_Place(i) for i in range(len(leaves))], spec)
+        found: dict[int, Any] = {}
+        combined = _combine_args(model, *numbered)
+        shapes = dict(zip(combined, dynamic_shapes, strict=True)) if _is_sequence(dynamic_shapes) else dynamic_shapes
+        _tree_map_with_path(
+            lambda path, place, shape: found.update({place.number: shape}), combined, shapes, tree_name="inputs"
+        )
+    except (UserError, ValueError, TypeError) as error:
+        raise CaptureError(
+            f"dynamic_shapes: {str(error).strip().splitlines()[0]}", "write it as for torch.export.export"
+        ) from error
+    return [_axes(found.get(i), leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a leaf of the arguments, by number."""
+
+    number: int
+
+
+def _is_sequence(shapes: Any) -> bool:
+    return isinstance(shapes, (tuple, list))
+
+
+def _axes(shape: Any, tensor: torch.Tensor) -> dict[int, DimSpec]:
+    pairs = shape.items() if isinstance(shape, dict) else enumerate(shape or ())
+    found = {axis: _read(dim) for axis, dim in pairs}
+    return {axis: spec for axis, spec in found.items() if spec is not None}
+
+
+def _read(dim: Any) -> DimSpec | None:
+    if dim is None or isinstance(dim, int) or (isinstance(dim, _DimHint) and dim.type is _DimHintType.STATIC):
+        return None
+    if isinstance(dim, _DimHint):
+        return DimSpec(None, max(dim.min or 1, 1), dim.max, dim.type is _DimHintType.AUTO)
+    if isinstance(dim, _DerivedDim) or not isinstance(dim, Dim):
+        raise CaptureError(f"dynamic_shapes: {dim} is derived from another size", "use a Dim of its own, or Dim.AUTO")
+    most = None if dim.max is int_oo or dim.max >= _LIMIT else int(dim.max)
+    return DimSpec(dim.__name__, max(int(dim.min), 1), most, False)
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, axes: Mapping[int, DimSpec], name: str) -> FakeTensor:
+    if not axes:
+        return mode.from_tensor(tensor, static_shapes=True)
+    for axis, spec in axes.items():
+        size = tensor.shape[axis]
+        if size < spec.least or (spec.most is not None and size > spec.most):
+            bounds = f"{spec.least} or more" if spec.most is None else f"{spec.least} to {spec.most}"
+            raise CaptureError(f"{name}.shape[{axis}] is {size}, but dynamic_shapes says {bounds}", "widen the bounds")
+    ranges = {a: ValueRanges(s.least, int_oo if s.most is None else s.most) for a, s in axes.items()}
+    dims = range(tensor.dim())
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC if d in axes else DimDynamic.STATIC for d in dims],
+        constraint_sizes=[StrictMinMaxConstraint(vr=ranges[d], warn_only=False) if d in axes else None for d in dims],
+    )
+    example = _enlarged(tensor, axes)
+    return mode.from_tensor(example, symbolic_context=context, source=ConstantSource(name))
+
+
+def _enlarged(tensor: torch.Tensor, axes: Mapping[int, DimSpec]) -> torch.Tensor:
+    """A tensor of the same kind whose open sizes are 2 at the least: a trace at 1 would be one of broadcasts."""
+    if all(tensor.shape[axis] > 1 for axis in axes):
+        return tensor
+    shape = [max(n, 2) if d in axes else n for d, n in enumerate(tensor.shape)]
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
+
+
+def _find_conditions(env: ShapeEnv) -> list[sympy.Basic]:
+    """What the trace took for granted, in terms of the symbols that are left."""
+    found = (env.replace(guard.expr) for guard in env.guards)
+    return [expr for expr in dict.fromkeys(found) if expr is not sympy.true]
