@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu wheel bench bench-gpu format clean
+.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu test-budgets wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
 	@$(BIN)/python -c 'import torch; print("device:", torch.cuda.get_device_name())'
 	$(BIN)/python -m pytest tests/gpu
 
+test-budgets: $(STAMP) ## gradients of all models for all partitions and for memory budgets from 10% to 100% (half an hour)
+	$(BIN)/python -m pytest tests/budgets $(ARGS)
+
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
@@ -79,6 +82,9 @@ bench: $(STAMP) ## time the backward passes beside PyTorch's own
 
 bench-gpu: $(STAMP) ## time forward and backward on a CUDA device, in f32, bf16 and autocast: docs/gpu.md
 	$(BIN)/python benchmarks/gpu.py --write $(ARGS)
+
+bench-memory: $(STAMP) ## peak and time of backwards at a range of memory budgets, pictures and traces: build/bench-memory
+	$(BIN)/python benchmarks/memory.py $(ARGS)
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ from models import MODELS
 from torch import nn
 
 import retrograd
+from retrograd.frontend.random_ops import draw_seed, uniform
 from retrograd.runtime.devices import list_devices
 from retrograd.runtime.executor import Program
 from retrograd.runtime.staging import Staging
@@ -105,6 +106,28 @@ def test_a_convolution_with_batch_norm_and_pooling() -> None:
     case = MODELS["cnn"].make("test")
     step = retrograd.compile_backward(case.model, case.args, target="vulkan", verify=True)
     case.loss(step(*case.args)).backward()
+
+
+def test_random_numbers_and_recomputed_masks_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.functional.dropout(x, 0.3), torch.rand(1031)
+
+    path = tmp_path / "random.vmfb"
+    x = torch.rand(40, 50).add_(1).requires_grad_()
+    retrograd.compile_backward(model, (x,), target=("cpu", "vulkan")).save(path)
+    torch.manual_seed(7)
+    seed, runs = draw_seed(), []
+    for device in ("cpu", "vulkan"):
+        torch.manual_seed(7)
+        output, numbers = retrograd.load(path, device=device)(x)
+        (gradient,) = torch.autograd.grad(output.sum(), x)
+        # The backward has worked the mask out again.
+        assert torch.equal(gradient != 0, output != 0)
+        assert 0.6 < float((output != 0).float().mean()) < 0.8
+        runs.append((numbers, output.detach(), gradient))
+    for on_cpu, on_vulkan in zip(*runs, strict=True):
+        assert torch.equal(on_cpu, on_vulkan)
+    assert torch.equal(runs[1][0], uniform(seed, 1, (1031,)))
 
 
 def test_float64_is_refused_in_a_signature_and_told_of_inside() -> None:

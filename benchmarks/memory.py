@@ -1,0 +1,232 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Memory against time: for each model the peak of live bytes and the backward's time at a range of budgets, beside
+PyTorch's; a picture of what is in memory with `default` and within the smallest budget, and a trace for Perfetto.
+
+python benchmarks/memory.py
+python benchmarks/memory.py --models gpt2 --fractions 0.75 0.5 --repeats 50
+python benchmarks/memory.py --size test --models all --fractions 0.5 --no-peers
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from backward import environment
+from measure_memory import SIZES, MemoryResult, MemoryRow, make_case, measure_model
+from models import MODELS
+from rich.console import Console
+
+from retrograd.runtime.report import format_bytes
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "memory.md"
+PICTURES = ROOT / "docs" / "img"
+COLUMNS = (
+    "model",
+    "how",
+    "budget",
+    "saved",
+    "recomputed FLOPs",
+    "peak planned",
+    "predicted",
+    "measured",
+    "to default's",
+    "backward ms",
+    "best ms",
+    "to default's",
+    "gradient error",
+)
+EXPLANATION = """\
+Bytes alive in one step: results, saved values, gradients and scratch memory; parameters and arguments are not counted.
+
+- *planned*: by liveness over the partitioned graph, before anything is lowered; plans are chosen by it. *predicted*:
+  from the buffers that IREE lays out, at compile time; budgets are kept by it. *measured*: by IREE's counting
+  allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN allocates by itself.
+- A budget is a fraction of the peak that `default` has. The least is taken where it cannot be met.
+- Times are of the backward with the loss, the engines taking turns step by step; *to default's* compares the fastest
+  steps, which a busy machine disturbs least.
+- *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
+
+retrograd gives every gradient its storage before the backward runs, and keeps every residual until it returns; eager
+frees residuals and makes gradients as it goes, so that its peak is lower than that of the same values saved here.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    names = list(MODELS) if options.models == ["all"] else options.models
+    options.out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    results: dict[str, MemoryResult] = {}
+    for name in names:
+        case = make_case(name, options.size)
+        result = measure_model(name, case, options.fractions, options.repeats, say, peers=not options.no_peers)
+        results[name] = result
+        for row in result.rows:
+            say("  ".join(cells(row, result.rows)))
+        # The run takes minutes: what is measured is written as soon as it is there.
+        save_timelines(name, result, options.out)
+        facts = environment(options.size, options.repeats)
+        facts["load of the machine"] = f"{os.getloadavg()[2]:.1f} processes on {os.cpu_count()} cores"
+        facts["minutes"] = f"{(time.perf_counter() - start) / 60:.1f}"
+        save_rows(results, facts, options.out)
+        if options.write:
+            write_document(results, facts, command(arguments), options.out)
+    say(f"written: {options.out}{f' and {DOCUMENT}' if options.write else ''}")
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure peaks of memory and times of backwards within budgets.")
+    parser.add_argument(
+        "--models", nargs="+", choices=[*MODELS, "all"], default=list(SIZES), metavar="MODEL", help=", ".join(MODELS)
+    )
+    parser.add_argument("--size", choices=("memory", "test", "bench"), default="memory", help="memory has six models")
+    parser.add_argument("--fractions", nargs="*", type=float, default=[0.75, 0.5], help="budgets, of default's peak")
+    parser.add_argument("--repeats", type=int, default=20, help="steps timed per model and engine")
+    parser.add_argument("--threads", type=int, help="threads of every engine; torch's own choice if not given")
+    parser.add_argument("--no-peers", action="store_true", help="leave Inductor out")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-memory", metavar="FOLDER")
+    parser.add_argument("--write", action="store_true", help="write docs/memory.md, and its pictures to docs/img")
+    options = parser.parse_args(arguments)
+    missing = [] if options.size != "memory" else sorted({*options.models} - SIZES.keys())
+    if missing:
+        parser.error(f"{', '.join(missing)}: --size memory has {', '.join(SIZES)}; take --size test or bench")
+    if options.repeats < 1 or any(f <= 0 for f in options.fractions):
+        parser.error("--repeats and --fractions are above zero")
+    return options
+
+
+def save_rows(results: dict[str, MemoryResult], facts: dict[str, str], folder: Path) -> None:
+    """All rows as JSON, and the picture of their peaks against their times."""
+    rows = [dataclasses.asdict(row) for result in results.values() for row in result.rows]
+    content = {"environment": facts, "rows": rows}
+    (folder / "rows.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    draw_curves(results, folder / "curves.png")
+
+
+def save_timelines(name: str, result: MemoryResult, folder: Path) -> None:
+    """What is in memory with `default` and within the smallest budget, as a picture and a trace."""
+    before, after = result.reports["default"], result.reports[list(result.reports)[-1]]
+    for suffix in (".png", ".json"):
+        after.save_timeline(folder / f"{name}{suffix}", before=before)
+
+
+def cells(row: MemoryRow, rows: Sequence[MemoryRow]) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``; compared with that of `default` among ``rows``."""
+    default = next(r for r in rows if r.how == "default" and r.model == row.model)
+    sizes = (row.budget_bytes, row.saved_bytes)
+    peaks = (row.peak_planned, row.peak_predicted, row.peak_measured)
+    return [
+        row.model,
+        row.how + (f" ({row.note})" if row.note else ""),
+        *("-" if n is None else format_bytes(n) for n in sizes),
+        "-" if row.recomputed_flops is None else f"{row.recomputed_flops:,}",
+        *("-" if n is None else format_bytes(n) for n in peaks),
+        ratio(row.peak_measured, default.peak_measured),
+        *("-" if t is None else f"{t:.2f}" for t in (row.backward_ms, row.best_ms)),
+        ratio(row.best_ms, default.best_ms),
+        "-" if row.gradient_error is None else f"{row.gradient_error:.0e}",
+    ]
+
+
+def ratio(value: float | None, whole: float | None) -> str:
+    return "-" if value is None or not whole else f"{value / whole:.2f}"
+
+
+def draw_curves(results: dict[str, MemoryResult], path: Path) -> None:
+    """For each model the measured peak of each row against the time of its backward; what of retrograd's trades one
+    for the other is joined by a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = -(-len(results) // 3)
+    figure = Figure(figsize=(10.5, 0.6 + 3.0 * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(lines, 3, squeeze=False).flatten()
+    for axis in axes[len(results) :]:
+        axis.remove()
+    ways = list(dict.fromkeys(row.how for result in results.values() for row in result.rows if row.best_ms))
+    for axis, (name, result) in zip(axes, results.items(), strict=False):
+        ours: list[tuple[float, float]] = []
+        for row in result.rows:
+            if row.best_ms is None or row.peak_measured is None:
+                continue
+            point = (row.best_ms, row.peak_measured / 2**20)
+            mine = row.peak_predicted is not None
+            ours += [point] if mine else []
+            color = f"C{ways.index(row.how)}"
+            axis.plot(*point, marker="o" if mine else "x", color=color, linestyle="", label=row.how)
+        axis.plot(*zip(*ours, strict=True), color="#cccccc", zorder=0)
+        axis.set_title(name, fontsize="medium")
+        axis.set_ylim(bottom=0)
+        axis.set_xlim(left=0)
+        axis.set_xlabel("backward, ms", fontsize="small")
+        axis.set_ylabel("peak, MiB", fontsize="small")
+    shown = {
+        label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    figure.savefig(path, dpi=90)
+
+
+def write_document(results: dict[str, MemoryResult], facts: dict[str, str], command_line: str, folder: Path) -> None:
+    """The page and its pictures, from what was just measured."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    shown = ["curves", *(name for name in ("gpt2", "resnet18") if name in results)]
+    for name in shown:
+        (PICTURES / f"memory-{name}.png").write_bytes((folder / f"{name}.png").read_bytes())
+    lines = ["# Memory against time", "", "```", command_line, "```", "", EXPLANATION]
+    lines += ["![peak against time](img/memory-curves.png)", ""]
+    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 2 + ['---:'] * (len(COLUMNS) - 2))} |"]
+    lines += [f"| {' | '.join(cells(row, r.rows))} |" for r in results.values() for row in r.rows]
+    lines += ["", "## Prediction", "", *prediction(results), "", "## What is in memory, kernel by kernel", ""]
+    lines += [f"![{name}](img/memory-{name}.png)\n" for name in shown[1:]]
+    lines += ["`step.explain().save_timeline(path)` draws this for any model.", ""]
+    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    DOCUMENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def prediction(results: dict[str, MemoryResult]) -> list[str]:
+    """How far planned and predicted peaks are from measured ones."""
+    rows = [r for result in results.values() for r in result.rows if r.peak_predicted and r.peak_measured]
+    lines = [
+        "| peak | within 1% | within 5% | furthest below | furthest above |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, peaks in (
+        ("planned", [(r.peak_planned or 0) / (r.peak_measured or 1) for r in rows]),
+        ("predicted", [(r.peak_predicted or 0) / (r.peak_measured or 1) for r in rows]),
+    ):
+        near = [sum(abs(p - 1) <= bound for p in peaks) for bound in (0.01, 0.05)]
+        lines.append(
+            f"| {name} | {near[0]} of {len(peaks)} | {near[1]} of {len(peaks)} "
+            f"| {min(peaks) - 1:+.1%} | {max(peaks) - 1:+.1%} |"
+        )
+    return lines
+
+
+def command(arguments: Sequence[str] | None) -> str:
+    """The command that repeats the run."""
+    return shlex.join(["python", "benchmarks/memory.py", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
