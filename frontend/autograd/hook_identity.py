@@ -144,10 +144,18 @@ class HookIdentity:
         self.optimizers.append(optimizer)
         groups = []
         for group in optimizer.param_groups:
-            numbers = [(name, self._value(part, (), depth)) for name, part in group.items() if name != "params"]
+            left = ("params", "lr") if reads_rate(optimizer, group) else ("params",)
+            numbers = [(name, self._value(part, (), depth)) for name, part in group.items() if name not in left]
             states = [self._value(optimizer.state.get(p), (), depth) for p in group["params"]]
             groups.append((tuple([self._value(p, (), depth) for p in group["params"]]), tuple(numbers), tuple(states)))
         return (Same(optimizer), tuple(groups))
+
+
+def reads_rate(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether a compiled step reads the learning rate at each step: PyTorch's optimizers of these classes, compiled,
+    take a tensor in its place."""
+    plain = type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+    return plain and isinstance(group["lr"], float) and not (group.get("fused") or group.get("differentiable"))
 
 
 def _is_library(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.autograd.hook_identity import PLAIN, HookIdentity
+from retrograd.frontend.autograd.hook_identity import PLAIN, HookIdentity, reads_rate
 from retrograd.frontend.autograd.hook_tape import HookTape, watch
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into, call_user_hook, find_source
 from retrograd.frontend.hook_marks import is_inlineable
@@ -134,9 +134,9 @@ def watch_hook(
     gradient = None if param is None else frame.inputs[param].grad
     known: dict[int, Source] = {id(gradient): Gradient()} if gradient is not None else {}
     known = _known_tensors(node, values, frame) | known
-    with as_compiled(identity.optimizers):
+    with as_compiled(identity.optimizers) as rates:
         result, tape = watch(call if param is None else lambda: (call(), frame.inputs[param].grad)[1])
-    known = {key: _remembered(tensor) for key, tensor in identity.tensors.items()} | known
+    known = {key: _remembered(tensor) for key, tensor in identity.tensors.items()} | rates | known
     result = frame.inputs[param] if param is not None else result
     for number in tape.externals:
         if id(tape.tensors[number]) not in known:
@@ -152,18 +152,43 @@ def watch_hook(
 
 
 @contextmanager
-def as_compiled(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Have optimizers keep their count of steps in tensors, as under ``torch.compile``, and not look at the numbers."""
-    groups = [g for optimizer in optimizers for g in optimizer.param_groups if g.get("capturable") is False]
-    compiling, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, bool(groups)
-    for group in groups:
-        group["capturable"] = True
+def as_compiled(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[dict[int, Source]]:
+    """Have optimizers keep their count of steps and their learning rates in tensors, as under ``torch.compile``, and
+    not look at the numbers: a schedule changes the rate at each step. Gives the sources of the rates, by id."""
+    changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    rates: dict[int, Source] = {}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            others: dict[str, Any] = {"capturable": True} if group.get("capturable") is False else {}
+            if reads_rate(optimizer, group):
+                rate = _rate(group)
+                rates[id(rate)] = _current_rate(optimizer, number)
+                others |= {"lr": rate, "foreach": True}
+            changed.append((group, {name: group[name] for name in others}))
+            group.update(others)
+    compiling, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, bool(changed)
     try:
-        yield
+        yield rates
     finally:
         torch.compiler._is_compiling_flag = compiling
-        for group in groups:
-            group["capturable"] = False
+        for group, before in changed:
+            group.update(before)
+
+
+def _rate(group: Mapping[str, Any]) -> torch.Tensor:
+    # As precise as Python's number.
+    return torch.tensor(group["lr"], dtype=torch.float64)
+
+
+def _current_rate(optimizer: torch.optim.Optimizer, number: int) -> Finder:
+    reference = weakref.ref(optimizer)
+
+    def find(frame: Frame) -> torch.Tensor:
+        found = reference()
+        assert found is not None, "the hook's identity says that its optimizer is still there"
+        return _rate(found.param_groups[number])
+
+    return find
 
 
 def describe_hook(hook: Any) -> str:

@@ -70,8 +70,12 @@ class _Watcher(TorchDispatchMode):
             self._refuse(f"it reads a number from a tensor ({func})")
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._refuse(f"it draws random numbers ({func})")
-        self._copy_before_write(func, args, kwargs)
+        written = _written_tensors(func, args, kwargs)
+        self._copy_before_write(written)
         result = func(*args, **kwargs)
+        if "::_foreach_" in func._schema.name:
+            # In a dispatch mode ops on lists leave this out, which those on one tensor do.
+            torch.autograd.graph.increment_version(written)
         if func.namespace == "profiler":
             return result
         given = pytree.tree_map_only(torch.Tensor, lambda t: self.slot(t, made=True), result)
@@ -91,21 +95,23 @@ class _Watcher(TorchDispatchMode):
                     self._refuse(f"it reads a {type(tensor).__name__} of layout {tensor.layout}")
         return _Slot(number)
 
-    def _copy_before_write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | dict(kwargs)
-        written = [
-            named.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
-        ]
-        for tensor in pytree.tree_leaves(written):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage().data_ptr()
-                for number in self.tape.externals:
-                    known = self.tape.tensors[number]
-                    if number not in self.tape.before and known.untyped_storage().data_ptr() == storage:
-                        self.tape.before[number] = known.detach().clone()
+    def _copy_before_write(self, written: Sequence[torch.Tensor]) -> None:
+        for tensor in written:
+            storage = tensor.untyped_storage().data_ptr()
+            for number in self.tape.externals:
+                known = self.tape.tensors[number]
+                if number not in self.tape.before and known.untyped_storage().data_ptr() == storage:
+                    self.tape.before[number] = known.detach().clone()
 
     def _refuse(self, problem: str) -> None:
         self.tape.problem = self.tape.problem or problem
+
+
+def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an op writes to."""
+    named = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | dict(kwargs)
+    written = [named.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
 def watch(function: Callable[..., Any], *args: Any) -> tuple[Any, HookTape]:

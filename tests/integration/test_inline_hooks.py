@@ -16,9 +16,17 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd
+from retrograd.frontend.autograd import captured
 
 Setup = Callable[[Any], None]
 STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def room_for_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models here are of one structure, and live on: PyTorch does not see that a hook and its parameter know each
+    other."""
+    monkeypatch.setattr(captured, "MOST_VARIANTS", 64)
 
 
 def make_model() -> Any:
@@ -212,9 +220,15 @@ def test_a_mark_on_a_method_is_a_partial() -> None:
     assert [beside.step() for _ in range(2)] == [1, 0]
 
 
-def train_in_the_backward(make: Callable[[nn.Parameter], torch.optim.Optimizer], steps: int) -> list[int]:
-    """Two models whose optimizers step in hooks, one of them inlined; they stay equal. Returns the calls of hooks."""
+def train_in_the_backward(
+    make: Callable[[nn.Parameter], torch.optim.Optimizer], steps: int, decay: float = 1.0
+) -> list[int]:
+    """Two models whose optimizers step in hooks, one of them inlined; they stay equal. Returns the calls of hooks.
+
+    ``decay`` is what learning rates are multiplied by after each step.
+    """
     models = make_model(), make_model()
+    schedules = []
     for model, inlined in zip(models, (False, True), strict=True):
         optimizers = {parameter: make(parameter) for parameter in model.parameters()}
 
@@ -225,6 +239,7 @@ def train_in_the_backward(make: Callable[[nn.Parameter], torch.optim.Optimizer],
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(retrograd.inlineable(step) if inlined else step)
+        schedules += [torch.optim.lr_scheduler.ExponentialLR(o, decay) for o in optimizers.values()]
     calls = []
     for _ in range(steps):
         x = torch.randn(5, 4)
@@ -233,6 +248,8 @@ def train_in_the_backward(make: Callable[[nn.Parameter], torch.optim.Optimizer],
         with retrograd.enable():
             models[1](x).square().mean().backward()
         calls.append(next(CALLS) - before - 1)
+        for schedule in schedules:
+            schedule.step()
         assert all(parameter.grad is None for parameter in models[1].parameters())
     for ours, eager in zip(*(model.parameters() for model in reversed(models)), strict=True):
         assert float((ours - eager).detach().norm()) <= 2e-5 * float(eager.detach().norm())
@@ -253,6 +270,29 @@ def test_optimizers_step_in_the_compiled_backward(name: str) -> None:
     calls = train_in_the_backward(OPTIMIZERS[name], 20)
     # Recorded once more after the step in which the state is set up; plain SGD has none.
     assert calls == ([4, *[0] * 19] if name == "sgd" else [4, 4, *[0] * 18])
+
+
+@pytest.mark.parametrize("name", ["momentum_foreach", "adamw"])
+def test_torch_counts_the_writes_of_an_inlined_optimizer(name: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = OPTIMIZERS[name](parameter)
+
+    @retrograd.inlineable
+    def step(_: torch.Tensor) -> None:
+        optimizer.step()
+
+    parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(4):
+        version = parameter._version
+        parameter.grad = None
+        with retrograd.enable():
+            parameter.sin().sum().backward()
+        assert parameter._version > version
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_learning_rates_are_read_at_each_step(name: str) -> None:
+    assert train_in_the_backward(OPTIMIZERS[name], 12, decay=0.8) == [4, 4, *[0] * 10]
 
 
 def test_a_hook_that_scales_the_gradient_in_place() -> None:

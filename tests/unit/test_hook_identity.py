@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from retrograd.frontend.autograd.hook_identity import HookIdentity, Same
@@ -116,8 +117,33 @@ def test_optimizers_count_by_their_numbers_and_states() -> None:
     stepped = identity(hook)
     optimizer.step()
     assert before != stepped == identity(hook)
-    optimizer.param_groups[0]["lr"] = 0.2
+    optimizer.param_groups[0]["momentum"] = 0.8
     assert identity(hook) != stepped
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_learning_rates_are_no_part_of_the_identity_where_steps_read_them(
+    make: type[torch.optim.SGD] | type[torch.optim.AdamW],
+) -> None:
+    optimizer = make([torch.ones(2, requires_grad=True)], lr=0.1)
+
+    def hook(_: torch.Tensor) -> None:
+        optimizer.step()
+
+    before = identity(hook)
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert identity(hook) == before
+
+
+def test_learning_rates_of_other_optimizers_count() -> None:
+    optimizer = torch.optim.RMSprop([torch.ones(2, requires_grad=True)], lr=0.1)
+
+    def hook(_: torch.Tensor) -> None:
+        optimizer.step()
+
+    before = identity(hook)
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert identity(hook) != before
 
 
 def test_what_refers_to_itself_is_read_to_the_end() -> None:
