@@ -8,16 +8,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.frontend.capture import check_random, portable_ops
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, split_joint
+from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
 from retrograd.frontend.importer import JOINT
 from retrograd.frontend.random_ops import share_seed
+from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.source import CaptureError
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -25,8 +27,6 @@ FORWARD, BACKWARD = "forward", "backward"
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case, and there are no CUDA
 # graphs to turn on: each of them is the default.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,28 +48,59 @@ def compile_with_dynamo(
     """
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode '{mode}' is not one of {', '.join(MODES)}")
-    specialize_sizes(example_inputs)
+    if _open_symbols(example_inputs):
+        try:
+            return _compile(graph_module, example_inputs, build)
+        except _Refused as refused:
+            reason = str(refused).strip().partition("\n")[0]
+            _LOG.warning("not compiled for more than one size: %s", reason)
+        specialize_sizes(example_inputs)
+    try:
+        return _compile(graph_module, example_inputs, build)
+    except _Refused as refused:
+        raise refused.error from refused.error.__cause__
+
+
+class _Refused(Exception):
+    """``error`` is why a traced graph could not be compiled; other exceptions are Dynamo's own affair."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _compile(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor | torch.SymInt], build: Build
+) -> Callable[..., Any]:
+    _check_sizes(example_inputs)
     functions: dict[str, CompiledFunction] = {}
     outputs: list[int] = []
+    sizes: dict[str, torch.SymInt] = {}
+
+    def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
+        try:
+            sizes.update(_prepare(traced))
+            return build(traced, name)
+        except (RuntimeError, ValueError) as error:
+            raise _Refused(error) from error
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        _prepare(joint)
-        functions.update(build(joint, JOINT))
+        functions.update(compile_traced(joint, JOINT))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
 
     def compile_forward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(traced, functions[FORWARD], restride=outputs[-1]))
+        return make_boxed_func(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes))
 
     def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(graph_caller(traced, functions[BACKWARD], restride=0))
+        return make_boxed_func(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes))
 
     def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        _prepare(traced)
+        function = compile_traced(traced, FORWARD)[FORWARD]
         (output,) = traced.graph.find_nodes(op="output")
         count = len(torch.utils._pytree.arg_tree_leaves(*output.args))
-        return make_boxed_func(graph_caller(traced, build(traced, FORWARD)[FORWARD], restride=count))
+        return make_boxed_func(graph_caller(traced, function, restride=count, sizes=sizes))
 
     compiler = aot_autograd(
         fw_compiler=compile_forward,
@@ -88,26 +119,13 @@ def compile_with_dynamo(
 def specialize_sizes(inputs: Sequence[Any]) -> None:
     """Fix the symbolic sizes of a graph's inputs at those of this call.
 
-    Dynamo makes a size symbolic when it has changed, or from the start with ``dynamic=True``. To ask for its number
-    adds a guard: Dynamo captures again for another one, and counts and limits that as any recompilation.
-
-    Raises:
-        CaptureError: a size that depends on the data.
+    To ask for a symbol's number adds a guard: Dynamo captures again for another one, and counts and limits that as any
+    recompilation.
     """
-    values: list[Any] = []
-    for value in inputs:
-        tensor = isinstance(value, torch.Tensor)
-        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
-    symbolic = [value for value in values if isinstance(value, _SYMBOLIC)]
     # By name before the guards: a number is all that is left of them after.
-    symbols = {str(value): value for value in symbolic if value.node.expr.is_symbol}
-    try:
-        for value in symbolic:
-            _number(value)
-    except GuardOnDataDependentSymNode as error:
-        raise CaptureError(
-            f"a size depends on the data: {error}", "leave the op that gives it outside of the compiled function"
-        ) from error
+    symbols = {str(value): value for value in _symbolic(inputs) if value.node.expr.is_symbol}
+    for value in _symbolic(inputs):
+        _number(value)
     if symbols:
         _LOG.warning(
             "compiling for the sizes %s; another size compiles again, up to torch._dynamo.config.recompile_limit times",
@@ -115,13 +133,57 @@ def specialize_sizes(inputs: Sequence[Any]) -> None:
         )
 
 
-def _prepare(traced: torch.fx.GraphModule) -> None:
-    """Give the random ops one seed; refuse what is no function of it; put numbers in place of what is done on sizes."""
+def _symbolic(inputs: Sequence[Any]) -> list[Any]:
+    """The symbolic numbers among inputs and among what describes tensors."""
+    values: list[Any] = []
+    for value in inputs:
+        tensor = isinstance(value, torch.Tensor)
+        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
+    return [value for value in values if isinstance(value, SYMBOLIC)]
+
+
+def _open_symbols(inputs: Sequence[Any]) -> bool:
+    return any(not value.node.expr.is_number for value in _symbolic(inputs))
+
+
+def _check_sizes(inputs: Sequence[Any]) -> None:
+    """Fix numbers that are no sizes (Dynamo makes symbols of floats too).
+
+    Raises:
+        CaptureError: a size that depends on the data.
+    """
+    for value in _symbolic(inputs):
+        try:
+            if isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
+                continue
+            _number(value)
+        except GuardOnDataDependentSymNode as error:
+            raise CaptureError(
+                f"a size depends on the data: {error}", "leave the op that gives it outside of the compiled function"
+            ) from error
+
+
+def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
+    """Give the random ops one seed; refuse what is no function of it; work all sizes out from one node each. Returns
+    these by name."""
     share_seed(traced)
     check_random(traced)
+    names: dict[sympy.Symbol, str] = {}
+    for node in traced.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                names.setdefault(size.node.expr, str(size.node.expr))
+    _number_rest(traced)
+    share_sizes(traced, names)
+    return size_values(traced)
+
+
+def _number_rest(traced: torch.fx.GraphModule) -> None:
+    """Put numbers in place of what is done on sizes that are fixed by now."""
     for node in traced.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, _SYMBOLIC):
+        if isinstance(value, SYMBOLIC) and value.node.expr.is_number:
             node.replace_all_uses_with(_number(value))
     traced.graph.eliminate_dead_code()
     traced.recompile()

@@ -20,10 +20,12 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 
+from retrograd.dialects.sizes import evaluate_size
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
+from retrograd.frontend.size_expressions import to_expression
 from retrograd.frontend.size_nodes import SIZE, find_axis, find_heads
 
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
@@ -175,9 +177,12 @@ def graph_caller(
     # Each result of the graph: an argument handed through, or a result of the compiled function.
     handed = {name: place for name, place in places.items() if name not in function.copied}
     through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
+    numbers = [_number_expression(node, sizes or {}) for node in nodes]
     computed = [
-        index[node.name] if isinstance(node, torch.fx.Node) and node.name not in handed else None for node in nodes
+        index[n.name] if isinstance(n, torch.fx.Node) and n.name not in handed and number is None else None
+        for n, number in zip(nodes, numbers, strict=True)
     ]
+    heads = {name: places[name] for name in sizes or {} if name in places}
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
@@ -187,9 +192,13 @@ def graph_caller(
             tensors = (*tensors, *[read(tensors) for read in more])
         results = function.call([tensors[i] for i in taken])
         out: list[Any] = []
-        for argument, result, stride, constant in zip(through, computed, strides, constants, strict=True):
+        for argument, result, stride, constant, number in zip(
+            through, computed, strides, constants, numbers, strict=True
+        ):
             if argument is not None:
                 out.append(tensors[argument])
+            elif number is not None:
+                out.append(evaluate_size(number, {name: tensors[place] for name, place in heads.items()}))
             else:
                 out.append(constant if result is None else _with_strides(results[result], stride))
         return out
@@ -200,6 +209,14 @@ def graph_caller(
 def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
     """The open sizes of a traced graph by the names of their nodes."""
     return {node.name: node.meta["val"] for node in find_heads(graph_module.graph)}
+
+
+def _number_expression(node: Any, sizes: Mapping[str, torch.SymInt]) -> Any:
+    """A result that is a number of sizes, as an expression over the names of their nodes."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.SymInt):
+        return None
+    return to_expression(value.node.expr, {size.node.expr: name for name, size in sizes.items()})
 
 
 def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int:

@@ -139,7 +139,7 @@ def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModul
     kept = [
         (node, desc)
         for node, desc in zip(_flat(output), old.meta["desc"], strict=True)
-        if isinstance(node, torch.fx.Node)
+        if isinstance(node, torch.fx.Node) and not isinstance(node.meta.get("val"), SymInt)
     ]
     for source, target in val_map.items():
         target.meta = dict(source.meta)

@@ -36,9 +36,9 @@ def share_sizes(graph_module: torch.fx.GraphModule, names: Mapping[sympy.Symbol,
     made: dict[sympy.Basic, Any] = {}
     # Behind the heads, one op after another: sizes depend on sizes alone.
     ops = [node for node in graph.nodes if node.op != "placeholder" and node not in heads.values()]
-    for node in ops:
+    for node in [*graph.find_nodes(op="placeholder"), *ops]:
         value = node.meta.get("val")
-        if not isinstance(value, SYMBOLIC) or not node.users:
+        if not isinstance(value, SYMBOLIC) or not node.users or node in heads.values():
             continue
         expr = value.node.expr
         if expr not in made:

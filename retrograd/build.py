@@ -22,6 +22,7 @@ from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
+from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
@@ -92,9 +93,12 @@ def build_module(module: ir.Module, options: Options, phases: Progress) -> Build
     Raises:
         PipelineError, CompileError: it cannot be compiled; names the op.
         InfeasibleBudget: no plan stays within ``options.memory_budget``.
+        ValueError: a budget for a module of open sizes.
     """
     target = options.find_target()
     store = _Store() if options.cache else None
+    if options.partition == "budget" and read_hints(module.operation):
+        raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
     if options.partition == "budget" and find_function(module.operation, JOINT) is not None:
         source = module.operation.get_asm(enable_debug_info=True)
         builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from retrograd import build as builder
 
@@ -64,24 +63,17 @@ def assert_eager(compiled: Callable[..., Tensor], function: Callable[..., Tensor
         assert (gradient - reference).norm() <= TOLERANCE * reference.norm()
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
-def test_each_size_is_captured_once(dynamic: bool | None, built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, 4)])
+def test_programs_for_many_sizes(dynamic: bool | None, programs: int, built: list[Any]) -> None:
+    """A size that changed is left open from then on; each is compiled for by itself only where that is asked for."""
     compiled = torch.compile(scaled, backend="retrograd", dynamic=dynamic, fullgraph=True)
-    with caplog.at_level(logging.WARNING, "retrograd"):
-        for rows in (3, 5, 7):
-            assert_eager(compiled, scaled, matrix(rows))
-    assert captured() == len(built) == 3
-    messages = [r.getMessage() for r in caplog.records if r.name.startswith("retrograd")]
-    # Only Dynamo's symbols are told of: with None the first size is static, with False all are.
-    assert len(messages) == {None: 2, True: 3, False: 0}[dynamic]
-    assert all("another size compiles again" in m for m in messages)
-    for rows in (5, 3, 7):
+    for rows in (3, 5, 7, 31, 5, 3):
         assert_eager(compiled, scaled, matrix(rows))
-    assert captured() == len(built) == 3
+    assert captured() == len(built) == programs
 
 
 def test_recompilations_are_limited_as_dynamo_limits_them() -> None:
-    compiled = torch.compile(scaled, backend="retrograd", fullgraph=True)
+    compiled = torch.compile(scaled, backend="retrograd", dynamic=False, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=2):
         for rows in (3, 5):
             compiled(matrix(rows))
@@ -89,11 +81,28 @@ def test_recompilations_are_limited_as_dynamo_limits_them() -> None:
             compiled(matrix(7))
 
 
-def test_a_size_that_must_stay_dynamic_is_refused() -> None:
+def test_a_size_that_is_marked_stays_dynamic(built: list[Any]) -> None:
+    compiled = torch.compile(scaled, backend="retrograd")
     x = matrix(3)
     torch._dynamo.mark_dynamic(x, 0)
-    with pytest.raises(ConstraintViolationError, match="specialized it to be a constant"):
-        torch.compile(scaled, backend="retrograd")(x)
+    assert_eager(compiled, scaled, x)
+    assert_eager(compiled, scaled, matrix(11))
+    assert captured() == len(built) == 1
+
+
+def test_what_cannot_be_compiled_for_many_sizes_is_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    """A budget is a number of bytes, for one size."""
+    options: dict[str, Any] = {"partition": "budget", "memory_budget": "1MiB"}
+    compiled = torch.compile(scaled, backend="retrograd", dynamic=True, options=options)
+    with caplog.at_level(logging.WARNING, "retrograd"):
+        for rows in (3, 5):
+            assert_eager(compiled, scaled, matrix(rows))
+    assert captured() == 2
+    messages = [r.getMessage() for r in caplog.records if r.name.startswith("retrograd")]
+    reasons, sizes = messages[::2], messages[1::2]
+    assert len(reasons) == len(sizes) == 2
+    assert all("not compiled for more than one size: partition='budget' keeps a peak" in m for m in reasons)
+    assert all("another size compiles again" in m for m in sizes)
 
 
 def test_sizes_and_numbers_cross_a_graph_break(built: list[Any]) -> None:
@@ -104,7 +113,7 @@ def test_sizes_and_numbers_cross_a_graph_break(built: list[Any]) -> None:
         return y * count + x.new_ones(count).sum()
 
     compiled = torch.compile(model, backend="retrograd")
-    for rows in (2, 4):
+    for rows in (2, 4, 6):
         assert_eager(compiled, model, matrix(rows), rows + 0.5)
     assert captured() == len(built) == 4
 
