@@ -184,12 +184,13 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         # What IREE allocates is a number in its IR for fixed sizes only.
         "peak_bytes_predicted": None if dynamic else step_peak(built.staged, built.executable.transients),
         "peak_bytes_measured": None,
-        "timeline": {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)},
         "vmfb_bytes": len(built.executable.vmfb),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
     if dynamic:
         report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
+    else:
+        report["timeline"] = {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)}
     signature = captured.signature.to_dict()
     functions = (forward, backward)
     return Manifest(

@@ -89,7 +89,7 @@ class Report:
         """What is in memory while a step runs, kernel by kernel.
 
         Raises:
-            ValueError: the report is of a release that did not record it.
+            ValueError: sizes are dynamic, or the report is of a release that did not record it.
         """
         return MemoryTimeline.from_report(self.data)
 

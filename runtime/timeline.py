@@ -60,8 +60,12 @@ class MemoryTimeline:
         """What ``Report.to_dict`` has under ``timeline``: for each half what it holds, its scratch memory, its steps.
 
         Raises:
-            ValueError: there is none, in the report of another release.
+            ValueError: there is none: sizes are dynamic, or the report is of another release.
         """
+        if "sizes" in report:
+            raise ValueError(
+                "what is in memory differs with the sizes: compile without dynamic_shapes, for the sizes to look at"
+            )
         if "timeline" not in report:
             raise ValueError("the report has no timeline of memory: compile the model again with this release")
         moments: list[Moment] = []

@@ -138,5 +138,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         Report(report()).save_timeline(tmp_path / "a.xyz")
     with pytest.raises(ValueError, match="no timeline of memory: compile the model again"):
         Report({"name": "old"}).timeline()
+    with pytest.raises(ValueError, match="differs with the sizes: compile without dynamic_shapes"):
+        Report({**report(), "sizes": ["batch = 6 (2 or more)"]}).timeline()
     with pytest.raises(FileNotFoundError):
         Report(report()).save_timeline(tmp_path / "no" / "a.json")
