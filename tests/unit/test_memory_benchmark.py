@@ -3,16 +3,19 @@
 """What `make bench-memory` measures and writes, with no compiler in it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import measure_memory
 import memory
+import predict_memory
 import pytest
 import torch
 from measure import Contender
 from measure_memory import SIZES, MemoryResult, MemoryRow, make_case, max_error, torch_peak
 from models import MODELS, Case
+from predict_memory import Prediction
 from torch import Tensor
 
 from retrograd.runtime.report import Report
@@ -69,6 +72,18 @@ def test_prediction_counts_what_is_near() -> None:
     planned, predicted = memory.prediction({"mlp": fake_result("mlp")})[2:]
     assert planned == "| planned | 1 of 2 | 1 of 2 | -20.0% | -0.5% |"
     assert predicted == "| predicted | 1 of 2 | 2 of 2 | -4.0% | +0.0% |"
+
+
+def test_predictions_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def predict(name: str, case: Case) -> Iterator[Prediction]:
+        yield Prediction(name, "default", 995, 1000)
+        yield Prediction(name, "min-cut", 1100, 1000)
+
+    monkeypatch.setattr(predict_memory, "predict", predict)
+    assert predict_memory.main(["--models", "mlp", "--size", "test"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == ["| mlp | default | 995 | 1,000 | 0.995 |", "| mlp | min-cut | 1,100 | 1,000 | 1.100 |"]
+    assert lines[-1] == "within 1%: 1 of 2, within 5%: 1 of 2, within 15%: 2 of 2"
 
 
 def test_command_writes_rows_pictures_traces_and_document(
