@@ -87,7 +87,8 @@ def measure_model(
             run_step(case, contender.call)
     say(f"{name}: timing {repeats} steps of each")
     time_in_turn(case, contenders, repeats)
-    result.rows += [describe(name, case, c, reference, result) for c in contenders]
+    # What there is first, then what there is not.
+    result.rows[:0] = [describe(name, case, c, reference, result) for c in contenders]
     return result
 
 
