@@ -1,8 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Dropout between the layers of a recurrent network, which PyTorch's own decomposition leaves out.
+"""Recurrent networks where PyTorch's own decomposition is wrong.
 
-``torch._decomp.decompositions._rnn_helper`` asks ``num_layers < i - 1`` where it means ``i < num_layers - 1``.
+``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
+it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
+the batch is of one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch._decomp import decompositions
 
 @contextmanager
 def dropout_between_layers() -> Iterator[None]:
-    """While this is open, LSTMs, GRUs and RNNs are traced with their dropout."""
+    """While this is open, LSTMs, GRUs and RNNs are traced with their dropout, and last states shaped as the first."""
     original: Callable[..., Any] = decompositions._rnn_helper
 
     def helper(
@@ -43,7 +45,7 @@ def dropout_between_layers() -> Iterator[None]:
             inputs, states = original(
                 inputs, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
             )
-            last += states
+            last += [_shaped(state, first) for state, first in zip(states, hidden[own], strict=True)]
         return inputs.transpose(0, 1) if batch_first else inputs, last
 
     decompositions._rnn_helper = helper
@@ -51,3 +53,10 @@ def dropout_between_layers() -> Iterator[None]:
         yield
     finally:
         decompositions._rnn_helper = original
+
+
+def _shaped(state: Any, first: Any) -> Any:
+    """``state``, a tensor or a pair of them, in the shape of what it was at first."""
+    if isinstance(state, Tensor):
+        return state.reshape(first.shape)
+    return tuple(_shaped(part, whole) for part, whole in zip(state, first, strict=True))

@@ -1,0 +1,33 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is mended of PyTorch's decomposition of recurrent networks."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._decomp import decompositions
+
+from retrograd.frontend.recurrent import dropout_between_layers
+
+
+def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the decomposition gives them an axis too many, as before torch 2.13."""
+    original = decompositions.one_layer_lstm
+
+    def one_layer(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        out, (h, c) = original(*args, **kwargs)
+        return out, (h.reshape(1, *h.shape[-2:]), c.reshape(1, *c.shape[-2:]))
+
+    monkeypatch.setattr(decompositions, "one_layer_lstm", one_layer)
+    lstm, x = (
+        nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True),
+        torch.randn(3, 6, 4, requires_grad=True),
+    )
+    first = (torch.randn(4, 3, 5), torch.randn(4, 3, 5))
+    expected, states = lstm(x, first)
+    with dropout_between_layers():
+        found = decompositions.lstm_impl(x, first, lstm._flat_weights, True, 2, 0.0, True, True, True)
+    for ours, theirs in zip(found, (expected, *states), strict=True):
+        assert ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-6)
