@@ -196,7 +196,7 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 def test_a_device_other_than_the_first(tmp_path: Path) -> None:
     first, x = linear()
-    step = retrograd.compile_backward(first, (x,))
+    step = retrograd.compile_backward(first, (x.requires_grad_(),))
     step.save(tmp_path / "linear.vmfb")
     second, y = nn.Linear(8, 3).to("cuda:1"), torch.randn(4, 8, device="cuda:1", requires_grad=True)
     for there in (retrograd.load(tmp_path / "linear.vmfb", second), retrograd.compile_backward(second, (y,))):
