@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What is mended of PyTorch's decomposition of recurrent networks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from retrograd.frontend.recurrent import dropout_between_layers
 
 def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the decomposition gives them an axis too many, as before torch 2.13."""
-    original = decompositions.one_layer_lstm
+    original: Callable[..., Any] = decompositions.one_layer_lstm
 
     def one_layer(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         out, (h, c) = original(*args, **kwargs)
