@@ -56,12 +56,16 @@ class StageExecutor:
         self._rest: Values = [None] * (len(self._places) - self._arguments)
 
     def run(self, arguments: Sequence[torch.Tensor], python: PythonSide) -> list[torch.Tensor]:
-        """Run all steps; returns the results of the plan. What Python raises passes through.
+        """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
+        emptied.
 
         Raises:
             ExecutionError: a stage failed, or a hook gave a tensor that the next stage does not take.
         """
         values: Values = [*arguments, *self._rest]
+        if isinstance(arguments, list):
+            # Each is freed after its last use, if nobody else has it.
+            arguments.clear()
         for action in self._actions:
             action(values, python)
         return [_present(values[place]) for place in self._results]

@@ -139,6 +139,9 @@ class CapturedBackward:
         with torch.no_grad():
             variant = self._variants.get(key)
             if isinstance(variant, _Variant):
+                # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
+                if isinstance(inputs, list):
+                    inputs.clear()
                 return _run_compiled(variant.traced, variant.compiled, frame)
             known = not variant.work.is_done if isinstance(variant, _Pending) else key in self._variants
             if known or not (variant or self._has_room()):
@@ -233,7 +236,9 @@ def _rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, fr
 
 
 def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
-    given = compiled.run(traced.arguments(frame), _PythonSide(traced, frame))
+    arguments = traced.arguments(frame)
+    traced.release(frame)
+    given = compiled.run(arguments, _PythonSide(traced, frame))
     return [None if number is None else given[number] for number in traced.results]
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -279,3 +280,36 @@ def test_ever_new_shapes_run_eagerly_in_the_end() -> None:
         torch.testing.assert_close(found, expected)
     outcomes = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
     assert outcomes.count("runs eagerly") == 1 and 2 <= len(outcomes) <= 11
+
+
+def test_saved_tensors_are_freed_where_eager_frees_them() -> None:
+    alive: list[list[bool]] = []
+    saved: list[weakref.ref[torch.Tensor]] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            alive.append([reference() is not None for reference in saved])
+            return gradient
+
+    def step(w: torch.Tensor) -> None:
+        early, late = torch.rand(3), torch.rand(3)
+        saved[:] = [weakref.ref(early), weakref.ref(late)]
+        x: Any = Look.apply(w)  # type: ignore[no-untyped-call]
+        y: Any = Look.apply(x * early)  # type: ignore[no-untyped-call]
+        loss = (y * late).sum()
+        del early, late, x, y
+        loss.backward()
+
+    w = leaf(3)
+    step(w)
+    expected, alive[:] = list(alive), []
+    with retrograd.enable():
+        for _ in range(3):
+            w.grad, alive[:] = None, []
+            step(w)
+    assert alive == expected == [[True, False], [False, False]]
