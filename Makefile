@@ -79,6 +79,7 @@ wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 
 bench: $(STAMP) ## time the backward passes beside PyTorch's own
 	$(BIN)/python benchmarks/backward.py
+	$(BIN)/python benchmarks/hooks.py
 
 bench-gpu: $(STAMP) ## time forward and backward on a CUDA device, in f32, bf16 and autocast: docs/gpu.md
 	$(BIN)/python benchmarks/gpu.py --write $(ARGS)

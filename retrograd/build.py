@@ -143,7 +143,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     device = _device_of(traced.graph_module)
     phases, target = Progress(), target_on(device, options.target)
     driver = choose_uri(target.names, choose_device(target.names, [device]))
-    key = (replace(options, background=False), driver, str(module))
+    key = (replace(options, background=False), driver, f"{module}{traced.communication}")
     if (known := _EXECUTORS.get(key)) is not None:
         return known, True
     staged = stage_backward(module, options.hook_schedule, phases, traced.communication)

@@ -36,6 +36,7 @@ from retrograd.runtime.staging import ResidentError, Staging
 from retrograd.runtime.tensors import (
     ALIGNMENT,
     ExecutionError,
+    allocate_result,
     allocate_results,
     as_argument,
     check_results,
@@ -125,7 +126,7 @@ class Program:
         """
         device = self._current().device
         places = ["meta" if device.is_staged and s.role == "saved" else device.torch_device for s in specs]
-        return [allocate_results([spec], place)[0] for spec, place in zip(specs, places, strict=True)]
+        return [allocate_result(spec, place) for spec, place in zip(specs, places, strict=True)]
 
     def keep_on_device(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors to the device, and from here on only when torch counts a write to them.

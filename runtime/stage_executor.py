@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -25,8 +26,8 @@ class PythonSide(Protocol):
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Call the backward of custom function number ``function``."""
 
-    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
-        """Add to the gradient of parameter number ``param``; the tensor is the callee's to keep."""
+    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
+        """Add to the gradient of parameter number ``param``; where ``owned``, the tensor is the callee's to keep."""
 
     def final_callbacks(self) -> None:
         """Call what was queued to be called when the backward is done."""
@@ -51,6 +52,7 @@ class StageExecutor:
         for name in plan["arguments"]:
             self._place(name)
         self._arguments = len(self._places)
+        self._owned = _find_owned(plan)
         self._actions = [self._action(step) for step in plan["steps"]]
         self._results = [self._place(name) for name in plan["results"]]
         self._rest: Values = [None] * (len(self._places) - self._arguments)
@@ -85,7 +87,8 @@ class StageExecutor:
                 return self._python_call(step, lambda python, taken: python.call_backward(function, taken))
             case "accumulate_grad":
                 param, gradient = step["param"], self._place(step["gradient"])
-                return lambda values, python: python.accumulate_grad(param, _present(values[gradient]))
+                owned = step["gradient"] in self._owned
+                return lambda values, python: python.accumulate_grad(param, _present(values[gradient]), owned)
             case "update_input":
                 return _update(self._place(step["target"]), self._place(step["value"]))
             case "final_callbacks":
@@ -122,6 +125,17 @@ class StageExecutor:
                 values[place] = results[index]
 
         return run
+
+
+def _find_owned(plan: Mapping[str, Any]) -> set[str]:
+    """The values that only their accumulation uses: a stage gives them, in memory of their own."""
+    stages = [step for step in plan["steps"] if step["step"] == "run_stage"]
+    made = {name for stage in stages for name in stage["results"]}
+    used = [name for step in plan["steps"] if step["step"] != "free" for name in step.get("arguments", ())]
+    used += [step["gradient"] for step in plan["steps"] if step["step"] == "accumulate_grad"]
+    used += [step[key] for step in plan["steps"] if step["step"] == "update_input" for key in ("target", "value")]
+    counts = Counter([*used, *plan["results"]])
+    return {name for name in made if counts[name] == 1}
 
 
 def _update(target: int, value: int) -> _Action:

@@ -23,10 +23,11 @@ def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "
     Raises:
         ExecutionError: a spec has a dtype that torch does not know, or a size below zero.
     """
-    return [_allocate(spec, device) for spec in specs]
+    return [allocate_result(spec, device) for spec in specs]
 
 
-def _allocate(spec: TensorSpec, device: str | torch.device) -> torch.Tensor:
+def allocate_result(spec: TensorSpec, device: str | torch.device) -> torch.Tensor:
+    """As `allocate_results`, for one."""
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ExecutionError(f"result {spec.name!r} has dtype {spec.dtype!r}, which torch does not know")

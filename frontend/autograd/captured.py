@@ -133,7 +133,7 @@ class CapturedBackward:
         frame = Frame(list(inputs), hooks, packed)
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
         identity = HookIdentity()
-        inlined = read_sites(self._sites, frame, identity)
+        inlined = read_sites(self._sites, frame, identity) if self._sites else ()
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = (options, numbers, tuple(scalars), like, inlined)
         with torch.no_grad():
@@ -255,8 +255,13 @@ class _PythonSide:
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.traced.calls.calls[BACKWARD, function](self.frame, values)
 
-    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
-        accumulate_into(self.frame.inputs[self.traced.params[param]], None, gradient)
+    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
+        parameter = self.frame.inputs[self.traced.params[param]]
+        if owned and parameter.grad is None and gradient.stride() == parameter.stride():
+            # As AccumulateGrad takes over a gradient that nobody else has; it counts references, and a plan has one.
+            parameter.grad = gradient
+        else:
+            accumulate_into(parameter, None, gradient)
 
     def final_callbacks(self) -> None:
         """The engine calls them when the backward has returned."""

@@ -50,7 +50,7 @@ class Rehearsal:
         """What the function gave."""
         return self._given(BACKWARD, function)
 
-    def accumulate_grad(self, param: int, gradient: torch.Tensor) -> None:
+    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
         """Keep the gradient."""
         self.gradients.setdefault(self._traced.params[param], []).append(gradient)
 

@@ -37,10 +37,10 @@ class TracedBackward:
 
     ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
     graph (by number), and which are None; ``communication`` are the numbers of the hooks that start some;
-    ``kept_inputs`` and ``kept_packed`` are those that calls look at themselves. Inputs are followed by ``extras``,
-    tensors that hooks read which are part of the graph; ``bodies`` are the graphs of these hooks, by the name of the
-    function. Nothing in the graph depends on how the inputs are numbered, so that a backward whose gradients are there
-    already, and are inputs too, has the same graph as one whose are not.
+    ``kept_inputs`` are those that calls look at themselves. Inputs are followed by ``extras``, tensors that hooks read
+    which are part of the graph; ``bodies`` are the graphs of these hooks, by the name of the function. Nothing in the
+    graph depends on how the inputs are numbered, so that a backward whose gradients are there already, and are inputs
+    too, has the same graph as one whose are not.
     """
 
     graph_module: torch.fx.GraphModule
@@ -50,7 +50,6 @@ class TracedBackward:
     results: tuple[int | None, ...]
     communication: tuple[int, ...] = ()
     kept_inputs: frozenset[int] = frozenset()
-    kept_packed: frozenset[int] = frozenset()
     extras: tuple[Finder, ...] = ()
     bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
 
@@ -65,10 +64,6 @@ class TracedBackward:
         for number in range(len(inputs)):
             if number not in self.kept_inputs:
                 inputs[number] = None
-        packed: Any = frame.packed
-        for number in range(len(packed)):
-            if number not in self.kept_packed:
-                packed[number] = None
 
 
 def trace_backward(
@@ -106,8 +101,7 @@ def trace_backward(
         interpreter.calls,
         results,
         tuple(interpreter.communication),
-        frozenset(interpreter.kept["inputs"]).union(params),
-        frozenset(interpreter.kept["packed_data"]),
+        frozenset(interpreter.kept_inputs).union(params),
         tuple([find for _, find in hooks.extras]),
         hooks.bodies(),
     )
@@ -130,8 +124,8 @@ class _AtenInterpreter(torch.fx.Interpreter):
         self.extra_traceback = False
         self.calls = PythonCalls()
         self.communication: list[int] = []
-        # What calls of Python take from the arguments of the backward, and not from the graph.
-        self.kept: dict[str, set[int]] = {"inputs": set(), "hooks": set(), "packed_data": set()}
+        # What calls of Python take from the inputs, and not from the graph.
+        self.kept_inputs: set[int] = set()
         self.params: list[int] = []
         self.result_numbers: list[int | None] = []
         self._results: list[torch.Tensor] = []
@@ -240,7 +234,8 @@ class _AtenInterpreter(torch.fx.Interpreter):
             return calls.constant(argument)
         place, index = find_source(argument)
         if place is not None:
-            self.kept[place].add(index)
+            if place == "inputs":
+                self.kept_inputs.add(index)
             return {"inputs": calls.from_input, "hooks": calls.from_hook, "packed_data": calls.from_packed}[place](
                 index
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import backward
+import hooks
 import measure
 import pytest
 import torch
@@ -139,3 +140,23 @@ def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFix
         backward.main(arguments)
     assert stopped.value.code == 2
     assert arguments[1] in capsys.readouterr().err
+
+
+def test_a_table_of_hooks_names_what_failed() -> None:
+    def figures(engine: str) -> dict[str, Any]:
+        """What it
+        measures."""
+        return {}
+
+    rows: dict[str, dict[str, Any]] = {"eager": {"us": 1.5}, "retrograd": {"failed": "RuntimeError: no such op"}}
+    assert hooks.table("overhead", figures, rows).splitlines() == [
+        "## overhead",
+        "",
+        "What it measures.",
+        "",
+        "| | us | failed |",
+        "| --- | ---: | ---: |",
+        "| eager | 1.5 |  |",
+        "| retrograd |  | RuntimeError: no such op |",
+    ]
+    assert hooks.engines_of("share") == ("retrograd",) and "eager" in hooks.engines_of("packed")
