@@ -30,7 +30,7 @@ class OpKind(Enum):
 _TABLE: dict[OpKind, str] = {
     OpKind.VIEW: """alias as_strided detach diagonal expand expand_as narrow permute reshape _reshape_alias select.int
         slice.Tensor squeeze squeeze.dim t transpose.int unsqueeze view _unsafe_view unflatten.int flatten.using_ints
-        broadcast_to lift_fresh_copy view_as_real view_as_complex""",
+        broadcast_to lift_fresh_copy view_as_real view_as_complex split.Tensor split_with_sizes chunk unbind.int""",
     OpKind.POINTWISE: """abs acos acosh add.Scalar add.Tensor addcdiv addcmul asin asinh atan atan2 atanh
         bitwise_and.Tensor bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_xor.Tensor
         bitwise_left_shift.Tensor bitwise_right_shift.Tensor ceil celu clamp clamp.Tensor clamp_max clamp_min

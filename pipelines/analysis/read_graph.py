@@ -30,6 +30,7 @@ SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
 # The narrower type that its results are saved in.
 STORED = "bwd.saved_dtype"
 _OPERATOR = "torch.operator"
+_LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
 
@@ -77,6 +78,8 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         stored |= {v: stored_bytes(op, r.type, shapes.read(r)) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
+        if name == _LIST_UNPACK and _are_views(operands, values, ops):
+            kind = OpKind.VIEW
         taken = [shapes.read(o) for o in op.operands]
         flops = count_flops(name, taken, [shapes.read(r) for r in op.results])
         parts = find_parts(name, taken)
@@ -95,6 +98,12 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
     return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
+
+
+def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[Op]) -> bool:
+    """Whether a list of tensors is one of views, as a split gives."""
+    (producer,) = (values[v].producer for v in operands)
+    return producer is not None and ops[producer].kind is OpKind.VIEW
 
 
 def read_tag(op: ir.Operation) -> Tag | None:

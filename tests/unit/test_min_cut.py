@@ -8,14 +8,9 @@ import pytest
 from graph_text import op_names, parse_graph, value_names
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
-from retrograd.pipelines.analysis.min_cut import (
-    MinCutOptions,
-    find_banned,
-    find_distances,
-    find_min_cut_partition,
-    find_weights,
-)
+from retrograd.pipelines.analysis.min_cut import find_min_cut_partition, find_weights
 from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned, find_distances, find_far_apart
 
 # `y` out of `x` by an op of some kind; forward and backward use it each.
 ONE = """
@@ -60,7 +55,7 @@ def test_cheap_ops_on_arguments_run_again(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["random", "opaque"])
 def test_what_must_not_run_twice_is_saved_whatever_the_options(kind: str) -> None:
     assert saved(one(kind)) == ["y"]
-    assert saved(one(kind), MinCutOptions(False, False, 4, False, False)) == ["y"]
+    assert saved(one(kind), MinCutOptions(ban_compute=False, ban_scatter=False, ban_materialized=False)) == ["y"]
 
 
 def test_ban_compute() -> None:
@@ -113,29 +108,107 @@ def test_materialized_through_views_is_the_value_that_they_look_at() -> None:
     assert saved(text.replace("y = pointwise x 64", "y = view x 64")) == []
 
 
-def test_max_distance() -> None:
-    assert saved(CHAIN) == []
-    assert saved(CHAIN, MinCutOptions(max_distance=3)) == []
-    # From `a` to its use in `d` it is three ops; `d` then runs again, from `a` on.
-    assert saved(CHAIN, MinCutOptions(max_distance=2)) == ["a"]
+# `a` is used at once, by `b`, and again after a product that stands between.
+APART = """
+    input x 64
+    tangent t 64
+    a = compute x 64
+    b = pointwise a 64
+    m = compute b 64
+    d = pointwise m a 64
+    out = compute d 64
+    gd = pointwise t d 64
+    forward out
+    backward gd
+"""
 
 
-def test_max_distance_does_not_count_for_views() -> None:
-    assert saved(CHAIN.replace("a = pointwise", "a = view"), MinCutOptions(max_distance=2)) == []
+def test_ban_far_apart() -> None:
+    assert saved(APART) == ["d"]
+    assert saved(APART, MinCutOptions(ban_far_apart=False)) == ["d"]
+    assert op_names(parse_graph(APART), find_far_apart(parse_graph(APART))) == []
+    # From `a`, if that fuses, `d` is not in the kernel of `b`.
+    fusible = APART.replace("a = compute", "a = reduction").replace("d = pointwise m a", "d = pointwise a")
+    fusible = fusible.replace("out = compute d", "out = compute d m")
+    assert op_names(parse_graph(fusible), find_far_apart(parse_graph(fusible))) == ["d"]
+    assert saved(fusible) == ["d"]
+    assert saved(fusible, MinCutOptions(ban_far_apart=False)) == []
+    view = fusible.replace("d = pointwise a", "d = view a")
+    assert op_names(parse_graph(view), find_far_apart(parse_graph(view))) == []
 
 
-def test_max_chain() -> None:
-    assert saved(CHAIN, MinCutOptions(max_chain=4)) == []
-    assert saved(CHAIN, MinCutOptions(max_chain=3)) == ["d"]
+def test_ban_long_chains() -> None:
+    assert saved(CHAIN, MinCutOptions(max_chain=3)) == []
+    assert saved(CHAIN, MinCutOptions(max_chain=2)) == ["d"]
+    assert saved(CHAIN, MinCutOptions(max_chain=2, ban_long_chains=False)) == []
 
 
 def test_after_a_break_another_chain_starts() -> None:
     links = [f"v{i} = pointwise {f'v{i - 1}' if i else 'x'} 64" for i in range(12)]
     graph = parse_graph("\n".join(["input x 64", *links, "forward v11", "backward v11"]))
-    assert op_names(graph, find_banned(graph, MinCutOptions(max_chain=3))) == ["v3", "v7", "v11"]
+    assert op_names(graph, find_banned(graph, MinCutOptions(max_chain=3))) == ["v4", "v9"]
 
 
-@pytest.mark.parametrize("options", [MinCutOptions(), MinCutOptions(max_distance=0, max_chain=0)])
+def test_max_backward_distance() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        a = pointwise x 64
+        b = pointwise a 64
+        c = pointwise b 64
+        g = pointwise t c 64
+        forward c
+        backward g
+    """
+    assert saved(text) == []
+    assert op_names(parse_graph(text), find_banned(parse_graph(text), MinCutOptions(max_backward_distance=1))) == [
+        "a",
+        "b",
+    ]
+    assert saved(text, MinCutOptions(max_backward_distance=0)) == ["c"]
+
+
+def test_free_arguments() -> None:
+    text = one("pointwise", taken=64, given=16)
+    assert saved(text) == []
+    assert saved(text, MinCutOptions(free_arguments=False)) == ["y"]
+    # Where the argument is the smaller, it is what the backward takes, as it would at no cost.
+    assert saved(one("pointwise", taken=16, given=64), MinCutOptions(free_arguments=False)) == []
+
+
+def test_save_views() -> None:
+    text = """
+        input x 64
+        tangent t 64
+        y = compute x 64
+        v = view y 16
+        g = pointwise t v 64
+        forward y
+        backward g
+    """
+    assert saved(text) == ["v"]
+    assert saved(text, MinCutOptions(save_views=False)) == ["y"]
+
+
+def test_max_distance_and_fused_weight() -> None:
+    # `y` is two ops from the backward, `z`, half as large, is one: and twice as dear, since nothing else writes it.
+    text = """
+        input x 64
+        tangent t 64
+        y = compute x 18
+        z = pointwise y 10
+        out = pointwise z 10
+        g = pointwise t z 64
+        forward out
+        backward g
+    """
+    assert saved(text) == ["y"]
+    assert saved(text, MinCutOptions(fused_weight=1.0)) == ["z"]
+    assert saved(text, MinCutOptions(distance_base=1.2)) == ["z"]
+    assert saved(text, MinCutOptions(distance_base=1.2, max_distance=1)) == ["y"]
+
+
+@pytest.mark.parametrize("options", [MinCutOptions(), MinCutOptions(max_backward_distance=0, max_chain=0)])
 def test_constants_are_never_saved(options: MinCutOptions) -> None:
     text = """
         input x 64
@@ -277,7 +350,7 @@ def test_distances() -> None:
 
 def test_a_gradient_that_depends_on_no_tangent_is_near() -> None:
     graph = parse_graph("input x 64\n y = compute x 64\n z = pointwise y 64\n forward y\n backward z")
-    assert find_distances(graph) == [2, 1]
+    assert find_distances(graph) == [1, 0]
 
 
 def test_twenty_thousand_ops() -> None:

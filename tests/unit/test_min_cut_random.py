@@ -10,15 +10,10 @@ import pytest
 from graph_text import parse_graph
 
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.min_cut import (
-    MinCutOptions,
-    find_banned,
-    find_cut,
-    find_min_cut_partition,
-    find_weights,
-)
+from retrograd.pipelines.analysis.min_cut import find_cut, find_min_cut_partition, find_weights
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned
 
 KINDS = [kind.value for kind in OpKind if kind is not OpKind.CONSTANT]
 FREE = (OpKind.CONSTANT, OpKind.VIEW)
@@ -28,11 +23,11 @@ BARE = MinCutOptions(
     ban_reductions=False,
     ban_scatter=False,
     ban_materialized=False,
-    max_distance=10**9,
-    max_chain=10**9,
+    ban_far_apart=False,
+    ban_long_chains=False,
     distance_base=1.0,
 )
-EAGER = MinCutOptions(max_distance=2, max_chain=2, distance_base=1.3)
+EAGER = MinCutOptions(max_distance=2, max_chain=2, max_backward_distance=3, distance_base=1.3)
 
 
 def random_graph(seed: int, *, ops: int, unit: int = 1) -> JointGraph:
