@@ -47,7 +47,7 @@ class BudgetOptions:
 
     cost: CostModel = field(default_factory=CostModel)
     exact_values: int = 48
-    effort: float = 4.0
+    effort: float = 2.0
     large_ops: int = 4000
     spacing: float = 0.04
 

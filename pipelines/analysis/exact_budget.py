@@ -151,7 +151,7 @@ def find_memory_rows(graph: JointGraph, savable: frozenset[int]) -> list[tuple[i
     ops = tuple(sorted(graph.tangent_ops & graph.backward_ops))
     late = {r for op in ops for r in graph.ops[op].results}
     formed = find_steps(graph, ops, [v.id for v in graph.values if v.id not in late], graph.backward_results)
-    owned = {v: size for v, size in formed.bytes.items() if v in late}
+    owned = {b: size for b, size in formed.bytes.items() if b in late or b >= len(graph.values)}
     live = find_live_bytes(formed.steps, owned, range(len(formed.steps)))
     fixed = sum(graph.values[v].bytes for v in (*graph.forward_results, *graph.backward_results))
     place = {n: i for i, n in enumerate(n for n in ops if graph.ops[n].kind not in (OpKind.VIEW, OpKind.CONSTANT))}
@@ -178,30 +178,65 @@ def find_memory_rows(graph: JointGraph, savable: frozenset[int]) -> list[tuple[i
 def prove_front(
     program: BudgetProgram, known: Sequence[Point], judge: Callable[[frozenset[int]], Point | None], effort: float
 ) -> Proof:
-    """The cheapest plan for each budget, from the highest to the least that one has, or until ``effort`` (CP-SAT's
-    deterministic time, about seconds) is spent; ``judge`` gives the point of a choice of values to save.
+    """The cheapest plan for each budget, from the highest to the least that one has; ``judge`` gives the point of a
+    choice of values to save.
 
-    Points of ``known`` that the program proves to be the cheapest need not be found again.
+    Half of ``effort`` (CP-SAT's deterministic time, about seconds) goes to all budgets in turn. Where it runs out, the
+    rest is shared among the budgets of the points that are left, so that each has a bound at least.
     """
-    points, floors = list(known), []
-    budget = max(p.peak for p in known)
-    while True:
-        program.limit(budget)
-        chosen, least, spent = program.solve(effort)
-        effort -= spent
-        best = min((p.cost for p in points if p.peak <= budget), default=float("inf"))
-        while chosen is not None and effort > 0 and best > least + 2 * len(program.runs) / program.scale:
-            point = judge(chosen)
+    proof = _Prover(program, list(known), judge)
+    budget: int | None = max(p.peak for p in known)
+    left = effort / 2
+    while budget is not None and left > 0:
+        spent, done = proof.search(budget, left)
+        left -= spent
+        budget = proof.next_below(budget) if done else budget - 1
+        if not done:
+            break
+    if budget is not None:
+        rest = [p.peak for p in find_front(proof.points) if p.peak <= budget]
+        for peak in rest:
+            proof.search(peak, effort / 2 / len(rest))
+    return Proof(find_front(proof.points), tuple(proof.floors))
+
+
+class _Prover:
+    """Solves the program for one budget after another, each below the last."""
+
+    def __init__(
+        self, program: BudgetProgram, points: list[Point], judge: Callable[[frozenset[int]], Point | None]
+    ) -> None:
+        self.program, self.points, self.judge = program, points, judge
+        self.floors: list[Floor] = []
+        self.tolerance = 2 * len(program.runs) / program.scale
+
+    def search(self, budget: int, effort: float) -> tuple[float, bool]:
+        """Find the cheapest plan within ``budget`` and record what is proven of it; also returns the effort spent, and
+        whether it sufficed. Points that are known already need not be found again."""
+        self.program.limit(budget)
+        least, left = 0.0, effort
+        while True:
+            chosen, bound, spent = self.program.solve(left)
+            # Rows and clauses only ever become more: a bound stays one.
+            least, left = max(least, bound), left - spent
+            if chosen is None or self._best(budget) <= least + self.tolerance:
+                break
+            point = self.judge(chosen)
             if point is None:
                 raise RuntimeError("budget: the integer program gave a plan that is not legal")
-            program.exclude(point.plan, chosen)
-            points.append(point)
-            best = min((p.cost for p in points if p.peak <= budget), default=float("inf"))
-            if best > point.cost:
-                chosen, least, spent = program.solve(effort)
-                effort -= spent + _JUDGED
-        floors.append(Floor(budget, least))
-        fitting = [p for p in points if p.peak <= budget and p.cost <= best]
-        if chosen is None or effort <= 0 or not fitting:
-            return Proof(find_front(points), tuple(floors))
-        budget = min(p.peak for p in fitting) - 1
+            self.program.exclude(point.plan, chosen)
+            self.points.append(point)
+            left -= _JUDGED
+            if left <= 0 or self._best(budget) <= point.cost:
+                break
+        self.floors.append(Floor(budget, min(least, self._best(budget))))
+        return effort - left, self._best(budget) <= least + self.tolerance
+
+    def next_below(self, budget: int) -> int | None:
+        """The highest budget that the cheapest plan for ``budget`` does not keep; ``None`` if there is no plan."""
+        best = self._best(budget)
+        fitting = [p.peak for p in self.points if p.peak <= budget and p.cost <= best]
+        return min(fitting) - 1 if fitting else None
+
+    def _best(self, budget: int) -> float:
+        return min((p.cost for p in self.points if p.peak <= budget), default=float("inf"))

@@ -71,7 +71,7 @@ def compute_floor(graph: JointGraph) -> int:
     ops = tuple(sorted(graph.tangent_ops & graph.backward_ops))
     late = {r for op in ops for r in graph.ops[op].results}
     formed = find_steps(graph, ops, [v.id for v in graph.values if v.id not in late], graph.backward_results)
-    owned = {v: size for v, size in formed.bytes.items() if v in late}
+    owned = {b: size for b, size in formed.bytes.items() if b in late or b >= len(graph.values)}
     scratch = _peak_of(formed.steps, owned, range(len(formed.steps)))
     return _bytes(graph, (*graph.forward_results, *graph.backward_results)) + scratch
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from itertools import combinations
@@ -16,6 +17,7 @@ from retrograd.pipelines.analysis.budget import BudgetOptions, find_budget_parti
 from retrograd.pipelines.analysis.exact_budget import find_memory_rows
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
+from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point, find_front
 from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable, plan_from_saved
 from retrograd.pipelines.analysis.recompute_cost import CostModel, Device
@@ -151,16 +153,37 @@ def test_without_effort_a_bound_is_proven_all_the_same() -> None:
     assert idle.gap(idle.points[-1].peak) > busy.gap(idle.points[-1].peak)
 
 
-def test_rows_of_the_program_hold_for_every_plan() -> None:
+def packing(graph: JointGraph) -> JointGraph:
+    """`graph` with products for what is compute: their operands and results are packed copies."""
+    ops = [
+        dataclasses.replace(op, name="torch.aten.mm") if op.kind is OpKind.COMPUTE and len(op.results) == 1 else op
+        for op in graph.ops
+    ]
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_rows_of_the_program_hold_for_every_plan(is_packed: bool) -> None:
     for seed in range(40):
         graph = random_graph(seed, ops=20, unit=64)
+        graph = packing(graph) if is_packed else graph
         candidates = find_candidates(graph)
         for step in (1, 2, 3, 5):
             plan = sink_recomputation(graph, plan_from_saved(graph, candidates[::step], "test"))
             if find_unsavable(graph, plan) is None:
+                peak = compute_peak(graph, plan).bytes
+                assert compute_floor(graph) + plan.saved_bytes <= peak
                 for held, spans in find_memory_rows(graph, frozenset(candidates)):
                     again = sum(size for value, size in spans if value not in plan.saved)
-                    assert held + plan.saved_bytes + again <= compute_peak(graph, plan).bytes
+                    assert held + plan.saved_bytes + again <= peak
+
+
+def test_every_point_of_a_small_network_is_proven() -> None:
+    graph = packing(layers(4))
+    curve = find_curve(graph)
+    assert len(curve.points) >= 4
+    for point in curve.points:
+        assert curve.gap(point.peak) <= 1e-9 * point.cost
 
 
 @pytest.mark.parametrize("seed", range(200, 230))
