@@ -23,7 +23,8 @@ class PortableAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is F.scaled_dot_product_attention:
+        query = args[0] if args else (kwargs or {}).get("query")
+        if func is F.scaled_dot_product_attention and isinstance(query, Tensor) and query.is_cuda:
             output = _attend(*args, **(kwargs or {}))
             if output is not None:
                 return output
@@ -43,7 +44,7 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """``None`` where the CPU's op would not be chosen on the CPU either."""
-    plain = query.is_cuda and query.dim() == key.dim() == value.dim() == 4 and dropout_p == 0
+    plain = query.dim() == key.dim() == value.dim() == 4 and dropout_p == 0
     if not plain or (attn_mask is not None and attn_mask.requires_grad) or query.shape[-1] != value.shape[-1]:
         return None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
