@@ -26,10 +26,10 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes
-from retrograd.frontend.element_types import refuse_complex
+from retrograd.frontend.islands import plain_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.portable_attention import PortableAttention
-from retrograd.frontend.random_ops import DRAW_SEED, share_seed
+from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
 from retrograd.frontend.side_effects import contained, refuse_backward_hooks
 from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
@@ -163,8 +163,6 @@ def capture_joint(
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     share_sizes(graph_module, sizes.names)
     share_seed(graph_module)
-    check_random(graph_module)
-    refuse_complex(graph_module)
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)
@@ -226,6 +224,7 @@ def portable_ops() -> Iterator[None]:
         with (
             PortableAttention(),
             dropout_between_layers(),
+            plain_checks(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
         ):
             yield
@@ -318,16 +317,3 @@ def shared_memory_error() -> CaptureError:
         "the model writes to an argument, parameter or buffer that shares its memory with another",
         "give each of them memory of its own, with clone()",
     )
-
-
-def check_random(graph_module: torch.fx.GraphModule) -> None:
-    """Raise :class:`CaptureError` where a graph holds a random op that is no function of the seed: a second run in the
-    backward would draw other values."""
-    for node in graph_module.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and node.target is not DRAW_SEED:
-            where = (node.stack_trace or "unknown location").strip().splitlines()
-            raise CaptureError(
-                f"the random op {node.target} is not supported, at {where[0].strip()}",
-                "draw the values outside of the model, with torch's default generator, and pass them as an argument",
-            )

@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
-from retrograd.frontend.capture import check_random, portable_ops
+from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
 from retrograd.frontend.importer import JOINT
@@ -43,7 +43,7 @@ def compile_with_dynamo(
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
     Raises:
-        CaptureError: a size that depends on data, or random ops that are no function of a seed.
+        CaptureError: a size that depends on data.
         ValueError: no such mode.
     """
     if mode is not None and mode not in MODES:
@@ -164,10 +164,9 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
 
 
 def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
-    """Give the random ops one seed; refuse what is no function of it; work all sizes out from one node each. Returns
+    """Give the random ops one seed; work all sizes out from one node each. Returns
     these by name."""
     share_seed(traced)
-    check_random(traced)
     names: dict[sympy.Symbol, str] = {}
     for node in traced.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
@@ -27,6 +27,7 @@ from retrograd.dialects.ir import make_context
 from retrograd.dialects.sizes import format_shape
 from retrograd.frontend.capture import shared_memory_error, state_name
 from retrograd.frontend.checkpoints import find_tag
+from retrograd.frontend.islands import ISLAND, Island, outline_islands
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
@@ -76,32 +77,79 @@ class RuntimeResult(d.AOTOutput):
         return self.name
 
 
+class ImportFailure(CaptureError):
+    """torch-mlir's importer does not take an op; ``node`` is the name of its node."""
+
+    def __init__(self, message: str, node: str) -> None:
+        super().__init__(
+            f"import to MLIR failed: {message}", "report the op; replace it by ops that torch-mlir imports"
+        )
+        self.node = node
+
+
+class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
+    """torch-mlir's importer of one function, which remembers where it is and knows calls of islands."""
+
+    node: torch.fx.Node | None = None
+
+    def _import_hop(self, loc: ir.Location, node: torch.fx.Node, hop: Any) -> None:
+        self.node = node
+        super()._import_hop(loc, node, hop)
+
+    def _import_torch_op_overload(self, loc: ir.Location, node: torch.fx.Node) -> None:
+        self.node = node
+        if node.target is not ISLAND:
+            super()._import_torch_op_overload(loc, node)
+            return
+        values, number, random = cast(tuple[list[torch.fx.Node], int, bool], node.args)
+        attributes = {
+            "name": ir.StringAttr.get("torch.retrograd.island"),
+            "bwd.island": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number),
+        }
+        call = ir.Operation.create(
+            "torch.operator",
+            results=[self._cc.value_info_to_type(v) for v in node.meta["val"]],
+            operands=[self._import_argument(loc, v) for v in values],
+            attributes=attributes | ({"bwd.random": ir.UnitAttr.get()} if random else {}),
+            loc=loc,
+        )
+        for index, result in enumerate(call.results):
+            self.bind_node_value(node, result, index)
+        self._multi_result_nodes.add(node)
+
+
 def import_graph(
     traced: torch.fx.GraphModule,
     signature: Signature | None = None,
     *,
     function: str = JOINT,
     bodies: Mapping[str, torch.fx.GraphModule] = _NOTHING,
+    islands: Sequence[Island] = (),
 ) -> ir.Module:
     """Translate a graph that AOTAutograd traced to a module with one function on ``!torch.vtensor`` types, and private
     functions to be inlined (``bwd.inline``) for ``bodies``, by name.
 
     Results that are no tensors (``None`` for no gradient) are left out. The FX graph is not changed. Without a
-    signature, arguments and results are known by their numbers.
+    signature, arguments and results are known by their numbers. Each of ``islands`` is one op of any number of
+    operands and results, ``torch.operator "torch.retrograd.island"``.
 
     Raises:
-        CaptureError: an op that torch-mlir's importer does not know; names the op and the user's line.
+        ImportFailure: an op that torch-mlir's importer does not know; names the op and the user's line.
     """
     context = make_context()
-    node_importers: list[GraphNodeImporter] = []
+    node_importers: list[NodeImporter] = []
 
-    def remember(*args: Any) -> GraphNodeImporter:
-        node_importers.append(GraphNodeImporter(*args))
+    def remember(*args: Any) -> NodeImporter:
+        node_importers.append(NodeImporter(*args))
         return node_importers[-1]
 
     importer = FxImporter(context=context, graph_node_importer_cls=remember)
-    for name, graph_module in {function: traced, **bodies}.items():
-        func = _import_function(importer, graph_module, name, signature)
+    for name, graph_module in {function: outline_islands(traced, islands), **bodies}.items():
+        try:
+            func = _import_function(importer, graph_module, name, signature)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            node = node_importers[-1].node if name == function and node_importers else None
+            raise ImportFailure(str(error), node.name if node is not None else "") from error
         with context, ir.Location.unknown():
             _name_values(node_importers[-1])
             _tag_ops(node_importers[-1])
@@ -118,12 +166,7 @@ def _import_function(
     importer: FxImporter, traced: torch.fx.GraphModule, name: str, signature: Signature | None
 ) -> ir.Operation:
     graph_module, descs = _on_tensors(traced)
-    try:
-        func = importer.import_stateless_graph(graph_module.graph, func_name=name)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise CaptureError(
-            f"import to MLIR failed: {error}", "report the op; replace it by ops that torch-mlir imports"
-        ) from error
+    func = importer.import_stateless_graph(graph_module.graph, func_name=name)
     with importer.module.context, ir.Location.unknown():
         _annotate(func, graph_module.graph, descs, signature)
     return func

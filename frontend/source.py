@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -76,6 +77,12 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
         layer = layer or (frame if name.startswith(_LAYERS) else None)
         frame = frame.f_back
     return layer
+
+
+def source_place(stack_trace: str | None) -> str:
+    """``/home/me/model.py:12`` from the lines that a traced op keeps of the user's code; empty where it keeps none."""
+    match = re.search(r'File "([^"]+)", line (\d+)', stack_trace or "")
+    return f"{match[1]}:{match[2]}" if match else ""
 
 
 def capture_error(error: Exception) -> CaptureError:

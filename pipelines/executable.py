@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
-from retrograd.pipelines.subprocesses import run_tool
+from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.vmfb import read_formats
@@ -54,9 +54,15 @@ def iree_tool(name: str) -> Path:
 
 
 def compile_executable(
-    linalg: str, target: Target, *, on_attempt: Callable[[tuple[str, ...]], None] | None = None
+    linalg: str,
+    target: Target,
+    *,
+    on_attempt: Callable[[tuple[str, ...]], None] | None = None,
+    limits: ToolLimits | None = None,
 ) -> Executable:
     """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
+
+    ``limits`` are those of one attempt, else the environment's.
 
     Raises:
         CompileError: every set failed; reports the last and plainest one's first error, and the replay command. Or the
@@ -69,7 +75,7 @@ def compile_executable(
         vmfb, phases, passes = folder / "module.vmfb", folder / "phases", folder / "passes"
         dumps = [f"--dump-compilation-phases-to={phases}", f"--mlir-print-ir-tree-dir={passes}"]
         dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS}", "--mlir-print-debuginfo"]
-        flags = _climb(linalg, target, vmfb, (), on_attempt, dumps)
+        flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
         transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
         timelines = read_timelines(next(passes.rglob(f"*{ALLOCATION_PASS}.mlir")).read_text(encoding="utf-8"))
         data = vmfb.read_bytes()
@@ -145,6 +151,7 @@ def _climb(
     options: Sequence[str],
     on_attempt: Callable[[tuple[str, ...]], None] | None,
     dumps: Sequence[str] = (),
+    limits: ToolLimits | None = None,
 ) -> tuple[str, ...]:
     """Write ``output`` with the first of the target's sets of flags that compiles; returns that set.
 
@@ -166,7 +173,7 @@ def _climb(
             *options,
             *dumps,
         ]
-        result = run_tool(command, folder=folder)
+        result = run_tool(command, folder=folder, limits=limits)
         if result.returncode == 0:
             return flags
     kept = keep_for_replay(source)

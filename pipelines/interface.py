@@ -28,6 +28,9 @@ DTYPES = {
     "si8": "int8",
     "ui8": "uint8",
     "i1": "bool",
+    # In what is not compiled: arguments and results that only islands take and give.
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
 }
 
 

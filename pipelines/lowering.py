@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.subprocesses import ToolResult, run_tool
+from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
 
 LOWERING_PIPELINE = (
     "builtin.module("
@@ -29,10 +29,10 @@ LOWERING_PIPELINE = (
 )
 
 
-def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
+def lower_to_linalg(staged: bytes, *, locations: bool = True, limits: ToolLimits | None = None) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
 
-    ``locations`` says whether the result has them too.
+    ``locations`` says whether the result has them too; ``limits`` are the tool's, else those of the environment.
 
     Raises:
         CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
@@ -44,7 +44,9 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True) -> str:
         source.write_bytes(staged)
         options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
-        result = run_tool([sys.executable, "-m", "retrograd.tools.opt", source, "-o", target, *options], folder=folder)
+        result = run_tool(
+            [sys.executable, "-m", "retrograd.tools.opt", source, "-o", target, *options], folder=folder, limits=limits
+        )
         if result.returncode == 0:
             return target.read_text(encoding="utf-8")
         kept = keep_for_replay(source)

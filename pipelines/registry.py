@@ -19,6 +19,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
+    "bwd-outline-islands": "retrograd.pipelines.transforms.bwd_outline_islands:BwdOutlineIslands",
     "bwd-outline-stages": "retrograd.pipelines.transforms.bwd_outline_stages:BwdOutlineStages",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",

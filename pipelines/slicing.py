@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
@@ -44,13 +44,14 @@ class FoundOp:
 
 
 class Slicer:
-    """Cuts a function of a staged module (text, with locations) where the values named in ``known`` are.
+    """Cuts a function of a staged module (text, with locations) where the values named in ``known`` are; without it,
+    wherever a value has a name.
 
     Raises:
         ValueError: the module has no such function.
     """
 
-    def __init__(self, source: str, function: str, known: Collection[str]) -> None:
+    def __init__(self, source: str, function: str, known: Collection[str] | None) -> None:
         self._context = ir.make_context()
         self._module = ir.Module.parse(source, self._context)
         func = find_function(self._module.operation, function)
@@ -59,32 +60,47 @@ class Slicer:
         with self._context:
             self._read = read_joint(func)
         self._name = function
-        self.graph = SliceGraph(self._read.graph, known)
+        graph = self._read.graph
+        self.graph = SliceGraph(graph, {v.name for v in graph.values} if known is None else known)
 
     def build(self, piece: Slice) -> ModuleSlice:
         """A slice as a module."""
         with self._context, ir.Location.unknown():
-            module = ir.Module.create()
-            end = ir.Operation.create(
-                "func.func",
-                attributes={
-                    "sym_name": ir.StringAttr.get("end"),
-                    "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [])),
-                    "sym_visibility": ir.StringAttr.get("private"),
-                },
-                regions=1,
-                ip=ir.InsertionPoint(module.body),
-            )
-            arguments = [self._port(value, "input") for value in piece.arguments]
-            results = [self._port(value, "output") for value in piece.results]
-            func = build_function(end, self._read, FunctionSketch(self._name, arguments, piece.ops, results))
-            end.erase()
+            module, func = self._make(piece)
             interface = read_interface(func)
             run_pipeline(module, _STAGED, replay=False)
             text: str = module.operation.get_asm(enable_debug_info=True)
         steps = set(self.graph.steps)
         operands = self.operands([self._read.graph.values[v].name for v in piece.results])
         return ModuleSlice(text, interface, sum(op in steps for op in piece.ops), operands)
+
+    def singles(self) -> Iterator[tuple[str, tuple[str, ...], str]]:
+        """Each op by itself: its name, the values that it gives, and the text of a function, without locations."""
+        for step in self.graph.steps:
+            op = self._read.graph.ops[step]
+            results = [v for v in op.results if v in self.graph.observable]
+            with self._context, ir.Location.unknown():
+                module, func = self._make(self.graph.cut((step,), results))
+                run_pipeline(module, _STAGED, replay=False)
+                yield op.name, tuple(self._read.graph.values[v].name for v in results), str(func)
+
+    def _make(self, piece: Slice) -> tuple[ir.Module, ir.Operation]:
+        module = ir.Module.create()
+        end = ir.Operation.create(
+            "func.func",
+            attributes={
+                "sym_name": ir.StringAttr.get("end"),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [])),
+                "sym_visibility": ir.StringAttr.get("private"),
+            },
+            regions=1,
+            ip=ir.InsertionPoint(module.body),
+        )
+        arguments = [self._port(value, "input") for value in piece.arguments]
+        results = [self._port(value, "output") for value in piece.results]
+        func = build_function(end, self._read, FunctionSketch(self._name, arguments, piece.ops, results))
+        end.erase()
+        return module, func
 
     def operands(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """For each of the values named the names of those that its op computes it from."""

@@ -15,6 +15,8 @@ from retrograd.dialects import ir
 from retrograd.pipelines.interface import FunctionInterface
 
 PLAN_ATTRIBUTE = "bwd.plan"
+# Of functions that were cut at their islands: a plan under the name of each.
+ISLAND_PLANS_ATTRIBUTE = "bwd.island_plans"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,15 @@ class CallBackward:
 
 
 @dataclass(frozen=True)
+class RunIsland:
+    """Run island number ``island``, ops that are not compiled, in torch; ``results`` as for `CallHook`."""
+
+    island: int
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class AccumulateGrad:
     """Add value ``gradient`` to the gradient of parameter number ``param``."""
 
@@ -75,9 +86,10 @@ class Free:
     values: tuple[str, ...]
 
 
-Step = RunStage | CallHook | CallBackward | AccumulateGrad | UpdateInput | FinalCallbacks | Free
+Step = RunStage | RunIsland | CallHook | CallBackward | AccumulateGrad | UpdateInput | FinalCallbacks | Free
 _STEPS: dict[str, type[Step]] = {
     "run_stage": RunStage,
+    "run_island": RunIsland,
     "call_hook": CallHook,
     "call_backward": CallBackward,
     "accumulate_grad": AccumulateGrad,
@@ -124,10 +136,17 @@ class StagePlan:
         return tuple(step.function for step in self.steps if isinstance(step, RunStage))
 
 
+def whole_plan(function: FunctionInterface) -> StagePlan:
+    """The plan of a function that is not cut: to call it."""
+    arguments = tuple(f"argument.{i}" for i, _ in enumerate(function.arguments))
+    results = tuple(f"result.{i}" for i, _ in enumerate(function.results))
+    return StagePlan(arguments, (RunStage(function.name, arguments, results),), results)
+
+
 def uses(step: Step) -> tuple[str, ...]:
     """The values that a step takes; to free a value is no use."""
     match step:
-        case RunStage() | CallHook() | CallBackward():
+        case RunStage() | RunIsland() | CallHook() | CallBackward():
             return step.arguments
         case AccumulateGrad():
             return (step.gradient,)
@@ -140,7 +159,7 @@ def uses(step: Step) -> tuple[str, ...]:
 def gives(step: Step) -> tuple[str, ...]:
     """The values that a step gives and that are used."""
     match step:
-        case RunStage() | CallHook() | CallBackward():
+        case RunStage() | RunIsland() | CallHook() | CallBackward():
             return tuple(result for result in step.results if result)
         case _:
             return ()
@@ -197,6 +216,23 @@ def read_plan(module: ir.Operation) -> StagePlan:
     if PLAN_ATTRIBUTE not in module.attributes:
         raise ValueError("the module has no stage plan; run bwd-outline-stages first")
     return StagePlan.from_dict(_plain(module.attributes[PLAN_ATTRIBUTE]))
+
+
+def write_island_plans(module: ir.Operation, plans: Mapping[str, StagePlan]) -> None:
+    """Leave on a module the plans of functions that were cut at their islands, by name."""
+    module.attributes[ISLAND_PLANS_ATTRIBUTE] = _attribute({name: plan.to_dict() for name, plan in plans.items()})
+
+
+def read_island_plans(module: ir.Operation) -> dict[str, StagePlan]:
+    """The plans that ``bwd-outline-islands`` left on a module, by the name of the function; none where it cut none.
+
+    Raises:
+        ValueError: one of them is no plan.
+    """
+    if ISLAND_PLANS_ATTRIBUTE not in module.attributes:
+        return {}
+    plans = _plain(module.attributes[ISLAND_PLANS_ATTRIBUTE])
+    return {name: StagePlan.from_dict(plan) for name, plan in plans.items()}
 
 
 def _read_step(data: dict[str, Any]) -> Step:

@@ -18,13 +18,13 @@ from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.stage_plan import StagePlan, read_plan
+from retrograd.pipelines.stage_plan import StagePlan, read_island_plans, read_plan
 from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.timeline import Step
 from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
-from retrograd.pipelines.transforms.hook_reader import mark_communication
+from retrograd.pipelines.transforms.hook_reader import has_islands, mark_communication
 
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
@@ -33,6 +33,8 @@ STAGES: dict[str, str] = {
     "bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
+# What follows where ops run in torch: functions are cut there.
+_ISLANDS = "bwd-outline-islands,convert-bwd-to-func,bwd-verify-legality{level=staged}"
 # The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
 BACKWARD_STAGES: dict[str, str] = {
     "imported": "convert-torch-operator-to-bwd,bwd-verify-legality{level=imported}",
@@ -58,7 +60,8 @@ class StagedModule:
 
     ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
     numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` the types of those that
-    bwd-narrow-saved packed.
+    bwd-narrow-saved packed. ``plans`` are those of functions that were cut, by name, because of ops that run in torch,
+    and ``stages`` the functions that are compiled; without such ops these are ``functions``.
     """
 
     texts: dict[str, str]
@@ -68,6 +71,8 @@ class StagedModule:
     seconds: dict[str, float]
     merged: dict[str, str] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, StagePlan] = field(default_factory=dict)
+    stages: tuple[FunctionInterface, ...] = ()
 
     def function(self, name: str) -> FunctionInterface:
         """The function called ``name``."""
@@ -124,10 +129,20 @@ def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)
-    interfaces = tuple(read_interface(func) for func in functions(module.operation))
+    interfaces = stages = read_interfaces(module)
+    if any(map(has_islands, functions(module.operation))):
+        with progress.phase("outline"):
+            run_pipeline(module, f"builtin.module({_ISLANDS})")
+            texts["scheduled"], stages = str(module), read_interfaces(module)
     source = module.operation.get_asm(enable_debug_info=True)
     merged, narrowed = read_merged(module.operation), read_narrowed(module.operation)
-    return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed)
+    plans = read_island_plans(module.operation)
+    return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages)
+
+
+def read_interfaces(module: ir.Module) -> tuple[FunctionInterface, ...]:
+    """The interfaces of all functions of a staged module."""
+    return tuple(read_interface(func) for func in functions(module.operation))
 
 
 def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["error", "ignore"] = "error") -> None:
@@ -159,10 +174,12 @@ def stage_backward(
             run_pipeline(module, f"builtin.module({passes.replace('POLICY', f'policy={hook_schedule}')})")
             texts[stage] = str(module)
     plan = read_plan(module.operation)
-    interfaces = tuple(read_interface(func) for func in functions(module.operation))
+    interfaces = read_interfaces(module)
     source = module.operation.get_asm(enable_debug_info=True)
     merged = read_merged(module.operation)
-    return StagedBackward(StagedModule(texts, source, interfaces, {}, progress.seconds, merged), plan)
+    return StagedBackward(
+        StagedModule(texts, source, interfaces, {}, progress.seconds, merged, stages=interfaces), plan
+    )
 
 
 def build_executable(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrograd.api import bisect, compile_backward, load
     from retrograd.bisection import Bisection
+    from retrograd.fallback import EagerIslandWarning
     from retrograd.frontend.checkpoints import save
     from retrograd.frontend.hook_marks import communication, inlineable
     from retrograd.frontend.source import CaptureError
@@ -46,6 +47,7 @@ _EXPORTS = {
     "Bisection": "retrograd.bisection",
     "CaptureError": "retrograd.frontend.source",
     "CompileError": "retrograd.pipelines.errors",
+    "EagerIslandWarning": "retrograd.fallback",
     "CompiledBackward": "retrograd.runtime.compiled",
     "DeviceError": "retrograd.runtime.devices",
     "ExecutionError": "retrograd.runtime.tensors",
@@ -80,6 +82,7 @@ __all__ = [
     "CompileError",
     "CompiledBackward",
     "DeviceError",
+    "EagerIslandWarning",
     "ExecutionError",
     "InfeasibleBudget",
     "OutOfDeviceMemory",

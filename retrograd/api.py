@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 
 from retrograd.bisection import Bisection, find_fault, saved_executable
-from retrograd.build import Build, build_graph, build_module, describe, import_joint
+from retrograd.build import Build, build_graph, build_joint, describe, import_joint
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
+from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
@@ -58,6 +59,7 @@ def compile_backward(
     save_policy: SavePolicy | None = None,
     dynamic_shapes: Any = None,
     verify: bool = False,
+    fallback: Literal["island", "error"] = "island",
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> CompiledBackward:
@@ -83,6 +85,9 @@ def compile_backward(
             One program serves them all, 1 included; each call is checked against their bounds, against other sizes of
             the same name, and against what the model was found to take for granted.
         verify: compare every output and gradient of the first call with eager's, on copies.
+        fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions,
+            which a warning and ``explain()`` tell; or ``error``, they are refused. With a memory budget, dynamic
+            sizes, and devices whose memory torch does not reach (Vulkan), they always are.
         cache: keep the executable on disk and take it from there the next time.
         progress: called with the name of each phase as it begins.
 
@@ -91,27 +96,28 @@ def compile_backward(
 
     Raises:
         CaptureError: the model cannot be captured; names the line.
-        PipelineError, CompileError: it cannot be compiled; names the op, its source line and a command that replays the
-        failure.
+        PipelineError, CompileError: it cannot be compiled, and ``fallback`` does not help; names the op, its source
+        line and a command that replays the failure.
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition, a memory budget that is unreadable, not above zero, or of no use to it, or one
             for sizes that differ from call to call, and so does the peak.
     """
-    options = Options(target, partition, cache, memory_budget, save_policy).on(tensors_of(model, args, kwargs))
+    options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
+        tensors_of(model, args, kwargs)
+    )
     if dynamic_shapes is not None and partition == "budget":
         raise ValueError("partition='budget' keeps a peak, which differs with dynamic_shapes; leave one of them out")
     phases = Progress(progress)
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
-        with phases.phase("import"):
-            module = import_joint(captured, options.policy)
-        built = build_module(module, options, phases)
+        built = build_joint(captured, options, phases)
         backward = built.function(BACKWARD)
         call = bind(captured, built.function(FORWARD), backward)
         if verify:
-            traced = bool(backward.narrowed) or find_seed(captured.graph_module.graph) is not None
+            drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
+            traced = bool(backward.narrowed) or drawn
             reference = bind_traced(model, args, kwargs, backward, dynamic_shapes) if traced else None
             # Slices for bisection are of fixed sizes.
             unlocated = backward.narrowed or captured.sizes.sizes
@@ -128,7 +134,9 @@ def compile_backward(
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
     again = partial(how, model)
     stages = _stage_reader(built.staged)
-    return CompiledBackward(call, convention, state, built.program, built.executable.vmfb, manifest, stages, again)
+    return CompiledBackward(
+        call, convention, state, built.program, built.executable.vmfb, manifest, stages, again, built.times
+    )
 
 
 def load(
@@ -185,16 +193,17 @@ def bisect(
         are saved in narrower types, which are not eager's.
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
-    options = Options(target, partition, True, memory_budget, save_policy).on(tensors_of(model, args, kwargs))
+    tensors = tensors_of(model, args, kwargs)
+    options = Options(target, partition, True, memory_budget, save_policy, fallback="error").on(tensors)
     with COMPILING, contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, args, kwargs)
         executable: Executable | None = None
         try:
-            built = build_module(import_joint(captured, options.policy), options, Progress())
+            built = build_joint(captured, options, Progress())
             staged, executable = built.staged, built.executable
         except CompileError:
             policy = "min-cut" if partition == "budget" else partition
-            staged = stage_module(import_joint(captured, options.policy), policy, Progress())
+            staged = stage_module(import_joint(captured, options.policy, Progress()), policy, Progress())
     # After the trace is closed, in which every tensor would be a fake one.
     values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
     if artifact is not None:
@@ -216,7 +225,7 @@ def dynamo_backend(
     """The backend of ``torch.compile(model, backend="retrograd")``; ``options`` are those of compile_backward.
 
     Raises:
-        CaptureError: the graph has sizes that depend on data, or random ops that are not supported.
+        CaptureError: the graph has sizes that depend on data.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     chosen = Options(**(options or {})).on([t for t in example_inputs if isinstance(t, torch.Tensor)])

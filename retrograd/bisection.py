@@ -147,7 +147,7 @@ def find_fault(staged: StagedModule, target: Target, values: EagerValues, execut
     flags = target.ladder[-1] if executable is None else executable.flags
     laboratory = Laboratory(target.only(flags), values)
     program = None if executable is None else Program.load(executable.vmfb, driver=target.driver)
-    for function in staged.functions:
+    for function in staged.stages:
         difference = None
         slicer = Slicer(staged.source, function.name, values.tensors)
         if program is not None:

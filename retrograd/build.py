@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -15,11 +15,13 @@ from weakref import WeakValueDictionary
 import torch
 
 from retrograd.dialects import ir
+from retrograd.fallback import Fallback
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
+from retrograd.frontend.islands import Island, has_symbols, refuse_uncompiled
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
@@ -27,6 +29,7 @@ from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
+from retrograd.pipelines.stage_plan import StagePlan, whole_plan
 from retrograd.pipelines.staged import (
     Progress,
     StagedModule,
@@ -39,6 +42,7 @@ from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, run_function
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
+from retrograd.runtime.islands import EagerIsland, IslandTimes
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
@@ -53,66 +57,67 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Build:
-    """A module that went all the way: its stages, executable and loaded program."""
+    """A module that went all the way: its stages, executable and loaded program; what of it runs in torch."""
 
     staged: StagedModule
     executable: Executable
     program: Program
     specs: dict[str, FunctionSpec]
     cached: bool
+    times: IslandTimes
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
-        spec, interface = self.specs[name], self.staged.function(name)
+        interface = self.staged.function(name)
         return CompiledFunction(
             arguments=tuple(a.value for a in interface.arguments),
             results=tuple(r.value for r in interface.results),
             copied=frozenset(r.value for r in interface.results if r.role == "saved"),
-            call=partial(run_function, self.program, spec, same_step=name == BACKWARD),
+            call=self._call(name),
             merged=self.staged.merged,
             narrowed=self.staged.narrowed,
             device=self.program.torch_device,
         )
 
+    def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        if not self.times.islands:
+            return partial(run_function, self.program, self.specs[name], same_step=name == BACKWARD)
+        plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
+        stages = [_function_spec(f, 0) for f in self.staged.stages]
+        executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)
+        return self.times.timed(executor.run)
 
-def import_joint(captured: CapturedGraph, policy: SavePolicy) -> ir.Module:
+
+def build_joint(captured: CapturedGraph, options: Options, phases: Progress) -> Build:
+    """Compile a captured joint graph.
+
+    Raises:
+        CaptureError: an op that cannot be imported, or has no compiled form, without a fallback.
+        PipelineError, CompileError: it cannot be compiled; names the op. Or a rule of the policy contradicts the model
+            or matches nothing.
+        InfeasibleBudget: no plan stays within ``options.memory_budget``.
+        ValueError: a budget for a module of open sizes.
+    """
+
+    def load(islands: Sequence[Island]) -> ir.Module:
+        return import_joint(captured, options.policy, phases, islands)
+
+    return build_program(captured.graph_module, load, options, phases)
+
+
+def import_joint(
+    captured: CapturedGraph, policy: SavePolicy, phases: Progress, islands: Sequence[Island] = ()
+) -> ir.Module:
     """A captured joint graph on MLIR, with the ops marked that ``policy`` is about.
 
     Raises:
         CaptureError: an op that cannot be imported.
         PipelineError: a rule of ``policy`` contradicts the model or matches nothing.
     """
-    module = import_graph(captured.graph_module, captured.signature)
+    with phases.phase("import"):
+        module = import_graph(captured.graph_module, captured.signature, islands=islands)
     mark_module(module, policy)
     return module
-
-
-def build_module(module: ir.Module, options: Options, phases: Progress) -> Build:
-    """Run an imported module through passes, compiler and loader; changes it.
-
-    Raises:
-        PipelineError, CompileError: it cannot be compiled; names the op.
-        InfeasibleBudget: no plan stays within ``options.memory_budget``.
-        ValueError: a budget for a module of open sizes.
-    """
-    target = options.find_target()
-    store = _Store() if options.cache else None
-    if options.partition == "budget" and read_hints(module.operation):
-        raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
-    if options.partition == "budget" and find_function(module.operation, JOINT) is not None:
-        source = module.operation.get_asm(enable_debug_info=True)
-        builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)
-        staged, executable, cached = builder.build(parse_memory_size(options.memory_budget))
-    else:
-        # A forward alone has nothing to partition, whatever the policy.
-        staged = stage_module(module, options.partition, phases)
-        executable, cached = build_executable(staged, target, _versions(), phases, store)
-    with phases.phase("load"):
-        # Compiled for a device that is not here, it can be saved.
-        program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
-    for note in executable.notes:
-        warnings.warn(note, stacklevel=3)
-    return Build(staged, executable, program, _specs(staged, executable), cached)
 
 
 def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -> Mapping[str, CompiledFunction]:
@@ -120,13 +125,66 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
     joint graph or itself, by name.
 
     Raises:
-        CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_module`.
+        CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
     """
-    module = import_graph(traced, function=function)
-    # Of several graphs that a model breaks into, a rule may be about one.
-    mark_module(module, options.policy, unmatched="ignore")
-    built = build_module(module, options, Progress())
+
+    def load(islands: Sequence[Island]) -> ir.Module:
+        module = import_graph(traced, function=function, islands=islands)
+        # Of several graphs that a model breaks into, a rule may be about one.
+        mark_module(module, options.policy, unmatched="ignore")
+        return module
+
+    built = build_program(traced, load, options, Progress())
     return {f.name: built.function(f.name) for f in built.staged.functions}
+
+
+def build_program(
+    graph_module: torch.fx.GraphModule,
+    load: Callable[[Sequence[Island]], ir.Module],
+    options: Options,
+    phases: Progress,
+) -> Build:
+    """Run what ``load`` imports of a graph, islands for what does not compile, through passes, compiler and loader.
+
+    Raises:
+        CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
+    """
+    target, store = options.find_target(), _Store() if options.cache else None
+
+    def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
+        return (staged, *build_executable(staged, target, _versions(), phases, store))
+
+    kind = "error" if has_symbols(graph_module) else options.allowed_fallback()
+    fallback = Fallback(kind, target, _versions(), store)
+    islands: list[EagerIsland] = []
+    if options.partition == "budget":
+        refuse_uncompiled(graph_module)
+        staged, executable, cached = _build_within_budget(load(()), options, phases, store)
+    else:
+        # A forward alone has nothing to partition, whatever the policy.
+        (staged, executable, cached), islands = fallback.compile(
+            graph_module, lambda islands: stage_module(load(islands), options.partition, phases), finish
+        )
+    with phases.phase("load"):
+        # Compiled for a device that is not here, it can be saved.
+        program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
+    for note in executable.notes:
+        warnings.warn(note, stacklevel=3)
+    return Build(staged, executable, program, _specs(staged, executable), cached, IslandTimes(islands))
+
+
+def _build_within_budget(
+    module: ir.Module, options: Options, phases: Progress, store: _Store | None
+) -> tuple[StagedModule, Executable, bool]:
+    target = options.find_target()
+    if read_hints(module.operation):
+        raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
+    if find_function(module.operation, JOINT) is None:
+        staged = stage_module(module, options.partition, phases)
+        return (staged, *build_executable(staged, target, _versions(), phases, store))
+    source = module.operation.get_asm(enable_debug_info=True)
+    builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)
+    return builder.build(parse_memory_size(options.memory_budget))
 
 
 # By options and the text of the module: a backward is captured anew for reasons that do not change its graph.
@@ -139,20 +197,42 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     Raises:
         CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
     """
-    module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies)
     device = _device_of(traced.graph_module)
     phases, target = Progress(), target_on(device, options.target)
     driver = choose_uri(target.names, choose_device(target.names, [device]))
-    key = (replace(options, background=False), driver, f"{module}{traced.communication}")
-    if (known := _EXECUTORS.get(key)) is not None:
-        return known, True
-    staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
+    # What compiles beside the training is the same program.
+    plain = replace(options, background=False)
     store = _Store() if options.cache else None
-    executable, _ = build_executable(staged.module, target, _versions(), phases, store)
+    plans: list[StagePlan] = []
+    texts: list[str] = []
+
+    def stage(islands: Sequence[Island]) -> StagedModule:
+        module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies, islands=islands)
+        texts.append(f"{module}{traced.communication}")
+        if (plain, driver, texts[-1]) in _EXECUTORS:
+            raise _Known
+        staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
+        plans.append(staged.plan)
+        return staged.module
+
+    def finish(staged: StagedModule) -> tuple[StagedModule, Executable]:
+        return staged, build_executable(staged, target, _versions(), phases, store)[0]
+
+    fallback = Fallback(options.fallback, target, _versions(), store)
+    try:
+        (staged, executable), islands = fallback.compile(traced.graph_module, stage, finish)
+    except _Known:
+        return _EXECUTORS[plain, driver, texts[-1]], True
     program = Program.load(executable.vmfb, driver=driver)
-    specs = _specs(staged.module, executable)
-    executor = _EXECUTORS[key] = StageExecutor(staged.plan.to_dict(), program, list(specs.values()))
+    specs = list(_specs(staged, executable).values())
+    executor = StageExecutor(plans[-1].to_dict(), program, specs, islands)
+    executor.notes = tuple(f"runs in torch: {island.text}" for island in islands)
+    _EXECUTORS[plain, driver, texts[-1]] = executor
     return executor, False
+
+
+class _Known(Exception):
+    """A graph is that of a backward compiled before."""
 
 
 def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
@@ -175,7 +255,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "notes": list(built.executable.notes),
         "flags": list(built.executable.flags),
         "cached": built.cached,
-        "stages": len(built.specs),
+        "stages": len(built.staged.stages),
         "saved_values": sum(a.role == "saved" for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
@@ -216,7 +296,15 @@ def _describe_size(size: SizeSpec) -> str:
 
 
 def _specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
-    return {f.name: _function_spec(f, executable.transients.get(f.name + INTO, 0)) for f in staged.functions}
+    """The functions to call, and those that they were cut into where something runs in torch."""
+    functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
+    return {f.name: _function_spec(f, _scratch(f.name, staged, executable)) for f in functions}
+
+
+def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
+    """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
+    stages = staged.plans[name].stages if name in staged.plans else (name,)
+    return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
 
 
 def _function_spec(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:

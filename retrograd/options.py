@@ -17,6 +17,7 @@ from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.targets import Target, cuda_architecture, find_target
 from retrograd.runtime.placement import choose_device, choose_uri
 
+FALLBACKS = ("island", "error")
 PARTITIONS = ("default", "min-cut", "budget")
 _CPU = torch.device("cpu")
 
@@ -30,6 +31,7 @@ class Options:
     cache: bool = True
     memory_budget: int | float | str | None = None
     save_policy: SavePolicy | None = None
+    fallback: str = "island"
     device: torch.device = _CPU
 
     @property
@@ -41,6 +43,8 @@ class Options:
         self.find_target()
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback '{self.fallback}' is not one of {', '.join(FALLBACKS)}")
         if self.partition not in PARTITIONS:
             raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
         if self.partition == "budget":
@@ -56,6 +60,12 @@ class Options:
         """The target asked for, else that of the tensors' device."""
         return target_on(self.device, self.target)
 
+    def allowed_fallback(self) -> str:
+        """The fallback, where there can be islands: torch reaches the memory of every device, and no budget depends on
+        what torch takes."""
+        reached = all(name.partition(":")[0] in ("cpu", "cuda") for name in self.find_target().names)
+        return self.fallback if reached and self.partition != "budget" else "error"
+
     def uri(self) -> str:
         """IREE's name of the device to run on: that of the tensors, if there is code for it."""
         names = self.find_target().names
@@ -70,9 +80,12 @@ class BackwardOptions:
     hook_schedule: str
     cache: bool
     background: bool = False
+    fallback: str = "island"
 
     def __post_init__(self) -> None:
         find_target(self.target or "cpu")
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"fallback '{self.fallback}' is not one of {', '.join(FALLBACKS)}")
         if self.hook_schedule not in POLICIES:
             raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(POLICIES)}")
 

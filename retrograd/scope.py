@@ -59,6 +59,7 @@ def enable(
     hook_schedule: Literal["eager-order", "asap", "overlap", "fewest-stages"] = "eager-order",
     cache: bool = True,
     background: bool = False,
+    fallback: Literal["island", "error"] = "island",
 ) -> Iterator[None]:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -74,11 +75,13 @@ def enable(
         cache: keep executables on disk.
         background: compile beside the training, which goes on eagerly meanwhile; a backward runs compiled from the
             first step on that begins when its compilation is done.
+        fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions;
+            or ``error``, the whole backward runs eagerly.
 
     Raises:
         UnknownTarget, ValueError: no such target or schedule.
     """
-    options = BackwardOptions(target, hook_schedule, cache, background)
+    options = BackwardOptions(target, hook_schedule, cache, background, fallback)
     _open_scope()
     token = _ACTIVE.set(options)
     try:

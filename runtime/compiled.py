@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from retrograd.runtime.artifact import write_artifact
+from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.executor import Program
+from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.peak import measure_peak
 from retrograd.runtime.report import Report
@@ -41,6 +42,7 @@ class CompiledBackward:
         manifest: Manifest,
         ir: Callable[[str], str],
         bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
+        times: IslandTimes | None = None,
     ) -> None:
         self._call = call
         self._convention = convention
@@ -50,6 +52,7 @@ class CompiledBackward:
         self.manifest = manifest
         self._ir = ir
         self._bisect = bisect
+        self._times = times or IslandTimes(())
         self._has_run = False
         self._peak: int | None = None
 
@@ -75,7 +78,16 @@ class CompiledBackward:
         """
         state = self._state.of(model)
         self._convention.check_state(state.tensors())
-        return CompiledBackward(self._call, self._convention, state, self._program, self._vmfb, self.manifest, self._ir)
+        return CompiledBackward(
+            self._call,
+            self._convention,
+            state,
+            self._program,
+            self._vmfb,
+            self.manifest,
+            self._ir,
+            times=self._times,
+        )
 
     def to_device(self) -> CompiledBackward:
         """Keep the parameters and buffers on the device from now on, where it cannot work on torch's memory (Vulkan):
@@ -96,8 +108,15 @@ class CompiledBackward:
         it.
 
         Raises:
+            ArtifactError: some ops run in torch, which no file holds; lists them.
             OSError: the file cannot be written; nothing is left behind.
         """
+        if self._times.islands:
+            listed = "\n  ".join(island.text for island in self._times.islands)
+            raise ArtifactError(
+                f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
+                f"fallback='error' to be told at once:\n  {listed}"
+            )
         write_artifact(path, self._vmfb, dataclasses.replace(self.manifest, report=self.explain().to_dict()))
 
     def mlir(self, stage: str) -> str:
@@ -113,6 +132,10 @@ class CompiledBackward:
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
+        if self._times.islands:
+            # What torch allocates in between is not known.
+            unknown = {"peak_bytes_predicted": None, "peak_bytes_measured": None}
+            return Report({**self.manifest.report, **unknown, "islands": self._times.describe()})
         if self._has_run and self._peak is None:
             forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
             sizes = {s["name"]: s["hint"] for s in self.manifest.signature["sizes"]}

@@ -74,6 +74,9 @@ class Report:
                 table.add_row(title, _text(key, self.data[key]))
         for phase, seconds in self.data["compile_seconds"].items():
             table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
+        for island in self.data.get("islands", ()):
+            share = "not run yet" if island["share"] is None else f"{100 * island['share']:.1f}% of the time"
+            table.add_row("runs in torch", f"{island['what']}: {share}")
         names = self.data["recomputed"]
         if names:
             table.add_row(

@@ -33,20 +33,31 @@ class PythonSide(Protocol):
         """Call what was queued to be called when the backward is done."""
 
 
-_Action = Callable[[Values, PythonSide], None]
+# What an island runs: its arguments in, its results out.
+Island = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+_Action = Callable[[Values, Any], None]
 
 
 class StageExecutor:
-    """A plan (as ``StagePlan.to_dict`` gives it) over the functions of a program.
+    """A plan (as ``StagePlan.to_dict`` gives it) over the functions of a program, and the islands that run in torch.
 
     Values live in numbered places; all that a step needs to know is looked up once, here, and not at each run.
+    ``notes`` say what its user is told of besides.
 
     Raises:
-        ExecutionError: the plan calls a function that ``functions`` does not have.
+        ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number.
     """
 
-    def __init__(self, plan: Mapping[str, Any], program: Program, functions: Sequence[FunctionSpec]) -> None:
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        program: Program,
+        functions: Sequence[FunctionSpec],
+        islands: Sequence[Island] = (),
+    ) -> None:
         self._program = program
+        self._islands = islands
+        self.notes: tuple[str, ...] = ()
         self._functions = {f.name: f for f in functions}
         self._places: dict[str, int] = {}
         for name in plan["arguments"]:
@@ -57,9 +68,9 @@ class StageExecutor:
         self._results = [self._place(name) for name in plan["results"]]
         self._rest: Values = [None] * (len(self._places) - self._arguments)
 
-    def run(self, arguments: Sequence[torch.Tensor], python: PythonSide) -> list[torch.Tensor]:
+    def run(self, arguments: Sequence[torch.Tensor], python: PythonSide | None = None) -> list[torch.Tensor]:
         """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
-        emptied.
+        emptied. A plan of stages and islands alone needs no ``python``.
 
         Raises:
             ExecutionError: a stage failed, or a hook gave a tensor that the next stage does not take.
@@ -79,6 +90,8 @@ class StageExecutor:
         match step["step"]:
             case "run_stage":
                 return self._run_stage(step)
+            case "run_island":
+                return self._run_island(step)
             case "call_hook":
                 kind, hook = step["kind"], step["hook"]
                 return self._python_call(step, lambda python, taken: python.call_hook(kind, hook, taken))
@@ -105,21 +118,27 @@ class StageExecutor:
         taken = [self._place(name) for name in step["arguments"]]
         given = [self._place(name) for name in step["results"]]
 
-        def run(values: Values, _python: PythonSide) -> None:
+        def run(values: Values, _python: Any) -> None:
             results = run_function(program, function, [_present(values[place]) for place in taken])
             for place, result in zip(given, results, strict=True):
                 values[place] = result
 
         return run
 
+    def _run_island(self, step: Mapping[str, Any]) -> _Action:
+        if not 0 <= step["island"] < len(self._islands):
+            raise ExecutionError(f"the plan runs island {step['island']}, and there are {len(self._islands)}")
+        island = self._islands[step["island"]]
+        return self._python_call(step, lambda _python, taken: island(taken))
+
     def _python_call(
-        self, step: Mapping[str, Any], call: Callable[[PythonSide, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+        self, step: Mapping[str, Any], call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
     ) -> _Action:
         taken = [self._place(name) for name in step["arguments"]]
         # Results that nobody uses have no name, or are left out at the end.
         given = [(index, self._place(name)) for index, name in enumerate(step["results"]) if name]
 
-        def run(values: Values, python: PythonSide) -> None:
+        def run(values: Values, python: Any) -> None:
             results = call(python, [_present(values[place]) for place in taken])
             for index, place in given:
                 values[place] = results[index]
@@ -146,7 +165,7 @@ def _update(target: int, value: int) -> _Action:
 
 
 def _free(places: Sequence[int]) -> _Action:
-    def run(values: Values, _python: PythonSide) -> None:
+    def run(values: Values, _python: Any) -> None:
         for place in places:
             values[place] = None
 

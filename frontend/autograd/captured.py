@@ -35,7 +35,11 @@ MOST_SET_UPS = 2
 
 
 class Compiled(Protocol):
-    """A compiled backward."""
+    """A compiled backward; ``notes`` are to be told with it."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of it is not compiled, and why."""
 
     def run(self, arguments: Sequence[torch.Tensor], python: Any) -> list[torch.Tensor]:
         """Run it on the tensors that its graph takes, with a ``PythonSide`` to call."""
@@ -218,7 +222,7 @@ class CapturedBackward:
         if problem is not None:
             self._history.add("runs eagerly", self._nodes, (f"compiled, it is wrong: {problem}; report it",))
             return None
-        reasons = (*explain_difference(situation, self._history.situations), *recorder.notes)
+        reasons = (*explain_difference(situation, self._history.situations), *recorder.notes, *compiled.notes)
         self._history.situations.append(situation)
         self._history.add("runs what was compiled before" if known else "compiled", self._nodes, reasons)
         return _Variant(traced, compiled)

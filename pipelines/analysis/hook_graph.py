@@ -11,6 +11,7 @@ from functools import cached_property
 ACCUMULATE = "accumulate_grad"
 CALL_BACKWARD = "call_backward"
 FINAL_CALLBACKS = "final_callbacks"
+ISLAND = "island"
 POST = "post"
 POST_ACCUMULATE = "post_acc_grad"
 UNPACK = "unpack"
@@ -20,15 +21,16 @@ UPDATE = "update_input"
 @dataclass(frozen=True)
 class Effect:
     """What a task does besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
-    or an update of an input by a hook that was inlined.
+    an update of an input by a hook that was inlined, or ops that run in torch (an island).
 
-    ``number`` is the hook's, the parameter's or the function's; ``communication`` says that the hook starts something
-    that goes on while other work is done.
+    ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook
+    starts something that goes on while other work is done, ``random`` that the island draws random numbers.
     """
 
     kind: str
     number: int = 0
     communication: bool = False
+    random: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class HookGraph:
         - a post hook follows whatever was captured before it and takes a value of its: all that the node took is
           consumed; where that is an accumulation, its post-accumulate hooks too;
         - an update of an input follows whatever was captured before it and takes the input or a view of it;
+        - islands that draw random numbers, among themselves; other islands are compute that happens to run in torch;
         - final callbacks follow everything captured before them, and effects captured after them follow them.
         """
         return tuple(
@@ -136,6 +139,10 @@ class HookGraph:
             hooks.setdefault(owner, []).append(hook)
         return {owner: tuple(numbers) for owner, numbers in hooks.items()}
 
+    def _draws(self, number: int) -> bool:
+        effect = self.tasks[number].effect
+        return effect is not None and effect.random
+
     def _accumulations_into(self, param: int) -> Iterator[int]:
         for number in self.effects:
             effect = self.tasks[number].effect
@@ -151,10 +158,12 @@ class HookGraph:
         if task.effect is None:
             return set()
         kind = task.effect.kind
+        if kind == ISLAND:
+            return {e for e in self.effects if e < number and task.effect.random and self._draws(e)}
         sharing = {n for v in task.takes for n in self._takers[v]}
         needed = {e for e in self.effects if self.kind(e) == FINAL_CALLBACKS}
         if kind != UNPACK:
-            needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK)}
+            needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK, ISLAND)}
         if kind == CALL_BACKWARD:
             needed |= {e for e in self.effects if self.kind(e) == CALL_BACKWARD}
         elif kind == ACCUMULATE:

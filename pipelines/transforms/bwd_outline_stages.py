@@ -18,6 +18,7 @@ from retrograd.pipelines.stage_plan import (
     CallBackward,
     CallHook,
     FinalCallbacks,
+    RunIsland,
     RunStage,
     StagePlan,
     Step,
@@ -54,13 +55,25 @@ class BwdOutlineStages(ModulePass):
             steps: tuple[Step, ...] = (RunStage(BACKWARD, arguments, results),)
             write_plan(module, insert_frees(StagePlan(arguments, steps, results)))
             return
-        _check_results(func, read, returned, self.name)
-        sketches = sketch_stages(func, read, names, returned)
-        for sketch in sketches.values():
-            build_function(func, read.source, sketch)
-        plan = StagePlan(arguments, tuple(_find_steps(read, sketches, names)), results)
-        func.erase()
-        write_plan(module, insert_frees(plan))
+        write_plan(module, outline_function(func, read, self.name, "stage"))
+
+
+def outline_function(func: ir.Operation, read: ReadHooks, pass_name: str, prefix: str) -> StagePlan:
+    """Put functions ``@<prefix>_0``, ``@<prefix>_1``, ... in the place of a scheduled function; returns the plan.
+
+    Raises:
+        PassFailure: the function returns something that is no tensor.
+    """
+    names = name_values(read)
+    returned = returned_values(read, func)
+    _check_results(func, read, returned, pass_name)
+    sketches = sketch_stages(func, read, names, returned, prefix)
+    for sketch in sketches.values():
+        build_function(func, read.source, sketch)
+    arguments, results = (tuple(names[v] for v in values) for values in (read.source.graph.arguments, returned))
+    plan = StagePlan(arguments, tuple(_find_steps(read, sketches, names)), results)
+    func.erase()
+    return insert_frees(plan)
 
 
 def name_values(read: ReadHooks) -> list[str]:
@@ -78,7 +91,7 @@ def name_values(read: ReadHooks) -> list[str]:
 
 
 def sketch_stages(
-    func: ir.Operation, read: ReadHooks, names: Sequence[str], returned: Sequence[int]
+    func: ir.Operation, read: ReadHooks, names: Sequence[str], returned: Sequence[int], prefix: str
 ) -> dict[int, FunctionSketch]:
     """The stages of a scheduled function, each under the number of its first task."""
     graph = read.graph
@@ -98,7 +111,7 @@ def sketch_stages(
         kept = sorted(v for v in given if v in returned or not users.get(v, set()).issubset(stage))
         arguments = [own_arguments.get(v) or _intermediate(v, names[v]) for v in taken]
         results = [own_results.get(v) or _intermediate(v, names[v]) for v in kept]
-        sketches[stage[0]] = FunctionSketch(f"stage_{index}", arguments, ops, results)
+        sketches[stage[0]] = FunctionSketch(f"{prefix}_{index}", arguments, ops, results)
     return sketches
 
 
@@ -149,6 +162,8 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
     match effect.kind:
         case "accumulate_grad":
             return AccumulateGrad(effect.number, *arguments)
+        case "island":
+            return RunIsland(effect.number, arguments, tuple(given))
         case "call_backward":
             return CallBackward(effect.number, arguments, tuple(given))
         case "final_callbacks":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Literal
 
 from retrograd.dialects import ir
@@ -13,7 +14,7 @@ from retrograd.dialects.roles import find_role_problems
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, find_plan_problems, read_plan
+from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, find_plan_problems, read_island_plans, read_plan
 
 _LEGAL: dict[str, tuple[str, ...]] = {
     "imported": ("builtin", "func", "torch", "bwd"),
@@ -72,8 +73,8 @@ class BwdVerifyLegality(ModulePass):
                 raise PassFailure(
                     func, f"bwd-verify-legality: {problems[0]}", "set bwd.role and bwd.name when the function is built"
                 )
-        if self.level == "staged" and PLAN_ATTRIBUTE in module.attributes:
-            _check_plan(module)
+        if self.level == "staged":
+            _check_plans(module)
 
 
 def check_sizes(module: ir.Operation) -> None:
@@ -92,12 +93,14 @@ def check_sizes(module: ir.Operation) -> None:
             raise PassFailure(op, message, remedy)
 
 
-def _check_plan(module: ir.Operation) -> None:
+def _check_plans(module: ir.Operation) -> None:
     try:
-        plan = read_plan(module)
+        plans = [read_plan(module)] if PLAN_ATTRIBUTE in module.attributes else []
+        plans += read_island_plans(module).values()
     except ValueError as error:
         raise PassFailure(module, f"bwd-verify-legality: {error}", "let bwd-outline-stages write it") from error
-    for problem in find_plan_problems(plan, [read_interface(func) for func in functions(module)]):
+    interfaces = [read_interface(func) for func in functions(module)] if plans else []
+    for problem in chain.from_iterable(find_plan_problems(plan, interfaces) for plan in plans):
         raise PassFailure(module, f"bwd-verify-legality: in the plan, {problem}", "run bwd-outline-stages again")
 
 

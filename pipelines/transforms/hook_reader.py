@@ -12,13 +12,14 @@ from retrograd.pipelines.analysis.hook_graph import (
     ACCUMULATE,
     CALL_BACKWARD,
     FINAL_CALLBACKS,
+    ISLAND,
     POST_ACCUMULATE,
     UPDATE,
     Effect,
     HookGraph,
     Task,
 )
-from retrograd.pipelines.analysis.read_graph import ReadGraph, read_joint
+from retrograd.pipelines.analysis.read_graph import ReadGraph, operator_name, read_joint
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import PassFailure
 
@@ -26,6 +27,9 @@ BACKWARD = "backward"
 COMMUNICATION = "bwd.communication"
 TUPLE = "torch.prim.TupleConstruct"
 UNTUPLE = "torch.prim.TupleUnpack"
+# An op with any number of operands and results, which runs in torch; its number, and whether it draws random numbers.
+ISLAND_OP = "torch.retrograd.island"
+ISLAND_NUMBER, ISLAND_RANDOM = "bwd.island", "bwd.random"
 _NUMBERS = {
     "bwd.call_hook": "hook",
     "bwd.call_backward": "function",
@@ -78,6 +82,8 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
     for op in source.graph.ops:
         if op.name in _NUMBERS:
             task, ops = _read_effect(source, op.id, name)
+        elif op.name == ISLAND_OP:
+            task, ops = _read_island(source, op.id), (op.id,)
         elif _is_compute(source, op.id):
             task, ops = Task(tuple(sorted(_tensors(source, op.operands))), op.results), (op.id,)
         else:
@@ -148,6 +154,17 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
     return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes)), tuple(ops)
+
+
+def has_islands(func: ir.Operation) -> bool:
+    """Whether ops of a function run in torch."""
+    return any(operator_name(view.operation) == ISLAND_OP for view in func.regions[0].blocks[0].operations)
+
+
+def _read_island(source: ReadGraph, number: int) -> Task:
+    op, attributes = source.graph.ops[number], source.ops[number].attributes
+    effect = Effect(ISLAND, ir.IntegerAttr(attributes[ISLAND_NUMBER]).value, random=ISLAND_RANDOM in attributes)
+    return Task(op.operands, op.results, effect)
 
 
 def _elements(source: ReadGraph, value: int, user: int, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

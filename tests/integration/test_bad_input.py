@@ -113,14 +113,19 @@ def line_of(text: str) -> int:
         (
             lambda x: x[torch.randperm(3)],
             (torch.randn(3, requires_grad=True),),
-            r"random op .*randperm.*test_bad_input.py",
+            r"randperm.*test_bad_input.py:\d+ is not compiled: it draws random numbers",
+        ),
+        (
+            lambda x: torch.fft.fft(x).abs(),
+            (torch.randn(3, requires_grad=True),),
+            r"aten.*test_bad_input.py:\d+ is not compiled: it computes with complex64",
         ),
     ],
-    ids=["branch", "closure", "shape", "no-grad", "detached", "random"],
+    ids=["branch", "closure", "shape", "no-grad", "detached", "random", "complex"],
 )
 def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(retrograd.CaptureError, match=re.compile(message, re.DOTALL)) as caught:
-        retrograd.compile_backward(model, args)
+        retrograd.compile_backward(model, args, fallback="error")
     assert "remedy" in str(caught.value)
 
 
@@ -140,7 +145,7 @@ def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(retrograd.CompileError) as caught:
-        retrograd.compile_backward(unsupported, (torch.randn(3, 4, requires_grad=True),))
+        retrograd.compile_backward(unsupported, (torch.randn(3, 4, requires_grad=True),), fallback="error")
     message = str(caught.value)
     assert "torch.aten._cdist_forward" in message
     assert f"{__file__}:{line_of('without a lowering')}" in message

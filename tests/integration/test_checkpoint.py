@@ -92,14 +92,14 @@ def test_compile_backward(case: str, partition: Any) -> None:
 def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     saved: list[int] = []
-    build = retrograd.build.build_module
+    build = retrograd.build.build_program
 
     def spy(*args: Any) -> Any:
         built = build(*args)
         saved.append(built.staged.partition["saved_bytes"])
         return built
 
-    monkeypatch.setattr(retrograd.build, "build_module", spy)
+    monkeypatch.setattr(retrograd.build, "build_program", spy)
     model = Checkpointed(**CASES[case])
     assert_eager(torch.compile(model, backend="retrograd", dynamic=False), model)
     assert saved == [SAVED[case]]

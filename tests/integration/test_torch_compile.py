@@ -32,12 +32,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options of every graph that is compiled from here on."""
     options: list[Any] = []
 
-    def build(module: Any, chosen: Any, phases: Any) -> Any:
+    def build(graph: Any, load: Any, chosen: Any, phases: Any) -> Any:
         options.append(chosen)
-        return original(module, chosen, phases)
+        return original(graph, load, chosen, phases)
 
-    original = builder.build_module
-    monkeypatch.setattr(builder, "build_module", build)
+    original = builder.build_program
+    monkeypatch.setattr(builder, "build_program", build)
     return options
 
 
@@ -208,12 +208,12 @@ def test_backends_and_options_share_nothing(built: list[Any]) -> None:
 def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     enabled: list[bool] = []
 
-    def build(module: Any, chosen: Any, phases: Any) -> Any:
+    def build(*arguments: Any) -> Any:
         enabled.append(torch._functorch.config.enable_autograd_cache)
-        return original(module, chosen, phases)
+        return original(*arguments)
 
-    original = builder.build_module
-    monkeypatch.setattr(builder, "build_module", build)
+    original = builder.build_program
+    monkeypatch.setattr(builder, "build_program", build)
     with torch._functorch.config.patch(enable_autograd_cache=True):
         assert_eager(torch.compile(scaled, backend="retrograd"), scaled, matrix(3))
         assert enabled == [False]

@@ -1,0 +1,128 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What to do with ops that do not compile: they become eager islands, or the compilation is refused."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from retrograd.frontend.importer import ImportFailure
+from retrograd.frontend.islands import (
+    Island,
+    can_be_island,
+    extract_islands,
+    find_uncompiled,
+    plan_islands,
+    refuse_uncompiled,
+)
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.isolation import FailedOp, find_failed_ops
+from retrograd.pipelines.staged import ExecutableStore, StagedModule
+from retrograd.pipelines.targets import Target
+from retrograd.runtime.islands import EagerIsland, Layout
+
+# Each finds at least one op more; ops that fail alone are all found in the first.
+_ROUNDS = 16
+_Result = TypeVar("_Result")
+
+
+class EagerIslandWarning(UserWarning):
+    """Some ops are not compiled and run in torch; said once for each compilation."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """How a graph is compiled for ``target`` where ops of it cannot be; ``store`` remembers which ones these were.
+
+    ``kind`` is ``island`` or ``error``; ``versions`` are those of the toolchain.
+    """
+
+    kind: str
+    target: Target
+    versions: Mapping[str, str]
+    store: ExecutableStore | None
+
+    def compile(
+        self,
+        graph_module: torch.fx.GraphModule,
+        stage: Callable[[Sequence[Island]], StagedModule],
+        compile_staged: Callable[[StagedModule], _Result],
+    ) -> tuple[_Result, list[EagerIsland]]:
+        """What ``compile_staged`` makes of what ``stage`` makes of the graph, with as few ops in islands as it takes,
+        and the islands.
+
+        Raises:
+            CaptureError, PipelineError, CompileError: the graph cannot be compiled, or not without islands where these
+                are not wanted.
+        """
+        if self.kind == "error":
+            refuse_uncompiled(graph_module)
+            return compile_staged(stage(())), []
+        reasons = {**find_uncompiled(graph_module), **self._recall(graph_module)}
+        for _ in range(_ROUNDS):
+            islands = plan_islands(graph_module, reasons)
+            failure: Exception
+            try:
+                staged = stage(islands)
+                result = compile_staged(staged)
+            except ImportFailure as error:
+                failure, found = error, {error.node: f"import: {error.message}"}
+            except CompileError as error:
+                failure, found = error, _name_ops(find_failed_ops(staged, self.target, error), staged.merged)
+            else:
+                return result, self._settle(graph_module, islands, reasons)
+            able = {n.name for n in graph_module.graph.nodes if can_be_island(n)}
+            more = {name: reason for name, reason in found.items() if name in able and name not in reasons}
+            if not more:
+                raise failure
+            reasons |= more
+        raise failure
+
+    def _settle(
+        self, graph_module: torch.fx.GraphModule, islands: Sequence[Island], reasons: Mapping[str, str]
+    ) -> list[EagerIsland]:
+        if not islands:
+            return []
+        if self.store is not None:
+            self.store.put(self._key(graph_module), json.dumps(dict(reasons)).encode())
+        shown = ", ".join(dict.fromkeys(op for island in islands for op in island.ops))
+        warnings.warn(
+            f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
+            EagerIslandWarning,
+            stacklevel=6,
+        )
+        return [
+            EagerIsland(program.module, [Layout.of(t) for t in program.arguments], str(island))
+            for island, program in zip(islands, extract_islands(graph_module, islands), strict=True)
+        ]
+
+    def _recall(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:
+        """Why which nodes could not be compiled when this graph was compiled before."""
+        found = self.store.get(self._key(graph_module)) if self.store is not None else None
+        return {} if found is None else {str(k): str(v) for k, v in json.loads(found).items()}
+
+    def _key(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:
+        lines = [f"{n.format_node()} {_types(n.meta.get('val'))}" for n in graph_module.graph.nodes]
+        return {"kind": "islands", "graph": "\n".join(lines), "target": repr(self.target), **self.versions}
+
+
+def _name_ops(failed: Sequence[FailedOp], merged: Mapping[str, str]) -> dict[str, str]:
+    """The nodes of the captured graph that failed ops are, with reasons; those among them that were found to compute
+    the same."""
+    found = {}
+    for op in failed:
+        for value in op.values:
+            for name in (value, value.rpartition(".")[0], *(n for n, kept in merged.items() if kept == value)):
+                found[name] = op.message
+    return found
+
+
+def _types(value: Any) -> list[str]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [f"{t.dtype}{list(t.shape)}" for t in leaves if isinstance(t, torch.Tensor)]

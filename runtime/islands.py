@@ -1,0 +1,106 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Islands at run time: ops that are not compiled, run by torch between compiled functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides (in elements) and offset of a tensor in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """That of a tensor, a fake one too."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+
+@dataclass
+class EagerIsland:
+    """Ops in torch, called as a compiled function is: results have memory of their own.
+
+    ``layouts`` are those that the ops were traced with: an op may go by the strides of its arguments, and compiled code
+    gives contiguous tensors.
+    """
+
+    function: Callable[..., Sequence[torch.Tensor]]
+    layouts: Sequence[Layout]
+    text: str
+    seconds: float = field(default=0.0)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results; arguments are not changed."""
+        start = time.perf_counter()
+        with torch.no_grad():
+            arguments = [_laid_out(t, layout) for t, layout in zip(tensors, self.layouts, strict=True)]
+            results = _separate(self.function(*arguments), [*tensors, *arguments])
+        self.seconds += time.perf_counter() - start
+        return results
+
+
+def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """``tensor`` with the strides and offset of ``layout``; itself, if it has them."""
+    if tensor.numel() <= 1 or Layout.of(tensor) == layout:
+        return tensor
+    extent = 1 + layout.offset + sum((n - 1) * s for n, s in zip(layout.shape, layout.stride, strict=True))
+    memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+    laid_out = memory.as_strided(layout.shape, layout.stride, layout.offset)
+    # An expanded axis holds each element once.
+    once = tuple(slice(None) if step else slice(1) for step in layout.stride)
+    laid_out[once].copy_(tensor[once])
+    return laid_out
+
+
+def _separate(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, copied where they look at an argument or at one another: a later write to one must not show in
+    what is kept of another."""
+    taken = {t.untyped_storage().data_ptr() for t in arguments}
+    separate = []
+    for result in results:
+        # A lazy conjugate or negative is no values yet.
+        plain = result.resolve_conj().resolve_neg()
+        storage = plain.untyped_storage().data_ptr()
+        if storage in taken and plain.numel():
+            plain = plain.clone()
+            storage = plain.untyped_storage().data_ptr()
+        taken.add(storage)
+        separate.append(plain)
+    return separate
+
+
+@dataclass
+class IslandTimes:
+    """How long the functions of a program took, islands included, to tell each island's share."""
+
+    islands: Sequence[EagerIsland]
+    seconds: float = 0.0
+
+    def timed(self, call: Callable[[Sequence[torch.Tensor]], Any]) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """``call``, whose time counts."""
+
+        def run(tensors: Sequence[torch.Tensor]) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(tensors)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return run
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What each island is and why, and its share of the time so far: None where nothing has run."""
+        return [
+            {"what": i.text, "share": round(i.seconds / self.seconds, 4) if self.seconds else None}
+            for i in self.islands
+        ]

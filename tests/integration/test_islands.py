@@ -1,0 +1,182 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Eager islands: ops that do not compile run in torch between compiled functions, and gradients are eager's."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import retrograd
+from retrograd import EagerIslandWarning, compile_backward
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Islands are what these tests are about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerIslandWarning)
+        yield
+
+
+class Spectral(nn.Module):
+    """Complex numbers and a matrix inverse between layers, and running statistics that the step updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(torch.tanh(self.first(x)))
+        spectrum = torch.fft.rfft(hidden).abs()
+        inverse = torch.linalg.inv(hidden.T @ hidden + 2 * torch.eye(4))
+        return self.last(hidden @ inverse) * spectrum.sum(), spectrum[:, 1:]
+
+
+def gradients(run: Callable[..., Any], leaves: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    """Outputs and gradients of ``leaves``."""
+    outputs = run(*args)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    tensors = [o for o in outputs if o.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, o.numel()).reshape(o.shape).to(o.dtype) for o in tensors]
+    found = torch.autograd.grad(tensors, leaves, weights, allow_unused=True)
+    return [*outputs, *(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))]
+
+
+def assert_same(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> None:
+    assert len(ours) == len(eager)
+    for mine, expected in zip(ours, eager, strict=True):
+        assert mine.dtype == expected.dtype
+        assert mine.shape == expected.shape
+        assert (mine - expected).abs().max() <= 2e-5 * max(1.0, float(expected.detach().abs().max())), (mine, expected)
+
+
+@pytest.fixture(scope="module")
+def spectral() -> tuple[Spectral, Spectral, retrograd.CompiledBackward, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Spectral()
+    x = torch.randn(5, 4, requires_grad=True)
+    eager = copy.deepcopy(model)
+    with pytest.warns(EagerIslandWarning, match=r"run in torch: .*aten\.linalg_inv_ex.*explain\(\) says why"):
+        step = compile_backward(model, (x,), verify=True)
+    return model, eager, step, x
+
+
+def test_steps_of_a_model_are_eagers(spectral: Any) -> None:
+    model, eager, step, x = spectral
+    for _ in range(2):
+        ours = gradients(step, [x, *model.parameters()], x)
+        assert_same(ours, gradients(eager, [x, *eager.parameters()], x))
+    for mine, expected in zip(model.buffers(), eager.buffers(), strict=True):
+        assert torch.allclose(mine, expected, rtol=2e-5)
+
+
+def test_explain_lists_islands_with_reasons_and_shares(spectral: Any) -> None:
+    _, _, step, x = spectral
+    gradients(step, [x], x)
+    islands = step.explain().to_dict()["islands"]
+    (inverse,) = [i for i in islands if "linalg_inv_ex" in i["what"]]
+    assert "test_islands.py:" in inverse["what"]
+    assert any("complex64" in i["what"] for i in islands)
+    assert 0 < sum(i["share"] for i in islands) < 1
+    assert "% of the time" in str(step.explain())
+
+
+def test_no_artifact_with_islands(spectral: Any, tmp_path: Path) -> None:
+    with pytest.raises(retrograd.ArtifactError, match=r"run in torch(?s:.*)linalg_inv_ex"):
+        spectral[2].save(tmp_path / "model.vmfb")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_island_raises_reaches_the_user(spectral: Any) -> None:
+    def invert(x: torch.Tensor) -> torch.Tensor:
+        inverse: torch.Tensor = torch.linalg.inv(x.exp() - 1)
+        return inverse
+
+    step = compile_backward(invert, (torch.eye(3).requires_grad_(),))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        step(torch.zeros(3, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("fallback", ["error", "nothing"])
+def test_other_fallbacks(fallback: Any) -> None:
+    with pytest.raises((retrograd.CaptureError, ValueError), match=r"complex64, which executables|fallback 'nothing'"):
+        compile_backward(lambda x: torch.fft.rfft(x).abs(), (torch.randn(4).requires_grad_(),), fallback=fallback)
+
+
+def test_an_op_that_does_not_lower_is_refused_without_islands() -> None:
+    with pytest.raises(retrograd.CompileError, match="cdist"):
+        compile_backward(lambda x: torch.cdist(x, x), (torch.randn(3, 2).requires_grad_(),), fallback="error")
+
+
+def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Integer results of an island, one that has no gradient, views of what it gives, and writes in place."""
+    order = torch.linalg.lu_factor_ex(x)[1]
+    distances = torch.cdist(x, y)
+    distances = distances[1:].clone()
+    distances[0] += y.sum()
+    return distances.t(), order, x.detach() + 1, torch.cdist(y, y.detach()).sum()
+
+
+def test_results_of_all_kinds() -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(3, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    step = compile_backward(mixed, (x, y))
+    assert_same(gradients(step, [x, y], x, y), gradients(mixed, [x, y], x, y))
+    # Ops that are the same are compiled around alike.
+    assert len(step.explain().to_dict()["islands"]) >= 3
+
+
+def test_a_complex_argument_and_result() -> None:
+    def turn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(torch.stack([w, w.exp()], -1)) * x
+
+    x, w = torch.randn(3, dtype=torch.complex64).requires_grad_(), torch.randn(3, requires_grad=True)
+    step = compile_backward(turn, (x, w))
+    assert_same(gradients(step, [x, w], x, w), gradients(turn, [x, w], x, w))
+
+
+def test_random_islands_draw_as_torch_does() -> None:
+    def pick(x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.multinomial(x.detach().softmax(-1), 2)
+        return x.exp().gather(1, chosen) * torch.randperm(3).unsqueeze(1)
+
+    x = torch.randn(3, 5, requires_grad=True)
+    step = compile_backward(pick, (x,), verify=True)
+    torch.manual_seed(5)
+    ours = gradients(step, [x], x)
+    torch.manual_seed(5)
+    assert_same(ours, gradients(pick, [x], x))
+
+
+def test_a_checkpointed_block_with_an_island() -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x.exp(), x.sin()).exp()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        blocked: torch.Tensor = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return blocked.sin()
+
+    x = torch.randn(3, 2, requires_grad=True)
+    assert_same(gradients(compile_backward(run, (x,)), [x], x), gradients(run, [x], x))
+
+
+def test_torch_compile_and_enable_use_islands() -> None:
+    def distance(x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x.sin(), x.cos()).sum()
+
+    x = torch.randn(3, 2, requires_grad=True)
+    expected = gradients(distance, [x], x)
+    assert_same(gradients(torch.compile(distance, backend="retrograd"), [x], x), expected)
+    known = len(retrograd.explain_recompiles())
+    with retrograd.enable():
+        for _ in range(2):
+            assert_same(gradients(distance, [x], x), expected)
+    (entry,) = retrograd.explain_recompiles()[known:]
+    assert entry.outcome == "compiled"
+    assert any("runs in torch: aten._cdist_backward" in reason for reason in entry.reasons)
