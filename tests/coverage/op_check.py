@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from op_cases import SEED, Case, Sample, map_tensors
@@ -36,7 +36,8 @@ REFUSALS = (retrograd.CaptureError, retrograd.PipelineError, retrograd.CompileEr
 
 @dataclass
 class Verdict:
-    """How one case came out. ``samples`` were differentiable in eager, ``native`` of them compiled and agree.
+    """How one case came out. ``samples`` were differentiable in eager, ``native`` of them compiled and agree, and so do
+    ``islands`` more with ops that run in torch.
 
     ``failures`` has, per outcome ("refused", "wrong", "crashed"), up to a few samples with their reasons; ``failed``
     how many there were.
@@ -64,6 +65,13 @@ class Verdict:
         self.failed[outcome] = self.failed.get(outcome, 0) + count
         if len(self.failures) < 12:
             self.failures.append((outcome, sample, reason))
+
+    def note_islands(self, step: Any, sample: str) -> None:
+        """Note that a sample agrees, with ops of it in eager islands."""
+        self.islands += 1
+        if self.islands == 1:
+            what = "; ".join(dict.fromkeys(i["what"] for i in step.explain().to_dict()["islands"]))
+            self.failures.append(("islands", sample, re.sub(r" \(\S+:\d+\)", "", what)[:200]))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -115,24 +123,33 @@ def examine(case: Case, limit: int | None) -> Verdict:
     # One program for all: where one of them draws numbers, the trace is the reference of all.
     if any(r.random for r in references):
         references = [replace(r, random=True) for r in references]
+    refused: list[_Reference] = []
     for start in range(0, len(references), BUNDLE):
-        _settle(references[start : start + BUNDLE], verdict)
+        _settle(references[start : start + BUNDLE], verdict, refused)
+    for start in range(0, len(refused), BUNDLE):
+        _settle(refused[start : start + BUNDLE], verdict, None)
     return verdict
 
 
-def _settle(references: Sequence[_Reference], verdict: Verdict) -> None:
-    """Compile these samples as one program; where that fails, each half of them by itself."""
+def _settle(references: Sequence[_Reference], verdict: Verdict, refused: list[_Reference] | None) -> None:
+    """Compile these samples as one program; where that fails, each half of them by itself.
+
+    Those that do not compile without islands go to ``refused``; without such a list, islands are allowed.
+    """
     try:
-        step = _compile(references)
+        step = _compile(references, "island" if refused is None else "error")
     except REFUSALS as error:
-        if len(references) == 1:
-            verdict.fail("refused", references[0].sample.describe(), reason_of(error))
-        elif sum(verdict.failed.values()) >= 6:
+        failed = len(refused) if refused is not None else sum(verdict.failed.values())
+        if refused is not None and (len(references) == 1 or failed >= 6):
             # What fails in the rest would be no news.
+            refused += references
+        elif len(references) == 1:
+            verdict.fail("refused", references[0].sample.describe(), reason_of(error))
+        elif failed >= 6:
             verdict.fail("refused", f"{len(references)} more", reason_of(error), len(references))
         else:
             for half in (references[: len(references) // 2], references[len(references) // 2 :]):
-                _settle(half, verdict)
+                _settle(half, verdict, refused)
         return
     except Exception as error:  # noqa: BLE001  an error of no kind that the user is told of: a defect
         if len(references) == 1:
@@ -141,7 +158,7 @@ def _settle(references: Sequence[_Reference], verdict: Verdict) -> None:
             verdict.fail("crashed", f"{len(references)} more", _unexpected(error), len(references))
         else:
             for half in (references[: len(references) // 2], references[len(references) // 2 :]):
-                _settle(half, verdict)
+                _settle(half, verdict, refused)
         return
     try:
         problems = _compare(step, references)
@@ -152,17 +169,19 @@ def _settle(references: Sequence[_Reference], verdict: Verdict) -> None:
         verdict.fail("crashed", references[0].sample.describe(), _unexpected(error), len(references))
         return
     for reference, problem in zip(references, problems, strict=True):
-        if problem is None:
+        if problem is None and refused is None:
+            verdict.note_islands(step, reference.sample.describe())
+        elif problem is None:
             verdict.native += 1
         else:
             verdict.fail("wrong", reference.sample.describe(), problem)
 
 
-def _compile(references: Sequence[_Reference]) -> Any:
+def _compile(references: Sequence[_Reference], fallback: Literal["error", "island"]) -> Any:
     bundle = Bundle([r.sample for r in references])
     arguments = [(r.sample.args, r.sample.kwargs) for r in references]
     # What random ops draw in eager is other than what they draw compiled: the trace itself is the reference.
-    return compile_backward(bundle, (_leaves_of_own(arguments),), verify=references[0].random)
+    return compile_backward(bundle, (_leaves_of_own(arguments),), verify=references[0].random, fallback=fallback)
 
 
 def _leaves_of_own(value: Any) -> Any:

@@ -35,11 +35,12 @@ def write_table(verdicts: Sequence[Verdict], samples: int | None, cases: int) ->
         lines += [f"A partial sweep: {len(verdicts)} of {cases}; `make coverage` goes on with the rest.", ""]
     most = "all their samples" if samples is None else f"at most {samples} samples each, spread over all that there are"
     total = sum(v.samples for v in verdicts)
-    good = sum(v.native for v in verdicts)
+    good, islands = sum(v.native for v in verdicts), sum(v.islands for v in verdicts)
     lines += [
         "Ops of PyTorch's operator database (`op_db`) and modules of `module_db` that have a gradient in f32,",
         f"with {most}:",
-        f"{total} samples, of which {good} compile and agree with eager. An op counts by the worst of its samples.",
+        f"{total} samples, of which {good} compile and agree with eager, and {islands} more with ops that run in torch",
+        "(eager islands). An op counts by the worst of its samples.",
         f"{counts['none']} more have no sample with a gradient in eager on the CPU.",
         "",
     ]

@@ -86,20 +86,26 @@ def check_verdicts(folder: Path) -> None:
     def counted(x: torch.Tensor) -> torch.Tensor:
         return x * x.nonzero().shape[0]
 
+    def spectrum(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.fft.fft(x))
+
     cases = [
         case_of("fine", torch.sin, torch.ones(3), torch.ones(2, 2)),
         case_of("refused", counted, torch.ones(3)),
+        case_of("island", spectrum, torch.ones(3)),
         case_of("killed", killed, torch.ones(3)),
         case_of("none", torch.detach, torch.ones(3)),
     ]
     verdicts = sweep(cases, folder, jobs=2, samples=None, timeout=120)
-    assert [v.outcome for v in verdicts] == ["native", "refused", "crashed", "none"]
+    assert [v.outcome for v in verdicts] == ["native", "refused", "islands", "crashed", "none"]
     assert verdicts[0].native == verdicts[0].samples == 2
-    assert "SIGKILL" in verdicts[2].failures[0][2]
+    assert (verdicts[2].native, verdicts[2].islands) == (0, 1)
+    assert "complex64" in verdicts[2].failures[0][2]
+    assert "SIGKILL" in verdicts[3].failures[0][2]
     # Kept verdicts are not worked out anew: there is no time to.
     assert sweep(cases, folder, jobs=1, samples=None, timeout=0) == verdicts
-    text = write_table(verdicts, None, 4)
-    assert "native: 1\nislands: 0\nrefused: 1\nwrong: 0\ncrashed: 1\n" in text
+    text = write_table(verdicts, None, 5)
+    assert "native: 1\nislands: 1\nrefused: 1\nwrong: 0\ncrashed: 1\n" in text
     assert read_native(text) == {"fine"}
     assert "| `refused` | refused | 0 of 1 | data-dependent" in text
 
