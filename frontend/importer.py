@@ -96,10 +96,10 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         self.node = node
         super()._import_hop(loc, node, hop)
 
-    def _import_torch_op_overload(self, loc: ir.Location, node: torch.fx.Node) -> None:
+    def _import_torch_op_overload(self, loc: ir.Location, node: torch.fx.Node, concrete_target: Any = None) -> None:
         self.node = node
         if node.target is not ISLAND:
-            super()._import_torch_op_overload(loc, node)
+            super()._import_torch_op_overload(loc, node, concrete_target)
             return
         values, number, random = cast(tuple[list[torch.fx.Node], int, bool], node.args)
         attributes = {
