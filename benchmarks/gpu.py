@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device to run on; --device cpu tries the command")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if options.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)

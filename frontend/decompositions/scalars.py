@@ -24,7 +24,6 @@ _WITH_AXIS = (
     aten._log_softmax.default,
     aten._softmax_backward_data.default,
     aten._log_softmax_backward_data.default,
-    aten.cumsum.default,
     aten.gather.default,
     aten.index_select.default,
     *_REDUCED,

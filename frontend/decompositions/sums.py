@@ -30,17 +30,26 @@ def in_float32(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
+def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """``aten.cumsum``; torch-mlir refuses that of a single element without axes, which is the element."""
+    if x.dim() == 0:
+        return x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64), copy=True)
+    return in_float32(aten.cumsum.default)(x, dim, dtype=dtype)
+
+
 _ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"
 
-ENTRIES = tuple(
-    Decomposition(op, in_float32(op), _ROUNDED)
-    for op in (
-        aten.sum.default,
-        aten.sum.dim_IntList,
-        aten.mean.default,
-        aten.mean.dim,
-        aten.cumsum.default,
-        aten.avg_pool2d.default,
-        aten.avg_pool3d.default,
-    )
+ENTRIES = (
+    *(
+        Decomposition(op, in_float32(op), _ROUNDED)
+        for op in (
+            aten.sum.default,
+            aten.sum.dim_IntList,
+            aten.mean.default,
+            aten.mean.dim,
+            aten.avg_pool2d.default,
+            aten.avg_pool3d.default,
+        )
+    ),
+    Decomposition(aten.cumsum.default, cumsum, _ROUNDED),
 )

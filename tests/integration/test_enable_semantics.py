@@ -19,8 +19,10 @@ Log = list[Any]
 Step = Callable[[int], Any]
 Case = Callable[[Log], tuple[Step, Sequence[torch.Tensor]]]
 CASES: dict[str, Case] = {}
-# What no graph of tensors can hold, or torch-mlir does not lower: eager, and said so.
-EAGER = {"sparse_gradient", "write_to_a_view"}
+# What no graph of tensors can hold: eager, and said so.
+EAGER = {"sparse_gradient"}
+# What torch-mlir does not lower, and what an eager island can only hold where it is given all of the memory it reads.
+IN_PART = {"write_to_a_view"}
 
 
 def case(function: Case) -> Case:
@@ -199,7 +201,10 @@ def test_as_eager(name: str) -> None:
     assert log == expected_log
     entries = retrograd.explain_recompiles()[before:]
     assert entries
-    assert all((entry.outcome == "runs eagerly") == (name in EAGER) for entry in entries), [str(e) for e in entries]
+    if name in IN_PART:
+        assert all("as_strided_scatter" in str(entry) for entry in entries)
+    else:
+        assert all((entry.outcome == "runs eagerly") == (name in EAGER) for entry in entries), [str(e) for e in entries]
 
 
 def test_gradients_that_are_there_already_need_no_other_program() -> None:

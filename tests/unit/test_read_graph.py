@@ -143,6 +143,7 @@ def test_read_interface(context: Any) -> None:
     [
         *[("f64", "float64"), ("f16", "float16"), ("bf16", "bfloat16"), ("f8E5M2", "float8_e5m2")],
         *[("si64", "int64"), ("si32", "int32"), ("si16", "int16"), ("si8", "int8"), ("ui8", "uint8")],
+        *[("complex<f32>", "complex64"), ("complex<f64>", "complex128")],
     ],
 )
 def test_dtypes(context: Any, element: str, dtype: str) -> None:
@@ -150,7 +151,7 @@ def test_dtypes(context: Any, element: str, dtype: str) -> None:
     assert read_interface(first_function(module)).arguments[0].dtype == dtype
 
 
-@pytest.mark.parametrize("type_", ["!torch.int", "tensor<2xf32>", "!torch.vtensor<[2],complex<f32>>"])
+@pytest.mark.parametrize("type_", ["!torch.int", "tensor<2xf32>", "!torch.vtensor<[2],si4>"])
 def test_an_interface_is_made_of_tensors_that_torch_has(context: Any, type_: str) -> None:
     module = ir.Module.parse(f'func.func @f(%x: {type_} {{bwd.name = "x"}}) {{ return }}')
     with pytest.raises(ValueError, match=r"x has type .*, which no torch tensor has"):
