@@ -71,7 +71,8 @@ class Report:
         table.add_column("value", justify="right")
         for key, title in _TITLES.items():
             if key in self.data:
-                table.add_row(title, _text(key, self.data[key]))
+                value = self.data[key]
+                table.add_row(title, self._why_unknown(key) if value is None else _text(key, value))
         for phase, seconds in self.data["compile_seconds"].items():
             table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
         for island in self.data.get("islands", ()):
@@ -82,11 +83,16 @@ class Report:
             table.add_row(
                 "recomputed", ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             )
-        if "timeline" in self.data:
+        if "timeline" in self.data and "islands" not in self.data:
             table.add_row("fullest moment", str(self.timeline().fullest()))
         if "pareto" in self.data:
             table.add_row("peak by seconds recomputed", plot_curve(self.data["pareto"]))
         return table
+
+    def _why_unknown(self, key: str) -> str:
+        if "islands" in self.data:
+            return "unknown: parts run in torch"
+        return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"
 
     def timeline(self) -> MemoryTimeline:
         """What is in memory while a step runs, kernel by kernel.
@@ -135,8 +141,6 @@ def format_bytes(count: int) -> str:
 
 
 def _text(key: str, value: Any) -> str:
-    if value is None:
-        return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"
     if key in _BYTES:
         return format_bytes(value)
     if isinstance(value, bool):

@@ -85,6 +85,7 @@ def test_explain_lists_islands_with_reasons_and_shares(spectral: Any) -> None:
     assert any("complex64" in i["what"] for i in islands)
     assert 0 < sum(i["share"] for i in islands) < 1
     assert "% of the time" in str(step.explain())
+    assert "unknown: parts run in torch" in str(step.explain())
 
 
 def test_no_artifact_with_islands(spectral: Any, tmp_path: Path) -> None:
