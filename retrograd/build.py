@@ -209,8 +209,9 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     def stage(islands: Sequence[Island]) -> StagedModule:
         module = import_graph(traced.graph_module, function=BACKWARD, bodies=traced.bodies, islands=islands)
         texts.append(f"{module}{traced.communication}")
-        if (plain, driver, texts[-1]) in _EXECUTORS:
-            raise _Known
+        # Of an island the text has only what it takes and gives.
+        if not islands and (known := _EXECUTORS.get((plain, driver, texts[-1]))) is not None:
+            raise _Known(known)
         staged = stage_backward(module, options.hook_schedule, phases, traced.communication)
         plans.append(staged.plan)
         return staged.module
@@ -221,18 +222,23 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     fallback = Fallback(options.fallback, target, _versions(), store)
     try:
         (staged, executable), islands = fallback.compile(traced.graph_module, stage, finish)
-    except _Known:
-        return _EXECUTORS[plain, driver, texts[-1]], True
+    except _Known as known:
+        return known.executor, True
     program = Program.load(executable.vmfb, driver=driver)
     specs = list(_specs(staged, executable).values())
     executor = StageExecutor(plans[-1].to_dict(), program, specs, islands)
     executor.notes = tuple(f"runs in torch: {island.text}" for island in islands)
-    _EXECUTORS[plain, driver, texts[-1]] = executor
+    if not islands:
+        _EXECUTORS[plain, driver, texts[-1]] = executor
     return executor, False
 
 
 class _Known(Exception):
     """A graph is that of a backward compiled before."""
+
+    def __init__(self, executor: StageExecutor) -> None:
+        super().__init__()
+        self.executor = executor
 
 
 def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:

@@ -185,3 +185,19 @@ def test_torch_compile_and_enable_use_islands() -> None:
     (entry,) = retrograd.explain_recompiles()[known:]
     assert entry.outcome == "compiled"
     assert any("runs in torch: aten._cdist_backward" in reason for reason in entry.reasons)
+
+
+def test_backwards_that_differ_inside_of_an_island_are_two_programs() -> None:
+    torch.manual_seed(4)
+    x, y = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+    known = len(retrograd.explain_recompiles())
+    for norm in (1.5, 3.0):
+
+        def distance(x: torch.Tensor, norm: float = norm) -> torch.Tensor:
+            return torch.cdist(x.sin(), y, p=norm).sum()
+
+        expected = gradients(distance, [x], x)
+        with retrograd.enable():
+            for _ in range(2):
+                assert_same(gradients(distance, [x], x), expected)
+    assert [entry.outcome for entry in retrograd.explain_recompiles()[known:]] == ["compiled", "compiled"]
