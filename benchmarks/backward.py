@@ -9,27 +9,31 @@ python benchmarks/backward.py --models mlp transformer --repeats 50 --json figur
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import platform
-import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from measure import ENGINES, Row, measure
 from models import SIZES
-from rich.console import Console
+from page import (
+    Progress,
+    environment,
+    heading,
+    make_console,
+    markdown_table,
+    measured_with,
+    number,
+    positive,
+    save_json,
+    write_page,
+)
 from rich.table import Table
 from suite import SUITE
 
 from retrograd.runtime.report import format_bytes
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PACKAGES = ("retrograd", "torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")
 COLUMNS = (
     "model",
     "through",
@@ -60,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads is not None:
         # IREE takes this number too, when its device is opened for the first program.
         torch.set_num_threads(options.threads)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
+    console = make_console(140)
     rows: list[Row] = []
     with console.status("") as status:
         for name in options.models:
@@ -76,11 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.note:
             console.print(f"{row.model}, {row.engine}: {row.note}", markup=False, soft_wrap=True)
     if options.json is not None:
-        content = {"environment": facts, "rows": [dataclasses.asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        save_json(options.json, rows, facts)
     if options.write:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(rows, facts, command(arguments)), encoding="utf-8")
+        write_page(DOCUMENT, document(rows, facts, arguments))
         console.print(f"written: {DOCUMENT}", soft_wrap=True)
     return 0
 
@@ -98,41 +98,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     return parser.parse_args(arguments)
-
-
-class Progress:
-    """Shows what is being done: as a spinner on a terminal, else as plain lines."""
-
-    def __init__(self, console: Console, status: Any) -> None:
-        self._console, self._status = console, status
-
-    def __call__(self, text: str) -> None:
-        if self._console.is_terminal:
-            self._status.update(text)
-        else:
-            self._console.print(text)
-
-
-def environment(size: str, repeats: int) -> dict[str, str]:
-    """What the figures depend on, by name."""
-    return {
-        "CPU": cpu_model(),
-        "threads": str(torch.get_num_threads()),
-        "size": size,
-        "steps timed": str(repeats),
-        "Python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
-    }
-
-
-def cpu_model() -> str:
-    """The processor's name, as the kernel gives it."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def cells(row: Row) -> list[str]:
@@ -173,31 +138,13 @@ def table(rows: Sequence[Row], facts: dict[str, str]) -> Table:
     return result
 
 
-def document(rows: Sequence[Row], facts: dict[str, str], command_line: str) -> str:
-    """The page that ``--write`` writes, in Markdown."""
-    lines = ["# Backward passes side by side", "", "```", command_line, "```", "", EXPLANATION]
-    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 2 + ['---:'] * (len(COLUMNS) - 2))} |"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+def document(rows: Sequence[Row], facts: dict[str, str], arguments: Sequence[str] | None) -> list[str]:
+    """The page that ``--write`` writes, in Markdown, by line."""
+    lines = heading("Backward passes side by side", "backward.py", arguments, EXPLANATION)
+    lines += markdown_table(COLUMNS, 2, map(cells, rows))
     notes = [f"- {row.model}, {row.engine}: {row.note}" for row in rows if row.note]
     lines += ["", *notes, ""] if notes else [""]
-    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
-    return "\n".join(lines) + "\n"
-
-
-def command(arguments: Sequence[str] | None) -> str:
-    """The command that repeats the run."""
-    return shlex.join(["python", "benchmarks/backward.py", *(sys.argv[1:] if arguments is None else arguments)])
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
-
-
-def number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return lines + measured_with(facts)
 
 
 if __name__ == "__main__":

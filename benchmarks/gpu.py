@@ -10,23 +10,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import json
 import os
-import platform
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from backward import PACKAGES, Progress, cpu_model, number, positive
 from measure_gpu import ENGINES, GpuRow, Job, compile_all, measure
 from models import MODELS, SIZES
 from models.precision import PRECISIONS
-from rich.console import Console
+from page import (
+    Progress,
+    cpu_model,
+    heading,
+    make_console,
+    markdown_table,
+    measured_with,
+    number,
+    positive,
+    releases,
+    save_json,
+    write_page,
+)
 from rich.table import Table
 from suite import SUITE
 
@@ -65,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("no CUDA device to run on; --device cpu tries the command")
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)
+    console = make_console(150)
     facts = environment(options)
     console.print(f"device: {facts['device']}", highlight=False)
     rows: list[GpuRow] = []
@@ -85,14 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 say(f"{model}, {precision}: timing {options.repeats} steps of each")
                 rows += measure(model, options.size, options.device, precision, compiled, options.repeats)
                 # What was found is kept, should the device be taken away before the end.
-                save(options, rows, facts)
+                if options.json is not None:
+                    save_json(options.json, rows, facts)
     console.print(table(rows, facts))
     for row in rows:
         if row.note:
             console.print(f"{row.model}, {row.precision}, {row.engine}: {row.note}", markup=False, soft_wrap=True)
     if options.write:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(document(rows, facts, command(arguments)), encoding="utf-8")
+        write_page(DOCUMENT, document(rows, facts, arguments))
         console.print(f"written: {DOCUMENT}", soft_wrap=True)
     return 0
 
@@ -145,16 +149,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "size": options.size,
         "steps timed": str(options.repeats),
         "compilations at a time": str(options.jobs),
-        "Python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
+        **releases(),
     }
-
-
-def save(options: argparse.Namespace, rows: Sequence[GpuRow], facts: dict[str, str]) -> None:
-    """Write what there is so far to the file that ``--json`` names."""
-    if options.json is not None:
-        content = {"environment": facts, "rows": [dataclasses.asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def cells(row: GpuRow) -> list[str]:
@@ -184,20 +180,13 @@ def table(rows: Sequence[GpuRow], facts: dict[str, str]) -> Table:
     return result
 
 
-def document(rows: Sequence[GpuRow], facts: dict[str, str], command_line: str) -> str:
-    """The page that ``--write`` writes, in Markdown."""
-    lines = [f"# On a GPU: {facts['device']}", "", "```", command_line, "```", "", EXPLANATION]
-    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * (len(COLUMNS) - 3))} |"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+def document(rows: Sequence[GpuRow], facts: dict[str, str], arguments: Sequence[str] | None) -> list[str]:
+    """The page that ``--write`` writes, in Markdown, by line."""
+    lines = heading(f"On a GPU: {facts['device']}", "gpu.py", arguments, EXPLANATION)
+    lines += markdown_table(COLUMNS, 3, map(cells, rows))
     notes = [f"- {row.model}, {row.precision}, {row.engine}: {row.note}" for row in rows if row.note]
     lines += ["", *notes, ""] if notes else [""]
-    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
-    return "\n".join(lines) + "\n"
-
-
-def command(arguments: Sequence[str] | None) -> str:
-    """The command that repeats the run."""
-    return shlex.join(["python", "benchmarks/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
+    return lines + measured_with(facts)
 
 
 if __name__ == "__main__":

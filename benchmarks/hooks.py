@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backward import cpu_model
 from measure_hooks import CASES, ENGINES
+from page import cpu_model
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "hooks.md"
 EXPLANATION = """\

@@ -11,20 +11,16 @@ python benchmarks/memory.py --size test --models all --fractions 0.5 --no-peers
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from backward import environment
 from measure_memory import SIZES, MemoryResult, MemoryRow, make_case, measure_model
 from models import MODELS
-from rich.console import Console
+from page import environment, heading, make_console, markdown_table, measured_with, positive, save_json, write_page
 
 from retrograd.runtime.report import format_bytes
 
@@ -66,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = make_console(140)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -88,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts["minutes"] = f"{(time.perf_counter() - start) / 60:.1f}"
         save_rows(results, facts, options.out)
         if options.write:
-            write_document(results, facts, command(arguments), options.out)
+            write_document(results, facts, arguments, options.out)
     say(f"written: {options.out}{f' and {DOCUMENT}' if options.write else ''}")
     return 0
 
@@ -100,8 +96,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--size", choices=("memory", "test", "bench"), default="memory", help="memory has six models")
     parser.add_argument("--fractions", nargs="*", type=float, default=[0.75, 0.5], help="budgets, of default's peak")
-    parser.add_argument("--repeats", type=int, default=20, help="steps timed per model and engine")
-    parser.add_argument("--threads", type=int, help="threads of every engine; torch's own choice if not given")
+    parser.add_argument("--repeats", type=positive, default=20, help="steps timed per model and engine")
+    parser.add_argument("--threads", type=positive, help="threads of every engine; torch's own choice if not given")
     parser.add_argument("--no-peers", action="store_true", help="leave Inductor out")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-memory", metavar="FOLDER")
     parser.add_argument("--write", action="store_true", help="write docs/memory.md, and its pictures to docs/img")
@@ -109,16 +105,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     missing = [] if options.size != "memory" else sorted({*options.models} - SIZES.keys())
     if missing:
         parser.error(f"{', '.join(missing)}: --size memory has {', '.join(SIZES)}; take --size test or bench")
-    if options.repeats < 1 or any(f <= 0 for f in options.fractions):
-        parser.error("--repeats and --fractions are above zero")
+    if any(f <= 0 for f in options.fractions):
+        parser.error("--fractions are above zero")
     return options
 
 
 def save_rows(results: dict[str, MemoryResult], facts: dict[str, str], folder: Path) -> None:
     """All rows as JSON, and the picture of their peaks against their times."""
-    rows = [dataclasses.asdict(row) for result in results.values() for row in result.rows]
-    content = {"environment": facts, "rows": rows}
-    (folder / "rows.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    save_json(folder / "rows.json", (row for result in results.values() for row in result.rows), facts)
     draw_curves(results, folder / "curves.png")
 
 
@@ -187,21 +181,21 @@ def draw_curves(results: dict[str, MemoryResult], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def write_document(results: dict[str, MemoryResult], facts: dict[str, str], command_line: str, folder: Path) -> None:
+def write_document(
+    results: dict[str, MemoryResult], facts: dict[str, str], arguments: Sequence[str] | None, folder: Path
+) -> None:
     """The page and its pictures, from what was just measured."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     shown = ["curves", *(name for name in ("gpt2", "resnet18") if name in results)]
     for name in shown:
         (PICTURES / f"memory-{name}.png").write_bytes((folder / f"{name}.png").read_bytes())
-    lines = ["# Memory against time", "", "```", command_line, "```", "", EXPLANATION]
+    lines = heading("Memory against time", "memory.py", arguments, EXPLANATION)
     lines += ["![peak against time](img/memory-curves.png)", ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * 2 + ['---:'] * (len(COLUMNS) - 2))} |"]
-    lines += [f"| {' | '.join(cells(row, r.rows))} |" for r in results.values() for row in r.rows]
+    lines += markdown_table(COLUMNS, 2, (cells(row, r.rows) for r in results.values() for row in r.rows))
     lines += ["", "## Prediction", "", *prediction(results), "", "## What is in memory, kernel by kernel", ""]
     lines += [f"![{name}](img/memory-{name}.png)\n" for name in shown[1:]]
     lines += ["`step.explain().save_timeline(path)` draws this for any model.", ""]
-    lines += ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
-    DOCUMENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_page(DOCUMENT, lines + measured_with(facts))
 
 
 def prediction(results: dict[str, MemoryResult]) -> list[str]:
@@ -221,11 +215,6 @@ def prediction(results: dict[str, MemoryResult]) -> list[str]:
             f"| {min(peaks) - 1:+.1%} | {max(peaks) - 1:+.1%} |"
         )
     return lines
-
-
-def command(arguments: Sequence[str] | None) -> str:
-    """The command that repeats the run."""
-    return shlex.join(["python", "benchmarks/memory.py", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the benchmark commands share: how they show progress, and how figures become a file or a page of the docs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+PACKAGES = ("retrograd", "torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime")
+
+
+class Progress:
+    """Shows what is being done: as a spinner on a terminal, else as plain lines."""
+
+    def __init__(self, console: Console, status: Any) -> None:
+        self._console, self._status = console, status
+
+    def __call__(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(text)
+        else:
+            self._console.print(text)
+
+
+def make_console(width: int) -> Console:
+    """The terminal as it is; ``width`` columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def environment(size: str, repeats: int) -> dict[str, str]:
+    """What figures on the CPU depend on, by name."""
+    return {
+        "CPU": cpu_model(),
+        "threads": str(torch.get_num_threads()),
+        "size": size,
+        "steps timed": str(repeats),
+        **releases(),
+    }
+
+
+def releases() -> dict[str, str]:
+    """Of Python and of what is measured."""
+    return {"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+
+
+def cpu_model() -> str:
+    """The processor's name, as the kernel gives it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def positive(text: str) -> int:
+    """An option's number, above zero."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def number(value: float | None, form: str) -> str:
+    """A figure as text; a dash for none."""
+    return "-" if value is None else format(value, form)
+
+
+def save_json(path: Path, rows: Iterable[Any], facts: dict[str, str]) -> None:
+    """Rows, which are dataclasses, and what they depend on."""
+    content = {"environment": facts, "rows": [dataclasses.asdict(row) for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def heading(title: str, script: str, arguments: Sequence[str] | None, explanation: str) -> list[str]:
+    """The lines that a page begins with: its title and the command that repeats the run."""
+    command = shlex.join(["python", f"benchmarks/{script}", *(sys.argv[1:] if arguments is None else arguments)])
+    return [f"# {title}", "", "```", command, "```", "", explanation]
+
+
+def markdown_table(columns: Sequence[str], names: int, rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table whose first columns, so many, are names, and the others numbers."""
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] * names + ['---:'] * (len(columns) - names))} |"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def measured_with(facts: dict[str, str]) -> list[str]:
+    """The lines that a page ends with."""
+    return ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+
+
+def write_page(path: Path, lines: Sequence[str]) -> None:
+    """Write a page of the docs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
