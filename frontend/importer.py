@@ -20,6 +20,7 @@ import sympy
 import torch
 from torch import SymFloat, SymInt
 from torch._functorch._aot_autograd import descriptors as d
+from torch.utils import _pytree as pytree
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
@@ -116,6 +117,17 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         for index, result in enumerate(call.results):
             self.bind_node_value(node, result, index)
         self._multi_result_nodes.add(node)
+
+
+def describe_results(graph_module: torch.fx.GraphModule, prefix: str) -> None:
+    """Give a graph that was traced at run time its results in one row, called ``prefix`` and a number."""
+    graph = graph_module.graph
+    (output,) = graph.find_nodes(op="output")
+    flat = pytree.arg_tree_leaves(output.args[0])
+    output.args = (tuple(flat),)
+    output.meta["desc"] = [RuntimeResult("output", f"{prefix}{i}") for i in range(len(flat))]
+    graph.set_codegen(torch.fx.graph.CodeGen())
+    graph_module.recompile()
 
 
 def import_graph(

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.importer import RuntimeInput, RuntimeResult
+from retrograd.frontend.importer import RuntimeInput, describe_results
 from retrograd.frontend.source import CaptureError, capture_error
 
 _READS_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -198,9 +198,4 @@ def _describe(traced: torch.fx.GraphModule) -> None:
     graph.eliminate_dead_code()
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         node.meta["desc"] = RuntimeInput("saved", f"taken_{number}")
-    (output,) = graph.find_nodes(op="output")
-    flat = pytree.arg_tree_leaves(output.args[0])
-    output.args = (tuple(flat),)
-    output.meta["desc"] = [RuntimeResult("output", f"given_{i}") for i in range(len(flat))]
-    graph.set_codegen(torch.fx.graph.CodeGen())
-    traced.recompile()
+    describe_results(traced, "given_")

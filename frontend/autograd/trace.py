@@ -16,7 +16,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from retrograd.frontend import hook_ops
 from retrograd.frontend.autograd import python_calls as calls
@@ -26,7 +25,7 @@ from retrograd.frontend.autograd.python_calls import Frame, PythonCall, PythonCa
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
 from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.importer import RuntimeInput, RuntimeResult
+from retrograd.frontend.importer import RuntimeInput, describe_results
 from retrograd.frontend.source import CaptureError, capture_error
 
 
@@ -291,10 +290,5 @@ def _describe_values(graph_module: torch.fx.GraphModule, params: Sequence[int]) 
         used.append(index)
         node._rename(name)
         node.meta["desc"] = RuntimeInput("param" if index in params else "saved", name)
-    (output,) = graph.find_nodes(op="output")
-    flat = pytree.arg_tree_leaves(output.args[0])
-    output.args = (tuple(flat),)
-    output.meta["desc"] = [RuntimeResult("output", f"result.{i}") for i in range(len(flat))]
-    graph.set_codegen(torch.fx.graph.CodeGen())
-    graph_module.recompile()
+    describe_results(graph_module, "result.")
     return tuple(used)
