@@ -116,7 +116,7 @@ def test_command_writes_rows_pictures_traces_and_document(
     [
         (["--models", "no_such"], "invalid choice: 'no_such'"),
         (["--models", "bert"], "bert: --size memory has mlp"),
-        (["--fractions", "0"], "--repeats and --fractions are above zero"),
+        (["--fractions", "0"], "--fractions are above zero"),
     ],
 )
 def test_bad_options_are_refused(line: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
