@@ -45,7 +45,9 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True, limits: ToolLimits
         options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
         result = run_tool(
-            [sys.executable, "-m", "retrograd.tools.opt", source, "-o", target, *options], folder=folder, limits=limits
+            [sys.executable, "-m", "retrograd.tools.lower", source, "-o", target, *options],
+            folder=folder,
+            limits=limits,
         )
         if result.returncode == 0:
             return target.read_text(encoding="utf-8")

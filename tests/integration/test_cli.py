@@ -330,7 +330,7 @@ def test_interrupt_leaves_no_child_and_no_file(compiled: Compiled, tmp_path: Pat
     )
     child = None
     while child is None and process.poll() is None:
-        tools = [pid for pid, line in find_children(process.pid).items() if "retrograd.tools.opt" in line]
+        tools = [pid for pid, line in find_children(process.pid).items() if "retrograd.tools.lower" in line]
         child = tools[0] if tools else None
         time.sleep(0.005)
     assert child is not None, "the lowering was never seen"

@@ -39,6 +39,7 @@ BORDERS = {
     "retrograd": border(*FOLDERS, others="numpy torch"),
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
     "tools/opt.py": border("dialects", "pipelines"),
+    "tools/lower.py": border("tools"),
 }
 # The distribution that brings each module named above.
 DISTRIBUTIONS = {"iree.runtime": "iree-base-runtime", "torch_mlir": "torch-mlir"}
@@ -196,3 +197,9 @@ def test_opt_and_all_below_it_never_load_torch() -> None:
     result = subprocess.run([sys.executable, "-c", program, *TORCH_FREE], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert {"retrograd.dialects.bwd", "retrograd.pipelines.registry", "retrograd.tools.opt"} <= set(TORCH_FREE)
+
+
+def test_lowering_loads_neither_torch_nor_numpy() -> None:
+    program = "import sys, retrograd.tools.lower\nassert sys.modules['numpy'] is None and 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
