@@ -16,6 +16,7 @@ from pathlib import Path
 
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
+from retrograd.pipelines.product_tiles import write_tile_script
 from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
@@ -160,7 +161,9 @@ def _climb(
     folder = output.parent
     source = folder / "linalg.mlir"
     source.write_text(linalg, encoding="utf-8")
-    for flags in target.find_rungs(linalg):
+    rungs = target.find_rungs(linalg)
+    tiles = _write_tiles(linalg, target, folder)
+    for flags, script in [*((flags, tiles) for flags in rungs if tiles), *((flags, ()) for flags in rungs)]:
         if on_attempt is not None:
             on_attempt(flags)
         command = [
@@ -170,6 +173,7 @@ def _climb(
             str(output),
             *target.flags,
             *flags,
+            *script,
             *options,
             *dumps,
         ]
@@ -179,6 +183,15 @@ def _climb(
     kept = keep_for_replay(source)
     replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *options])
     raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:
+    """The option that has iree-compile take our tiles; none for several devices, whose products are one another's."""
+    if target.kinds != ("cuda",) or (script := write_tile_script(linalg)) is None:
+        return ()
+    path = folder / "tiles.mlir"
+    path.write_text(script, encoding="utf-8")
+    return (f"--iree-preprocessing-transform-spec-filename={path}",)
 
 
 def read_transients(stream: str) -> dict[str, int]:

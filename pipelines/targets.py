@@ -47,6 +47,11 @@ class Target:
         return tuple(device.name for device in self.devices)
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The devices' kinds: ``cuda`` for ``cuda:sm_90``."""
+        return tuple(device.kind for device in self.devices)
+
+    @property
     def driver(self) -> str:
         """The IREE driver of the first device."""
         return self.devices[0].driver

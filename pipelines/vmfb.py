@@ -35,12 +35,14 @@ def read_formats(vmfb: bytes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Ptx:
-    """PTX in a vmfb: the architecture (``sm_90``) that it is written for, its kernels in order, and bytes of local
-    memory that these declare: arrays that the compiler could not keep in registers."""
+    """PTX in a vmfb: the architecture (``sm_90``) that it is written for, its kernels in order, bytes of local memory
+    that these declare (arrays that the compiler could not keep in registers), and how many of its instructions load
+    from memory that the threads of a workgroup share."""
 
     target: str
     kernels: tuple[str, ...]
     local_bytes: int
+    shared_loads: int
 
 
 def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
@@ -50,6 +52,7 @@ def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
             target[1].decode(),
             tuple(name.decode() for name in re.findall(rb"\.entry\s+(\w+)", data)),
             sum(int(size) for size in re.findall(rb"\.local\b[^;\[]*\.b8\s+\w+\[(\d+)\]", data)),
+            len(re.findall(rb"\bld\.shared\b", data)),
         )
         for name, data in _members(vmfb)
         if name != _MODULE and (target := re.search(rb"^\.target (sm_\d+)", data, flags=re.MULTILINE))

@@ -5,9 +5,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from models import MODELS
 from models.precision import Precision
 from steps import TOLERANCES, gradients, on_device, relative_error, require_device
-from suite import SUITE
 
 import retrograd
 
@@ -18,7 +18,7 @@ def setup_module() -> None:
     require_device()
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", MODELS)
 def test_trains_as_eager_in_float32(name: str) -> None:
     ours, theirs = on_device(name), on_device(name)
     step = retrograd.compile_backward(ours.model, ours.args)
@@ -37,7 +37,7 @@ def test_trains_as_eager_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "autocast"])
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", MODELS)
 def test_gradients_in_bfloat16(name: str, precision: Precision) -> None:
     """Within 2e-2 of eager's in float32, or as close as eager's own bfloat16, which batch norms over few elements and
     long recurrences take further from it."""

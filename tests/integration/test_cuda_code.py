@@ -41,6 +41,18 @@ func.func @f(%x: tensor<24x8xbf16>, %rows: tensor<24x1xi64>, %table: tensor<10x8
 }
 """
 
+PRODUCT = """
+func.func @f(%x: tensor<64x96xf32>, %y: tensor<64x96xf32>) -> tensor<64x64xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<64x64xf32>
+  %start = linalg.fill ins(%zero : f32) outs(%empty : tensor<64x64xf32>) -> tensor<64x64xf32>
+  %turned = tensor.empty() : tensor<96x64xf32>
+  %z = linalg.transpose ins(%y : tensor<64x96xf32>) outs(%turned : tensor<96x64xf32>) permutation = [1, 0]
+  %r = linalg.matmul ins(%x, %z : tensor<64x96xf32>, tensor<96x64xf32>) outs(%start : tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %r : tensor<64x64xf32>
+}
+"""  # noqa: E501
+
 
 class Words(nn.Module):
     """Embedding, layer norm, dropout and a scatter in bf16, and sums in f64."""
@@ -91,3 +103,21 @@ def test_what_does_not_compile_is_named_with_its_line() -> None:
     with pytest.raises(CompileError, match=r"model\.py:7:3.* error: ") as error:
         compile_executable(FUSED_SCATTER, find_target("cuda:sm_80"))
     assert error.value.replay.startswith("iree-compile ")
+
+
+def test_products_of_float32_share_their_operands() -> None:
+    """A workgroup's threads read them from shared memory, in our tiles; iree-compile's own read from global memory."""
+    attempts: list[tuple[str, ...]] = []
+    target = find_target("cuda:sm_90")
+    executable = compile_executable(PRODUCT, target, on_attempt=attempts.append)
+    (ptx,) = read_ptx(executable.vmfb)
+    assert attempts == [target.ladder[0]]
+    assert ptx.shared_loads > 0 and ptx.local_bytes == 0
+    assert [name.endswith("64x64x96_f32") for name in ptx.kernels] == [True]
+
+
+def test_products_in_files_for_several_devices_have_the_tiles_of_each() -> None:
+    executable = compile_executable(PRODUCT, find_target(("cpu", "cuda:sm_90")))
+    (ptx,) = read_ptx(executable.vmfb)
+    assert ptx.shared_loads == 0
+    assert set(read_formats(executable.vmfb)) == {"embedded-elf", "cuda-nvptx-fb"}

@@ -22,6 +22,8 @@ PTX = b"""CDA1....
 {
 	.shared .align 4 .b8 tile[512];
 	.local .align 8 .b8 	__local_depot1[8];
+	ld.shared.v4.f32 {%f1, %f2, %f3, %f4}, [%rd2];
+	st.shared.f32 [%rd3], %f1;
 }
 """
 
@@ -35,7 +37,7 @@ def vmfb(**members: bytes) -> bytes:
 
 
 def test_ptx_is_read_kernel_by_kernel() -> None:
-    assert read_ptx(vmfb(module=PTX, cuda=PTX)) == (Ptx("sm_90", ("first", "second"), 56),)
+    assert read_ptx(vmfb(module=PTX, cuda=PTX)) == (Ptx("sm_90", ("first", "second"), 56, 1),)
 
 
 def test_a_file_without_code_for_cuda_has_no_ptx() -> None:

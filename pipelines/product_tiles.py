@@ -1,0 +1,180 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How CUDA code divides products of float32 matrices: tiles chosen here, and given to iree-compile as a script.
+
+A product is computed tile by tile: a workgroup's tiles of both operands go to shared memory, a thread keeps its tile
+of the result in registers, so that each number loaded is used as often as that tile is wide (Volkov and Demmel,
+"Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008). iree-compile does so by itself for what matrix units
+multiply, which float32 is not: there its threads read the operands from global memory.
+
+The script is of MLIR's transform dialect and is applied before dispatches are formed, when transpositions have become
+indexing maps of the products.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_WARP = 32
+
+
+@dataclass(frozen=True, order=True)
+class Product:
+    """``batch`` products (0: one, of no batch) of an m x k by a k x n matrix of float32."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a workgroup computes (m x n), in steps of k, and what each of its threads does (thread_m x thread_n)."""
+
+    m: int
+    n: int
+    k: int
+    thread_m: int
+    thread_n: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return (self.m // self.thread_m) * (self.n // self.thread_n)
+
+    def count(self, product: Product) -> int:
+        """Workgroups for ``product``."""
+        return max(product.batch, 1) * (product.m // self.m) * (product.n // self.n)
+
+
+WORKGROUPS = 128
+"""What a product should have at the least: about one for each multiprocessor of a large device (an H200 has 132)."""
+
+# Sides of a workgroup's tile, and of a thread's. A tile of 32 x 32 with 4 x 4 for each thread is the fastest, or within
+# 10% of it, for all products measured on an H200 that have enough of them; one of 64 x 64 or 128 x 128 uses each number
+# more often and hides less of the time that loads take.
+_SIDES = ((32, 4), (16, 2))
+_SHORTEST_STEP, _LONGEST_STEP = 4, 32
+# A side that is no multiple of 16, a classifier's ten classes, is one tile; the other then has a warp beside it.
+_ODD_LIMIT = 32
+_BESIDE_ODD = ((_WARP, 1),)
+
+
+def choose_tile(product: Product) -> Tile | None:
+    """The largest tile that divides the product into enough workgroups, else the one that gives the most of them;
+    ``None`` where none divides it, and for vectors."""
+    step = _find_step(product.k)
+    if step < min(product.k, _SHORTEST_STEP) or 1 in (product.m, product.n):
+        return None
+    tiles = [
+        Tile(m, n, step, thread_m, thread_n)
+        for m, thread_m in _find_sides(product.m, _is_odd(product.n))
+        for n, thread_n in _find_sides(product.n, _is_odd(product.m))
+    ]
+    enough = [tile for tile in tiles if tile.count(product) >= WORKGROUPS]
+    if enough:
+        return max(enough, key=lambda tile: (tile.m * tile.n, tile.n))
+    return max(tiles, key=lambda tile: (tile.count(product), tile.n), default=None)
+
+
+def _find_step(k: int) -> int:
+    """The longest step that divides ``k``; of those that load four numbers at once, if there are any."""
+    steps = [step for step in range(1, _LONGEST_STEP + 1) if k % step == 0]
+    return max(steps, key=lambda step: (step % 4 == 0, step))
+
+
+def _is_odd(size: int) -> bool:
+    """Whether no side of a tile divides ``size``."""
+    return all(size % side for side, _ in _SIDES)
+
+
+def _find_sides(size: int, beside_odd: bool) -> list[tuple[int, int]]:
+    """What a tile may have along an axis of ``size``: of the workgroup's, and of a thread's."""
+    if _is_odd(size):
+        whole = size <= _ODD_LIMIT and not beside_odd
+        return [(size, max(side for side in (1, 2, 3, 4) if size % side == 0))] if whole else []
+    return [(side, thread) for side, thread in (_BESIDE_ODD if beside_odd else _SIDES) if size % side == 0]
+
+
+_PLAIN = re.compile(r"linalg\.matmul ins\([^:)]*: tensor<(\d+)x(\d+)xf32>, tensor<\d+x(\d+)xf32>\)")
+_BATCHED = re.compile(r"linalg\.batch_matmul ins\([^:)]*: tensor<(\d+)x(\d+)x(\d+)xf32>, tensor<\d+x\d+x(\d+)xf32>\)")
+
+
+def find_products(linalg: str) -> list[Product]:
+    """The products of float32 matrices of fixed sizes in a module's text, each once."""
+    plain = {Product(0, int(m), int(n), int(k)) for m, k, n in _PLAIN.findall(linalg)}
+    batched = {Product(int(b), int(m), int(n), int(k)) for b, m, k, n in _BATCHED.findall(linalg)}
+    return sorted(plain | batched)
+
+
+def write_tile_script(linalg: str) -> str | None:
+    """The transform script that gives each product in a module's text its tile; ``None`` where there are none."""
+    tiled = [(product, tile) for product in find_products(linalg) if (tile := choose_tile(product)) is not None]
+    sequences = [text for product, tile in tiled for text in _write_matchers(product, tile)]
+    if not sequences:
+        return None
+    pairs = ",\n      ".join(f"@match_{i} -> @annotate" for i in range(len(sequences)))
+    matchers = "\n".join(_MATCHER.format(i=i, body=text) for i, text in enumerate(sequences))
+    return _SCRIPT.format(matchers=matchers, pairs=pairs)
+
+
+_SCRIPT = """module attributes {{transform.with_named_sequence}} {{
+  transform.named_sequence @annotate(%op: !transform.any_op {{transform.readonly}}, %config: !transform.any_param {{transform.readonly}}) {{
+    transform.annotate %op "compilation_info" = %config : !transform.any_op, !transform.any_param
+    transform.yield
+  }}
+{matchers}
+  transform.named_sequence @__transform_main(%module: !transform.any_op {{transform.consumed}}) {{
+    %matched = transform.foreach_match in %module
+      {pairs}
+      : (!transform.any_op) -> !transform.any_op
+    transform.yield
+  }}
+}}
+"""  # noqa: E501
+
+_MATCHER = """  transform.named_sequence @match_{i}(%op: !transform.any_op {{transform.readonly}}) -> (!transform.any_op, !transform.any_param) {{
+{body}
+    transform.yield %op, %config : !transform.any_op, !transform.any_param
+  }}"""  # noqa: E501
+
+# What iree-compile numbers the dimensions of a product's operands by, as they are or transposed: m, n, k.
+_LAYOUTS = (("m k", "k n"), ("m k", "n k"), ("k m", "k n"))
+
+
+def _write_matchers(product: Product, tile: Tile) -> Iterator[str]:
+    batch = ["b"] if product.batch else []
+    names = [*batch, "m", "n", "k"]
+    config = _write_config(tile, len(batch))
+    for layout in _LAYOUTS:
+        maps = ", ".join(_write_map(names, [*batch, *axes.split()]) for axes in (*layout, "m n"))
+        yield f"""    %b, %m, %n, %k = transform.iree.match.contraction %op, lhs_type = f32, rhs_type = f32, output_type = f32, indexing_maps = [{maps}] : !transform.any_op -> !transform.param<i64>
+    transform.iree.match.dims_equal %m, [{product.m}] : !transform.param<i64>
+    transform.iree.match.dims_equal %n, [{product.n}] : !transform.param<i64>
+    transform.iree.match.dims_equal %k, [{product.k}] : !transform.param<i64>
+    %config = transform.param.constant {config} -> !transform.any_param"""  # noqa: E501
+
+
+def _write_map(names: Sequence[str], axes: Sequence[str]) -> str:
+    every = ", ".join(f"d{i}" for i in range(len(names)))
+    return f"affine_map<({every}) -> ({', '.join(f'd{names.index(axis)}' for axis in axes)})>"
+
+
+def _write_config(tile: Tile, batch: int) -> str:
+    ones, zeros = [1] * batch, [0] * batch
+    lowering = (
+        f"workgroup = {[*ones, tile.m, tile.n, 0]}, thread = {[*ones, tile.thread_m, tile.thread_n, 0]}, "
+        f"reduction = {[*zeros, 0, 0, tile.k]}, promote_operands = [0, 1]"
+    )
+    options = "prefetch_num_stages = 0, no_reduce_shared_memory_bank_conflicts = false, use_igemm_convolution = false"
+    translation = (
+        f"pipeline = #iree_gpu.pipeline<TileAndFuse> workgroup_size = [{tile.threads}, 1, 1] subgroup_size = {_WARP}, "
+        f"{{gpu_pipeline_options = #iree_gpu.pipeline_options<{options}>}}"
+    )
+    return (
+        f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{lowering}}}>, "
+        f"translation_info = #iree_codegen.translation_info<{translation}>>"
+    )
