@@ -4,12 +4,14 @@
 
 python benchmarks/gpu.py
 python benchmarks/gpu.py --models mlp transformer --precisions bf16 autocast --jobs 16 --json figures.json
+python benchmarks/gpu.py --from figures.json others.json --write
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -22,8 +24,9 @@ from models import MODELS, SIZES
 from models.precision import PRECISIONS
 from page import (
     Progress,
+    command_line,
     cpu_model,
-    heading,
+    heading_of,
     make_console,
     markdown_table,
     measured_with,
@@ -33,6 +36,7 @@ from page import (
     save_json,
     write_page,
 )
+from rich.console import Console
 from rich.table import Table
 from suite import SUITE
 
@@ -67,12 +71,14 @@ each round begins with another one. Times are medians, taken from and to a momen
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    console = make_console(150)
+    if options.rows_from:
+        return show(console, *read_runs(options.rows_from), options.write)
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device to run on; --device cpu tries the command")
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    console = make_console(150)
-    facts = environment(options)
+    facts = {"command": command_line("gpu.py", arguments), **environment(options)}
     console.print(f"device: {facts['device']}", highlight=False)
     rows: list[GpuRow] = []
     with console.status("") as status, caches(options.keep_caches):
@@ -91,14 +97,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 # What was found is kept, should the device be taken away before the end.
                 if options.json is not None:
                     save_json(options.json, rows, facts)
+    return show(console, rows, facts, options.write)
+
+
+def show(console: Console, rows: Sequence[GpuRow], facts: dict[str, str], write: bool) -> int:
+    """Print the table, and write the page if asked to."""
     console.print(table(rows, facts))
     for row in rows:
         if row.note:
             console.print(f"{row.model}, {row.precision}, {row.engine}: {row.note}", markup=False, soft_wrap=True)
-    if options.write:
-        write_page(DOCUMENT, document(rows, facts, arguments))
+    if write:
+        write_page(DOCUMENT, document(rows, facts))
         console.print(f"written: {DOCUMENT}", soft_wrap=True)
     return 0
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[list[GpuRow], dict[str, str]]:
+    """The rows of several runs, each written by ``--json``, and what they depend on.
+
+    Exits where two depend on something else, the device say: their figures do not belong into one table.
+    """
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    facts = [run["environment"] for run in runs]
+    commands = [fact.pop("command") for fact in facts]
+    other = next((path for path, fact in zip(paths, facts, strict=True) if fact != facts[0]), None)
+    if other is not None:
+        sys.exit(f"{other} was measured with something else than {paths[0]}: they make no common table")
+    rows = [GpuRow(**row) for run in runs for row in run["rows"]]
+    return rows, {"command": "\n".join(commands), **facts[0]}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -116,6 +142,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--keep-caches", action="store_true", help="use and fill the usual caches: compile times mean nothing then"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too, as they come")
+    parser.add_argument(
+        "--from", nargs="+", type=Path, dest="rows_from", metavar="FILE", help="measure nothing: show what --json wrote"
+    )
     parser.add_argument("--write", action="store_true", help="write the table to docs/gpu.md")
     return parser.parse_args(arguments)
 
@@ -180,13 +209,14 @@ def table(rows: Sequence[GpuRow], facts: dict[str, str]) -> Table:
     return result
 
 
-def document(rows: Sequence[GpuRow], facts: dict[str, str], arguments: Sequence[str] | None) -> list[str]:
+def document(rows: Sequence[GpuRow], facts: dict[str, str]) -> list[str]:
     """The page that ``--write`` writes, in Markdown, by line."""
-    lines = heading(f"On a GPU: {facts['device']}", "gpu.py", arguments, EXPLANATION)
+    depends = dict(facts)
+    lines = heading_of(f"On a GPU: {facts['device']}", depends.pop("command").splitlines(), EXPLANATION)
     lines += markdown_table(COLUMNS, 3, map(cells, rows))
     notes = [f"- {row.model}, {row.precision}, {row.engine}: {row.note}" for row in rows if row.note]
     lines += ["", *notes, ""] if notes else [""]
-    return lines + measured_with(facts)
+    return lines + measured_with(depends)
 
 
 if __name__ == "__main__":

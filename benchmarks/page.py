@@ -85,10 +85,19 @@ def save_json(path: Path, rows: Iterable[Any], facts: dict[str, str]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def command_line(script: str, arguments: Sequence[str] | None) -> str:
+    """The command that repeats this run."""
+    return shlex.join(["python", f"benchmarks/{script}", *(sys.argv[1:] if arguments is None else arguments)])
+
+
 def heading(title: str, script: str, arguments: Sequence[str] | None, explanation: str) -> list[str]:
     """The lines that a page begins with: its title and the command that repeats the run."""
-    command = shlex.join(["python", f"benchmarks/{script}", *(sys.argv[1:] if arguments is None else arguments)])
-    return [f"# {title}", "", "```", command, "```", "", explanation]
+    return heading_of(title, [command_line(script, arguments)], explanation)
+
+
+def heading_of(title: str, commands: Sequence[str], explanation: str) -> list[str]:
+    """The lines that a page begins with whose figures are from several commands."""
+    return [f"# {title}", "", "```", *commands, "```", "", explanation]
 
 
 def markdown_table(columns: Sequence[str], names: int, rows: Iterable[Sequence[str]]) -> list[str]:

@@ -78,6 +78,18 @@ def test_command_writes_json_and_document(tmp_path: Path, monkeypatch: pytest.Mo
     document = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert f"python benchmarks/gpu.py {' '.join(arguments)}" in document
     assert "| mlp | bf16 | retrograd |" in document and "failed: RuntimeError: no compiler" in document
+    # The same page from what was kept of the run.
+    (tmp_path / "gpu.md").unlink()
+    assert gpu.main(["--from", str(tmp_path / "figures.json"), "--write"]) == 0
+    assert (tmp_path / "gpu.md").read_text(encoding="utf-8") == document
+
+
+def test_runs_on_different_devices_make_no_common_table(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        content = {"environment": {"command": name, "device": name}, "rows": []}
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"second was measured with something else than .*first"):
+        gpu.read_runs([tmp_path / "first", tmp_path / "second"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
