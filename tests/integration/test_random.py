@@ -183,7 +183,7 @@ def test_distributions() -> None:
         (attention, (torch.randn(1, 2, 5, 8, requires_grad=True),)),
         (lambda x: F.gumbel_softmax(x) * F.rrelu(x, training=True), (torch.randn(4, 6, requires_grad=True),)),
         (lambda x: F.alpha_dropout(F.dropout1d(x, 0.4), 0.2, True), (torch.randn(4, 6, requires_grad=True),)),
-        (nn.LSTM(6, 6, 3, dropout=0.5, bidirectional=True, batch_first=True), (torch.randn(2, 3, 6),)),
+        (nn.LSTM(4, 4, 2, dropout=0.5, bidirectional=True, batch_first=True), (torch.randn(2, 2, 4),)),
     ],
     ids=["attention", "gumbel", "dropouts", "lstm"],
 )
@@ -201,7 +201,7 @@ def test_verified(model: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
 
 def test_dropout_between_recurrent_layers() -> None:
     model = nn.GRU(5, 5, 2, dropout=1.0, batch_first=True)
-    x = torch.randn(2, 4, 5)
+    x = torch.randn(2, 2, 5)
     step = retrograd.compile_backward(model, (x,))
     # With all of it dropped, nothing is random: the second layer sees zeros, in eager as well.
     torch.testing.assert_close(step(x)[0], model(x)[0])
@@ -236,8 +236,8 @@ def test_artifact(tmp_path: Path) -> None:
 
 
 def test_budget() -> None:
-    model, x = block(), torch.randn(2, 5, 16)
-    step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="0.6", verify=True)
+    model, x = Mlp(), torch.randn(6, 16)
+    step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="0.8", verify=True)
     step(x)
     saved = [r.name for r in step.manifest.function("forward").results if r.role == "saved"]
     assert not [name for name in saved if name.startswith(("saved.uniform", "saved.ge"))]
