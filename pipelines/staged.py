@@ -98,6 +98,10 @@ class Progress:
     listener: Callable[[str], None] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.listener is not None and not callable(self.listener):
+            raise TypeError(f"progress is a function that is called with a phase's name, or None; got {self.listener}")
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Announce a phase and time it."""
