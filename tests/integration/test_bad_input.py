@@ -135,7 +135,7 @@ def test_unknown_options() -> None:
         retrograd.compile_backward(model, args, target="cpx")
     with pytest.raises(ValueError, match="partition 'max-cut' is not one of default, min-cut, budget"):
         retrograd.compile_backward(model, args, partition="max-cut")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="progress is a function .*, or None; got True"):
+    with pytest.raises(TypeError, match=r"progress is a function .*, or None; got True"):
         retrograd.compile_backward(model, args, progress=True)  # type: ignore[arg-type]
 
 
