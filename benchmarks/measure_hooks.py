@@ -59,7 +59,7 @@ def share(engine: str) -> Figures:
     """Where the CPU time of that step's backward goes, in us; `ours` is all but IREE's and PyTorch's."""
     from retrograd.frontend.autograd.captured import CapturedBackward
     from retrograd.frontend.autograd.engine import Engine
-    from retrograd.runtime import executor
+    from retrograd.runtime.loaded import Loaded
 
     spent = dict.fromkeys(("iree", "captured", "backward"), 0)
 
@@ -75,7 +75,7 @@ def share(engine: str) -> Figures:
 
         setattr(owner, method, counted)
 
-    count(executor._Loaded, "_call", "iree")
+    count(Loaded, "_call", "iree")
     count(CapturedBackward, "run", "captured")
     count(Engine, "run_backward", "backward")
     w = torch.randn(8, requires_grad=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 from weakref import WeakValueDictionary
@@ -39,11 +38,12 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
-from retrograd.runtime.bridge import BACKWARD, FORWARD, INTO, run_function
+from retrograd.runtime.bound_function import BoundFunction
+from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import EagerIsland, IslandTimes
-from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.manifest import FORMAT_VERSION, INTO, FunctionSpec, Manifest, TensorSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
 
@@ -81,7 +81,7 @@ class Build:
 
     def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         if not self.times.islands:
-            return partial(run_function, self.program, self.specs[name], same_step=name == BACKWARD)
+            return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
         stages = [_function_spec(f, 0) for f in self.staged.stages]
         executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)

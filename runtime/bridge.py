@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 import torch
 
 from retrograd.runtime.artifact import ArtifactError
+from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
 from retrograd.runtime.sizes import DynamicSize, evaluate, evaluate_shape
 
-FORWARD, BACKWARD, INTO = "forward", "backward", "_into"
+FORWARD, BACKWARD = "forward", "backward"
 
 
 def run_function(
@@ -25,9 +26,7 @@ def run_function(
 
     ``same_step`` is as for ``Program.invoke``: a backward finds on the device what its forward copied there.
     """
-    results = program.allocate(function.results_at(arguments))
-    program.invoke(function.name + INTO, arguments, results, same_step=same_step)
-    return results
+    return BoundFunction(program, function, same_step=same_step)(arguments)
 
 
 def draw_seed() -> torch.Tensor:

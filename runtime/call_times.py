@@ -12,45 +12,41 @@ _TRIALS = 3
 
 
 class CallTimes:
-    """Seconds that each function took on local-task's workers and in the calling thread.
+    """Seconds that the calls of one function took on local-task's workers and in the calling thread.
 
     A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; one
     that turns out to be long there, several times in a row (its sizes may differ from call to call), goes back for
-    good.
+    good. ``prefers_caller``: the next call should run in the calling thread; ``is_long``: it is worth a preparation of
+    50 us, which is assumed of the first.
     """
 
     def __init__(self) -> None:
-        self._workers: dict[str, list[float]] = {}
-        self._caller: dict[str, list[float]] = {}
-        self._settled: dict[str, bool] = {}
-        self._long: dict[str, int] = {}
-        self._last: dict[str, float] = {}
+        self.prefers_caller = False
+        self.is_long = True
+        self._workers: list[float] = []
+        self._caller: list[float] = []
+        self._is_settled = False
+        self._long_calls = 0
 
-    def prefers_caller(self, name: str) -> bool:
-        """Whether the next call should run in the calling thread."""
-        if (settled := self._settled.get(name)) is not None:
-            return settled
-        workers = self._workers.get(name, ())
-        return len(workers) >= _TRIALS and min(workers) < _SHORT_SECONDS
-
-    def is_long(self, name: str) -> bool:
-        """Whether the next call is worth a preparation of 50 us; that is assumed of the first."""
-        return self._last.get(name, _LONG_SECONDS) >= _LONG_SECONDS
-
-    def record(self, name: str, in_caller: bool, seconds: float) -> None:
+    def record(self, in_caller: bool, seconds: float) -> None:
         """A call took so long."""
-        self._last[name] = seconds
-        if name in self._settled:
+        self.is_long = seconds >= _LONG_SECONDS
+        if self._is_settled:
             # Not one alone: other processes take the thread's core for as long.
-            self._long[name] = self._long.get(name, 0) + 1 if in_caller and seconds >= _LONG_SECONDS else 0
-            if self._long[name] >= _TRIALS:
-                self._settled[name] = False
+            self._long_calls = self._long_calls + 1 if in_caller and self.is_long else 0
+            if self._long_calls >= _TRIALS:
+                self.prefers_caller = False
             return
-        times = (self._caller if in_caller else self._workers).setdefault(name, [])
+        times = self._caller if in_caller else self._workers
         times.append(seconds)
         if len(times) < _TRIALS:
             return
         if in_caller:
-            self._settled[name] = min(times) <= min(self._workers[name])
-        elif min(times) >= _SHORT_SECONDS:
-            self._settled[name] = False
+            self._settle(min(times) <= min(self._workers))
+        elif min(times) < _SHORT_SECONDS:
+            self.prefers_caller = True
+        else:
+            self._settle(False)
+
+    def _settle(self, in_caller: bool) -> None:
+        self.prefers_caller, self._is_settled = in_caller, True

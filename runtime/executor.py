@@ -6,33 +6,28 @@ Arguments go to IREE in place when their storage allows it, results are written 
 allocated: the functions called here were compiled with `iree.abi.output` on their trailing arguments.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
-from iree import runtime as iree_runtime
-from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.runtime.call_times import CallTimes
-from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import (
     CALLER_DRIVER,
     DEFAULT_DRIVER,
     Device,
     DeviceError,
-    abandon_after_fork,
     get_device,
     process_lock,
     torch_device_of,
 )
+from retrograd.runtime.loaded import Argument, Loaded, OutOfDeviceMemory
 from retrograd.runtime.manifest import TensorSpec
 from retrograd.runtime.openmp import release_threads
-from retrograd.runtime.staging import ResidentError, Staging
 from retrograd.runtime.tensors import (
     ALIGNMENT,
     ExecutionError,
@@ -41,10 +36,9 @@ from retrograd.runtime.tensors import (
     as_argument,
     check_results,
     is_importable,
+    is_plain,
+    make_allocator,
 )
-
-# What a function takes: tensors, and numbers for its sizes.
-Argument: TypeAlias = torch.Tensor | int
 
 __all__ = [
     "ALIGNMENT",
@@ -56,20 +50,8 @@ __all__ = [
     "is_importable",
 ]
 
-# dlpack has no code that IREE knows for these: they cross as bytes and are named again on the other side.
-_BYTE_DTYPES = {
-    torch.float8_e4m3fn: iree_runtime.HalElementType.FLOAT_8_E4M3_FN,
-    torch.float8_e4m3fnuz: iree_runtime.HalElementType.FLOAT_8_E4M3_FNUZ,
-    torch.float8_e5m2: iree_runtime.HalElementType.FLOAT_8_E5M2,
-    torch.float8_e5m2fnuz: iree_runtime.HalElementType.FLOAT_8_E5M2_FNUZ,
-}
-
-
-class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
-    """The device has no memory left for a call; it and torch's tensors on it are usable still.
-
-    Also torch's own exception for that, which allocating results raises: one clause catches both.
-    """
+# Those of tensors that were allocated just now are nobody else's.
+_NO_STORAGES: frozenset[int] = frozenset()
 
 
 class Program:
@@ -82,15 +64,15 @@ class Program:
     def __init__(self, vmfb: bytes, driver: str, *, needs_device: bool = True) -> None:
         self._vmfb = vmfb
         self._driver = driver
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
         try:
-            self._loaded = _Loaded(vmfb, get_device(driver))
+            self._loaded = Loaded(vmfb, get_device(driver))
         except DeviceError:
             if needs_device:
                 raise
 
     @staticmethod
-    def load(vmfb: bytes, *, driver: str = DEFAULT_DRIVER, needs_device: bool = True) -> "Program":
+    def load(vmfb: bytes, *, driver: str = DEFAULT_DRIVER, needs_device: bool = True) -> Program:
         """Load an executable on the process's device for `driver` (a driver's name, or IREE's `driver://path`).
 
         Where the device is not needed yet, as to compile for another machine, only a call fails for want of it.
@@ -124,9 +106,19 @@ class Program:
         Raises:
             ExecutionError: as for `allocate_results`.
         """
+        return [allocate_result(spec, self._place(spec)) for spec in specs]
+
+    def make_allocators(self, specs: Sequence[TensorSpec]) -> list[Callable[[], torch.Tensor]]:
+        """What allocates a function's results as `allocate` does, for many calls.
+
+        Raises:
+            ExecutionError: as for `allocate_results`.
+        """
+        return [make_allocator(spec, self._place(spec)) for spec in specs]
+
+    def _place(self, spec: TensorSpec) -> torch.device | str:
         device = self._current().device
-        places = ["meta" if device.is_staged and s.role == "saved" else device.torch_device for s in specs]
-        return [allocate_result(spec, place) for spec, place in zip(specs, places, strict=True)]
+        return "meta" if device.is_staged and spec.role == "saved" else device.torch_device
 
     def keep_on_device(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors to the device, and from here on only when torch counts a write to them.
@@ -154,21 +146,52 @@ class Program:
         """
         loaded = self._current()
         storages = check_results(name, results, loaded.device)
+        loaded.function(name).check_results(results)
+        self._invoke(loaded, name, arguments, results, storages, same_step)
+
+    def invoke_on_new(
+        self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], *, same_step: bool = False
+    ) -> None:
+        """As `invoke`, for results that were allocated just now, as the function declares them: they are not checked.
+
+        Raises:
+            ExecutionError, OutOfDeviceMemory: as for `invoke`.
+        """
+        self._invoke(self._current(), name, arguments, results, _NO_STORAGES, same_step)
+
+    def check_results(self, name: str, results: Sequence[torch.Tensor]) -> None:
+        """See that the function `name` can write its results to tensors of these shapes and dtypes.
+
+        Raises:
+            ExecutionError: it cannot, or there is no such function.
+        """
+        self._current().function(name).check_results(results)
+
+    def _invoke(
+        self,
+        loaded: Loaded,
+        name: str,
+        arguments: Sequence[Argument],
+        results: Sequence[torch.Tensor],
+        storages: Set[int],
+        same_step: bool,
+    ) -> None:
+        device = loaded.device
         inputs = [
-            a if isinstance(a, int) else as_argument(name, index, a, loaded.device, storages)
-            for index, a in enumerate(arguments)
+            a if isinstance(a, int) or is_plain(a, device, storages) else as_argument(name, i, a, device, storages)
+            for i, a in enumerate(arguments)
         ]
-        if loaded.device.is_staged:
+        if device.is_staged:
             loaded.invoke_staged(name, inputs, results, same_step)
-        elif loaded.times is not None:
-            self._invoke_timed(loaded, loaded.times, name, inputs, results)
+        elif (times := loaded.function(name).times) is not None:
+            self._invoke_timed(loaded, times, name, inputs, results)
         else:
-            with _after_torch(loaded.device.torch_device):
+            with _after_torch(device.torch_device):
                 _invoke_beside_torch(loaded, name, inputs, results)
 
     def _invoke_timed(
         self,
-        loaded: "_Loaded",
+        loaded: Loaded,
         times: CallTimes,
         name: str,
         arguments: Sequence[Argument],
@@ -176,19 +199,19 @@ class Program:
     ) -> None:
         """Call on the workers with the cores to themselves, or in this thread, where that is faster."""
         start = time.perf_counter()
-        in_caller = times.prefers_caller(name)
+        in_caller = times.prefers_caller
         if in_caller:
             loaded = self._in_caller(loaded)
-        elif times.is_long(name):
+        elif times.is_long:
             release_threads()
         loaded.invoke(name, arguments, results)
-        times.record(name, in_caller, time.perf_counter() - start)
+        times.record(in_caller, time.perf_counter() - start)
 
-    def _in_caller(self, loaded: "_Loaded") -> "_Loaded":
+    def _in_caller(self, loaded: Loaded) -> Loaded:
         """The program on a device that works in the calling thread: the same code, and bit for bit the same results."""
         if loaded.in_caller is None:
             with process_lock():
-                loaded.in_caller = loaded.in_caller or _Loaded(self._vmfb, get_device(CALLER_DRIVER))
+                loaded.in_caller = loaded.in_caller or Loaded(self._vmfb, get_device(CALLER_DRIVER))
         return loaded.in_caller
 
     @contextlib.contextmanager
@@ -198,19 +221,19 @@ class Program:
         Raises:
             ExecutionError: as for `load`.
         """
-        before, self._loaded = self._current(), _Loaded(self._vmfb, device)
+        before, self._loaded = self._current(), Loaded(self._vmfb, device)
         try:
             yield
         finally:
             self._loaded = before
 
-    def _current(self) -> "_Loaded":
+    def _current(self) -> Loaded:
         loaded = self._loaded
         if loaded is None or loaded.device.pid != os.getpid():
             with process_lock():
                 loaded = self._loaded
                 if loaded is None or loaded.device.pid != os.getpid():
-                    loaded = self._loaded = _Loaded(self._vmfb, get_device(self._driver))
+                    loaded = self._loaded = Loaded(self._vmfb, get_device(self._driver))
         return loaded
 
 
@@ -230,7 +253,7 @@ def _after_torch(place: torch.device) -> Iterator[None]:
 
 
 def _invoke_beside_torch(
-    loaded: "_Loaded", name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]
+    loaded: Loaded, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]
 ) -> None:
     """Call a function; where the device's memory runs out, once more when torch has given up what it keeps unused."""
     try:
@@ -241,173 +264,3 @@ def _invoke_beside_torch(
         # A call can be made twice: it only reads its arguments.
         torch.cuda.empty_cache()
         loaded.invoke(name, arguments, results)
-
-
-class _CopyDenied(Exception):
-    """IREE would copy to a result's storage, which was imported for compute only."""
-
-
-class _Loaded:
-    """A vmfb in a VM context of its own, bound to one device of one process."""
-
-    def __init__(self, vmfb: bytes, device: Device) -> None:
-        self.device = device
-        self.times = CallTimes() if device.uri.partition("://")[0] == DEFAULT_DRIVER else None
-        self.in_caller: _Loaded | None = None
-        self._lock = threading.Lock()
-        self._staging_lock = threading.RLock()
-        self._functions: dict[str, _Function] = {}
-        self._copying: set[str] = set()
-        self.staging = Staging(device.hal)
-        try:
-            self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
-            hal = iree_runtime.create_hal_module(device.instance, device.hal)
-            self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])
-        except (RuntimeError, ValueError) as error:
-            raise ExecutionError(
-                f"IREE cannot load the executable on {device.uri!r}: {error}; "
-                "compile it for this device, with the compiler of the installed runtime's release"
-            ) from error
-        abandon_after_fork(self)
-
-    def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
-        """Call `name` with every tensor as an argument, results' storage last."""
-        function = self._function(name)
-        function.check_results(results)
-        imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
-        first = len(imported)
-        if name not in self._copying:
-            try:
-                storages = [self._import(name, first + index, tensor) for index, tensor in enumerate(results)]
-                return self._call(function, [*imported, *storages])
-            except _CopyDenied:
-                # Nothing ran: IREE refuses before it begins.
-                self._copying.add(name)
-        if self.device.torch_device.type == "cpu":
-            self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
-        else:
-            self._deliver(function, imported, results)
-
-    def invoke_staged(
-        self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
-    ) -> None:
-        """Call `name` on copies of the arguments on the device; what is not on torch's `meta` device comes back."""
-        function = self._function(name)
-        function.check_results(results)
-        with self._staged(name):
-            views = [a if isinstance(a, int) else self.staging.upload(a, reuse=same_step) for a in arguments]
-            self._deliver(function, views, results)
-
-    def pin(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep copies of the tensors on a device that needs copies."""
-        if self.device.is_staged:
-            with self._staged("to_device"):
-                self.staging.pin(tensors)
-
-    def _deliver(self, function: "_Function", arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
-        """Call on the device's own buffers for the results, and copy from these."""
-        with self._staged(function.name):
-            views = [self.staging.storage(tensor) for tensor in results]
-            self._call(function, [*arguments, *views])
-            for tensor, view in zip(results, views, strict=True):
-                self.staging.deliver(tensor, view)
-
-    @contextlib.contextmanager
-    def _staged(self, name: str) -> Iterator[None]:
-        """Hold the staging's lock; a failure of its allocator's is an error of `name`'s."""
-        with self._staging_lock:
-            try:
-                yield
-            except ResidentError as error:
-                raise ExecutionError(f"{name}: {error}") from error
-            except ExecutionError:
-                raise
-            except (RuntimeError, ValueError) as error:
-                raise self._failure(name, error) from error
-
-    def _failure(self, name: str, error: Exception, declaration: str = "") -> ExecutionError:
-        """The error for what IREE reports; where memory ran out, all that is held for later calls is freed."""
-        if "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error):
-            self.staging.trim()
-            self.device.hal.allocator.trim()
-            return OutOfDeviceMemory(
-                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
-                "on it, or compile with partition='budget' and a memory_budget"
-            )
-        declared = f"\nThe function is declared as: {declaration}" if declaration else ""
-        return ExecutionError(f"{name}: IREE reports: {error}{declared}")
-
-    def _call(self, function: "_Function", views: Sequence[Any]) -> None:
-        packed = iree_runtime.VmVariantList(len(views))
-        for view in views:
-            if isinstance(view, int):
-                packed.push_int(view)
-            else:
-                packed.push_ref(view.ref)
-        # A VM context keeps state in its modules, so that one call may be in it at a time.
-        with self._lock:
-            try:
-                self._context.invoke(function.handle, packed, iree_runtime.VmVariantList(0))
-            except (RuntimeError, ValueError, IndexError) as error:
-                if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
-                    raise _CopyDenied from error
-                raise self._failure(function.name, error, function.declaration) from error
-
-    def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
-        """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
-        pieces.
-
-        What comes by dlpack may be written by compute only; importing a host allocation takes 13 us instead of half of
-        one.
-        """
-        view = self._import(name, index, tensor)
-        if tensor.numel() == 0:
-            return view
-        memory = iree_runtime.MemoryType.HOST_LOCAL | iree_runtime.MemoryType.DEVICE_VISIBLE
-        usage = iree_runtime.BufferUsage.DEFAULT | iree_runtime.BufferUsage.MAPPING
-        data = tensor.reshape(-1).view(torch.uint8).numpy()
-        buffer = self.device.hal.allocator.import_host_allocation(data, int(memory), int(usage))
-        return iree_runtime.HalBufferView(buffer, list(tensor.shape), view.element_type)
-
-    def _function(self, name: str) -> "_Function":
-        function = self._functions.get(name)
-        if function is None:
-            handle = self.module.lookup_function(name)
-            if handle is None:
-                raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
-            declaration = handle.reflection.get("iree.abi.declaration", "")
-            function = self._functions[name] = _Function(name, handle, declaration, parse_results(declaration))
-        return function
-
-    def _import(self, name: str, index: int, tensor: torch.Tensor) -> Any:
-        hal = self.device.hal
-        element_type = _BYTE_DTYPES.get(tensor.dtype)
-        try:
-            if element_type is None:
-                return hal.from_dlpack_capsule(to_dlpack(tensor))
-            view = hal.from_dlpack_capsule(to_dlpack(tensor.view(torch.uint8)))
-        except (RuntimeError, ValueError, IndexError, BufferError) as error:
-            raise ExecutionError(
-                f"{name}: IREE cannot take tensor {index}, {tensor.dtype} {list(tensor.shape)} on {tensor.device}: "
-                f"{error}"
-            ) from error
-        return iree_runtime.HalBufferView(view.get_buffer(), list(tensor.shape), element_type)
-
-
-@dataclass(frozen=True)
-class _Function:
-    name: str
-    handle: Any
-    declaration: str
-    results: tuple[DeclaredTensor, ...]
-
-    def check_results(self, results: Sequence[torch.Tensor]) -> None:
-        """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""
-        for index, (tensor, declared) in enumerate(zip(results, self.results, strict=False)):
-            if not declared.fits(tensor):
-                given = f"{tensor.dtype} {list(tensor.shape)}"
-                raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -17,6 +17,9 @@ from retrograd.runtime.sizes import Expression, evaluate_shape, find_problem, is
 FORMAT_VERSION = 2
 """The only manifest format that this release writes and reads."""
 
+INTO = "_into"
+"""What the name of a function ends with that takes storage for its results."""
+
 SIZE = "size"
 ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved", "seed", SIZE})
 RESULT_ROLES = frozenset({"output", "mutation", "saved", "grad"})

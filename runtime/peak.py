@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from retrograd.runtime.bridge import INTO
 from retrograd.runtime.executor import Argument, Program, allocate_results
-from retrograd.runtime.manifest import SIZE, FunctionSpec, TensorSpec
+from retrograd.runtime.manifest import INTO, SIZE, FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
 
-from retrograd.runtime.bridge import run_function
+from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec
-
-Values = list[torch.Tensor | None]
 
 
 class PythonSide(Protocol):
@@ -35,17 +34,19 @@ class PythonSide(Protocol):
 
 # What an island runs: its arguments in, its results out.
 Island = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-_Action = Callable[[Values, Any], None]
+_Action = Callable[[list[Any], Any], None]
+_Gather = Callable[[list[Any]], Sequence[torch.Tensor]]
 
 
 class StageExecutor:
     """A plan (as ``StagePlan.to_dict`` gives it) over the functions of a program, and the islands that run in torch.
 
-    Values live in numbered places; all that a step needs to know is looked up once, here, and not at each run.
-    ``notes`` say what its user is told of besides.
+    Values live in numbered places; all that a step needs to know is looked up and checked once, here, and not at each
+    run. ``notes`` say what its user is told of besides.
 
     Raises:
-        ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number.
+        ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number, or
+            takes a value that is not there.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class StageExecutor:
         self.notes: tuple[str, ...] = ()
         self._functions = {f.name: f for f in functions}
         self._places: dict[str, int] = {}
-        for name in plan["arguments"]:
-            self._place(name)
+        # The values that are there after the steps so far.
+        self._there: set[str] = set()
+        self._give(plan["arguments"])
         self._arguments = len(self._places)
         self._owned = _find_owned(plan)
         self._actions = [self._action(step) for step in plan["steps"]]
-        self._results = [self._place(name) for name in plan["results"]]
-        self._rest: Values = [None] * (len(self._places) - self._arguments)
+        self._results = _gather(self._take(plan["results"]))
+        self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
     def run(self, arguments: Sequence[torch.Tensor], python: PythonSide | None = None) -> list[torch.Tensor]:
         """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
@@ -75,16 +77,25 @@ class StageExecutor:
         Raises:
             ExecutionError: a stage failed, or a hook gave a tensor that the next stage does not take.
         """
-        values: Values = [*arguments, *self._rest]
+        values: list[Any] = [*arguments, *self._rest]
         if isinstance(arguments, list):
             # Each is freed after its last use, if nobody else has it.
             arguments.clear()
         for action in self._actions:
             action(values, python)
-        return [_present(values[place]) for place in self._results]
+        return list(self._results(values))
 
-    def _place(self, name: str) -> int:
-        return self._places.setdefault(name, len(self._places))
+    def _give(self, names: Sequence[str]) -> list[int]:
+        """Places for values that a step gives."""
+        self._there.update(names)
+        return [self._places.setdefault(name, len(self._places)) for name in names]
+
+    def _take(self, names: Sequence[str]) -> list[int]:
+        """The places of values that a step takes."""
+        for name in names:
+            if name not in self._there:
+                raise ExecutionError(f"a plan takes value '{name}', which is not there: it is damaged, compile again")
+        return [self._places[name] for name in names]
 
     def _action(self, step: Mapping[str, Any]) -> _Action:
         match step["step"]:
@@ -99,28 +110,28 @@ class StageExecutor:
                 function = step["function"]
                 return self._python_call(step, lambda python, taken: python.call_backward(function, taken))
             case "accumulate_grad":
-                param, gradient = step["param"], self._place(step["gradient"])
+                param, (gradient,) = step["param"], self._take([step["gradient"]])
                 owned = step["gradient"] in self._owned
-                return lambda values, python: python.accumulate_grad(param, _present(values[gradient]), owned)
+                return lambda values, python: python.accumulate_grad(param, values[gradient], owned)
             case "update_input":
-                return _update(self._place(step["target"]), self._place(step["value"]))
+                return _update(*self._take([step["target"], step["value"]]))
             case "final_callbacks":
                 return lambda values, python: python.final_callbacks()
             case "free":
-                return _free([self._place(name) for name in step["values"]])
+                freed = self._take(step["values"])
+                self._there.difference_update(step["values"])
+                return _free(freed)
             case other:
                 raise ExecutionError(f"a plan has step '{other}', which this release does not know; compile it again")
 
     def _run_stage(self, step: Mapping[str, Any]) -> _Action:
         if step["function"] not in self._functions:
             raise ExecutionError(f"the plan calls @{step['function']}, which the program does not have")
-        function, program = self._functions[step["function"]], self._program
-        taken = [self._place(name) for name in step["arguments"]]
-        given = [self._place(name) for name in step["results"]]
+        call = BoundFunction(self._program, self._functions[step["function"]])
+        take, given = _gather(self._take(step["arguments"])), self._give(step["results"])
 
-        def run(values: Values, _python: Any) -> None:
-            results = run_function(program, function, [_present(values[place]) for place in taken])
-            for place, result in zip(given, results, strict=True):
+        def run(values: list[Any], _python: Any) -> None:
+            for place, result in zip(given, call(take(values)), strict=True):
                 values[place] = result
 
         return run
@@ -134,12 +145,13 @@ class StageExecutor:
     def _python_call(
         self, step: Mapping[str, Any], call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
     ) -> _Action:
-        taken = [self._place(name) for name in step["arguments"]]
+        take = _gather(self._take(step["arguments"]))
         # Results that nobody uses have no name, or are left out at the end.
-        given = [(index, self._place(name)) for index, name in enumerate(step["results"]) if name]
+        used = [index for index, name in enumerate(step["results"]) if name]
+        given = list(zip(used, self._give([step["results"][index] for index in used]), strict=True))
 
-        def run(values: Values, python: Any) -> None:
-            results = call(python, [_present(values[place]) for place in taken])
+        def run(values: list[Any], python: Any) -> None:
+            results = call(python, take(values))
             for index, place in given:
                 values[place] = results[index]
 
@@ -157,22 +169,26 @@ def _find_owned(plan: Mapping[str, Any]) -> set[str]:
     return {name for name in made if counts[name] == 1}
 
 
+def _gather(places: Sequence[int]) -> _Gather:
+    """What takes values from their places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda values: ()
+    (place,) = places
+    return lambda values: (values[place],)
+
+
 def _update(target: int, value: int) -> _Action:
-    def run(values: Values, _python: PythonSide) -> None:
-        _present(values[target]).copy_(_present(values[value]))
+    def run(values: list[Any], _python: Any) -> None:
+        values[target].copy_(values[value])
 
     return run
 
 
 def _free(places: Sequence[int]) -> _Action:
-    def run(values: Values, _python: Any) -> None:
+    def run(values: list[Any], _python: Any) -> None:
         for place in places:
             values[place] = None
 
     return run
-
-
-def _present(value: torch.Tensor | None) -> torch.Tensor:
-    if value is None:
-        raise ExecutionError("a step of the plan takes a value that is not there: the plan is damaged, compile again")
-    return value

@@ -12,38 +12,37 @@ MICRO = 1e-6
 def recorded(*calls: tuple[bool, float]) -> CallTimes:
     times = CallTimes()
     for in_caller, micros in calls:
-        times.record("f", in_caller, micros * MICRO)
+        times.record(in_caller, micros * MICRO)
     return times
 
 
 def test_short_calls_are_tried_in_the_caller() -> None:
-    assert not recorded(*[(False, 60)] * 2).prefers_caller("f")
-    assert recorded(*[(False, 60)] * 3).prefers_caller("f")
-    assert not recorded(*[(False, 60)] * 3).prefers_caller("another")
+    assert not recorded(*[(False, 60)] * 2).prefers_caller
+    assert recorded(*[(False, 60)] * 3).prefers_caller
 
 
 def test_the_faster_of_the_two_stays() -> None:
-    assert recorded(*[(False, 60)] * 3, (True, 500), (True, 20), (True, 30)).prefers_caller("f")
-    assert not recorded(*[(False, 60)] * 3, *[(True, 90)] * 3).prefers_caller("f")
+    assert recorded(*[(False, 60)] * 3, (True, 500), (True, 20), (True, 30)).prefers_caller
+    assert not recorded(*[(False, 60)] * 3, *[(True, 90)] * 3).prefers_caller
 
 
 def test_calls_that_are_not_short_stay_on_the_workers() -> None:
     times = recorded((False, 5000), (False, 250), (False, 250))
-    assert not times.prefers_caller("f")
-    times.record("f", False, 10 * MICRO)
-    assert not times.prefers_caller("f")
+    assert not times.prefers_caller
+    times.record(False, 10 * MICRO)
+    assert not times.prefers_caller
 
 
 def test_what_grows_long_in_the_caller_goes_back() -> None:
     times = recorded(*[(False, 60)] * 3, *[(True, 20)] * 3)
     for micros in (5000, 5000, 20, 5000, 5000):
-        times.record("f", True, micros * MICRO)
-        assert times.prefers_caller("f")
-    times.record("f", True, 5000 * MICRO)
-    assert not times.prefers_caller("f")
+        times.record(True, micros * MICRO)
+        assert times.prefers_caller
+    times.record(True, 5000 * MICRO)
+    assert not times.prefers_caller
 
 
 def test_the_first_call_and_long_ones_are_long() -> None:
-    assert CallTimes().is_long("f")
-    assert recorded((False, 1500)).is_long("f")
-    assert not recorded((False, 1500), (False, 60)).is_long("f")
+    assert CallTimes().is_long
+    assert recorded((False, 1500)).is_long
+    assert not recorded((False, 1500), (False, 60)).is_long

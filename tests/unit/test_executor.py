@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from retrograd.runtime import devices
-from retrograd.runtime.call_times import CallTimes
+from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import (
     ALIGNMENT,
     ExecutionError,
@@ -25,7 +25,7 @@ from retrograd.runtime.executor import (
     allocate_results,
     is_importable,
 )
-from retrograd.runtime.manifest import TensorSpec
+from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 COMPILE = [
@@ -85,6 +85,7 @@ def source() -> str:
         unary("scalar", "tensor<f32>", "arith.addf %x, %x"),
         unary("empty", "tensor<0x4xf32>", "arith.addf %x, %x"),
         unary("square", f"tensor<{SIDE}x{SIDE}xf32>", "arith.mulf %x, %x"),
+        unary("square_into", f"tensor<{SIDE}x{SIDE}xf32>", "arith.mulf %x, %x"),
         chain(),
     ]
     return "module @programs {" + "\n".join(functions) + "\n}\n"
@@ -156,6 +157,45 @@ def test_arguments_of_any_form(program: Program, make: Callable[[], torch.Tensor
     out = square(program, x)
     assert torch.equal(out, before * before)
     assert torch.equal(x, before)
+
+
+def bound(program: Program, *shape: int) -> BoundFunction:
+    given = TensorSpec("y", "output", shape, "float32")
+    return BoundFunction(program, FunctionSpec("square", (TensorSpec("x", "input", shape, "float32"),), (given,), 0))
+
+
+def test_a_bound_function_gives_new_results_each_time(program: Program) -> None:
+    call = bound(program, SIDE, SIDE)
+    for _ in range(2):
+        for make in STRIDED.values():
+            x = make()
+            before = x.detach().clone()
+            (first,), (second,) = call([x]), call([x])
+            assert torch.equal(first, before * before) and torch.equal(second, first) and torch.equal(x, before)
+            assert first.data_ptr() != second.data_ptr() and not first.requires_grad
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        torch.sparse_coo_tensor(torch.empty(2, 0).long(), torch.empty(0), (SIDE, SIDE), check_invariants=True),
+        torch.zeros(SIDE, SIDE, device="meta"),
+        torch.zeros(SIDE, SIDE, dtype=torch.float64),
+        torch.zeros(SIDE),
+    ],
+    ids=["sparse", "meta", "float64", "one axis"],
+)
+def test_a_bound_function_refuses_what_it_does_not_take(program: Program, argument: torch.Tensor) -> None:
+    call = bound(program, SIDE, SIDE)
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match="square_into"):
+            call([argument])
+        assert torch.equal(call([torch.ones(SIDE, SIDE)])[0], torch.ones(SIDE, SIDE))
+
+
+def test_a_bound_function_whose_results_are_described_wrongly_is_refused(program: Program) -> None:
+    with pytest.raises(ExecutionError, match=rf"result 0 is torch.float32 \[{SIDE}, 1\], but the function writes"):
+        bound(program, SIDE, 1)([torch.ones(SIDE, SIDE)])
 
 
 def test_results_land_in_the_storage_given(program: Program) -> None:
@@ -251,7 +291,7 @@ def test_load_names_an_unknown_driver(vmfb: bytes) -> None:
 
 def test_function_names_are_the_exports(program: Program) -> None:
     assert set(program.function_names) == {f"double_{element}" for element in ELEMENTS} | {
-        "scalar", "empty", "square", "chain_into"
+        "scalar", "empty", "square", "square_into", "chain_into"
     }  # fmt: skip
 
 
@@ -296,7 +336,7 @@ def test_two_threads_call_one_program(program: Program) -> None:
 
 
 def test_short_calls_run_in_the_calling_thread(vmfb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CallTimes, "prefers_caller", lambda times, name: len(times._workers.get(name, ())) >= 3)
+    monkeypatch.setattr("retrograd.runtime.call_times._SHORT_SECONDS", float("inf"))
     program, x = Program.load(vmfb, driver="local-task"), torch.randn(SIDE, SIDE)
     on_workers = [square(program, x) for _ in range(3)]
 
@@ -405,7 +445,7 @@ def test_out_of_memory_is_torchs_exception_and_leaves_the_program_usable(
     x = torch.full((SIDE, SIDE), 2.0)
     loaded = program._current()
     with monkeypatch.context() as patch:
-        patch.setattr(loaded, "times", None)
+        patch.setattr(loaded.function("square"), "times", None)
         patch.setattr(loaded, "_context", SimpleNamespace(invoke=fail))
         with pytest.raises(torch.OutOfMemoryError, match="has no memory left: RESOURCE_EXHAUSTED") as error:
             square(program, x)

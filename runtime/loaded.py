@@ -1,0 +1,227 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A vmfb on one device: torch's storage becomes IREE's buffers, and functions are called on these."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from iree import runtime as iree_runtime
+from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
+
+from retrograd.runtime.call_times import CallTimes
+from retrograd.runtime.declaration import DeclaredTensor, parse_results
+from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork
+from retrograd.runtime.staging import ResidentError, Staging
+from retrograd.runtime.tensors import ExecutionError
+
+# What a function takes: tensors, and numbers for its sizes.
+Argument: TypeAlias = torch.Tensor | int
+
+# dlpack has no code that IREE knows for these: they cross as bytes and are named again on the other side.
+_BYTE_DTYPES = {
+    torch.float8_e4m3fn: iree_runtime.HalElementType.FLOAT_8_E4M3_FN,
+    torch.float8_e4m3fnuz: iree_runtime.HalElementType.FLOAT_8_E4M3_FNUZ,
+    torch.float8_e5m2: iree_runtime.HalElementType.FLOAT_8_E5M2,
+    torch.float8_e5m2fnuz: iree_runtime.HalElementType.FLOAT_8_E5M2_FNUZ,
+}
+
+
+class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
+    """The device has no memory left for a call; it and torch's tensors on it are usable still.
+
+    Also torch's own exception for that, which allocating results raises: one clause catches both.
+    """
+
+
+class CopyDenied(Exception):
+    """IREE would copy to a result's storage, which was imported for compute only."""
+
+
+class Loaded:
+    """A vmfb in a VM context of its own, bound to one device of one process."""
+
+    def __init__(self, vmfb: bytes, device: Device) -> None:
+        self.device = device
+        self.is_timed = device.uri.partition("://")[0] == DEFAULT_DRIVER
+        self.in_caller: Loaded | None = None
+        self._lock = threading.Lock()
+        # What functions return: their results are arguments.
+        self._nothing = iree_runtime.VmVariantList(0)
+        self._staging_lock = threading.RLock()
+        self._functions: dict[str, Function] = {}
+        self._copying: set[str] = set()
+        self.staging = Staging(device.hal)
+        self._from_dlpack = device.hal.from_dlpack_capsule
+        try:
+            self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
+            hal = iree_runtime.create_hal_module(device.instance, device.hal)
+            self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])
+        except (RuntimeError, ValueError) as error:
+            raise ExecutionError(
+                f"IREE cannot load the executable on {device.uri!r}: {error}; "
+                "compile it for this device, with the compiler of the installed runtime's release"
+            ) from error
+        abandon_after_fork(self)
+
+    def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
+        """Call `name` with every tensor as an argument, results' storage last."""
+        function = self.function(name)
+        imported = self._import_all(name, arguments)
+        if name not in self._copying:
+            try:
+                return self._call(function, [*imported, *self._import_all(name, results, len(imported))])
+            except CopyDenied:
+                # Nothing ran: IREE refuses before it begins.
+                self._copying.add(name)
+        if self.device.torch_device.type == "cpu":
+            self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
+        else:
+            self._deliver(function, imported, results)
+
+    def invoke_staged(
+        self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
+    ) -> None:
+        """Call `name` on copies of the arguments on the device; what is not on torch's `meta` device comes back."""
+        function = self.function(name)
+        with self._staged(name):
+            views = [a if isinstance(a, int) else self.staging.upload(a, reuse=same_step) for a in arguments]
+            self._deliver(function, views, results)
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the tensors on a device that needs copies."""
+        if self.device.is_staged:
+            with self._staged("to_device"):
+                self.staging.pin(tensors)
+
+    def _deliver(self, function: Function, arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
+        """Call on the device's own buffers for the results, and copy from these."""
+        with self._staged(function.name):
+            views = [self.staging.storage(tensor) for tensor in results]
+            self._call(function, [*arguments, *views])
+            for tensor, view in zip(results, views, strict=True):
+                self.staging.deliver(tensor, view)
+
+    @contextlib.contextmanager
+    def _staged(self, name: str) -> Iterator[None]:
+        """Hold the staging's lock; a failure of its allocator's is an error of `name`'s."""
+        with self._staging_lock:
+            try:
+                yield
+            except ResidentError as error:
+                raise ExecutionError(f"{name}: {error}") from error
+            except ExecutionError:
+                raise
+            except (RuntimeError, ValueError) as error:
+                raise self._failure(name, error) from error
+
+    def _failure(self, name: str, error: Exception, declaration: str = "") -> ExecutionError:
+        """The error for what IREE reports; where memory ran out, all that is held for later calls is freed."""
+        if "RESOURCE_EXHAUSTED" in str(error) or "OUT_OF_MEMORY" in str(error):
+            self.staging.trim()
+            self.device.hal.allocator.trim()
+            return OutOfDeviceMemory(
+                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
+                "on it, or compile with partition='budget' and a memory_budget"
+            )
+        declared = f"\nThe function is declared as: {declaration}" if declaration else ""
+        return ExecutionError(f"{name}: IREE reports: {error}{declared}")
+
+    def _call(self, function: Function, views: Sequence[Any]) -> None:
+        packed = iree_runtime.VmVariantList(len(views))
+        for view in views:
+            if isinstance(view, int):
+                packed.push_int(view)
+            else:
+                packed.push_ref(view.ref)
+        # A VM context keeps state in its modules, so that one call may be in it at a time.
+        with self._lock:
+            try:
+                self._context.invoke(function.handle, packed, self._nothing)
+            except (RuntimeError, ValueError, IndexError) as error:
+                if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
+                    raise CopyDenied from error
+                raise self._failure(function.name, error, function.declaration) from error
+
+    def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
+        """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
+        pieces.
+
+        What comes by dlpack may be written by compute only; importing a host allocation takes 13 us instead of half of
+        one.
+        """
+        view = self._import(name, index, tensor)
+        if tensor.numel() == 0:
+            return view
+        memory = iree_runtime.MemoryType.HOST_LOCAL | iree_runtime.MemoryType.DEVICE_VISIBLE
+        usage = iree_runtime.BufferUsage.DEFAULT | iree_runtime.BufferUsage.MAPPING
+        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        buffer = self.device.hal.allocator.import_host_allocation(data, int(memory), int(usage))
+        return iree_runtime.HalBufferView(buffer, list(tensor.shape), view.element_type)
+
+    def function(self, name: str) -> Function:
+        """An exported function.
+
+        Raises:
+            ExecutionError: there is none of this name.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            handle = self.module.lookup_function(name)
+            if handle is None:
+                raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
+            declaration = handle.reflection.get("iree.abi.declaration", "")
+            function = self._functions[name] = Function(name, handle, declaration, parse_results(declaration))
+            if self.is_timed:
+                function.times = CallTimes()
+        return function
+
+    def _import_all(self, name: str, values: Sequence[Argument], first: int = 0) -> list[Any]:
+        """Tensors as IREE's buffers, numbers as they are; ``first`` is the number of the first one in the call."""
+        take = self._from_dlpack
+        try:
+            return [value if isinstance(value, int) else take(to_dlpack(value)) for value in values]
+        except (RuntimeError, ValueError, IndexError, BufferError):
+            # Some dtypes have a way of their own; what has none is named.
+            return [v if isinstance(v, int) else self._import(name, first + i, v) for i, v in enumerate(values)]
+
+    def _import(self, name: str, index: int, tensor: torch.Tensor) -> Any:
+        take = self._from_dlpack
+        element_type = _BYTE_DTYPES.get(tensor.dtype)
+        try:
+            if element_type is None:
+                return take(to_dlpack(tensor))
+            view = take(to_dlpack(tensor.view(torch.uint8)))
+        except (RuntimeError, ValueError, IndexError, BufferError) as error:
+            raise ExecutionError(
+                f"{name}: IREE cannot take tensor {index}, {tensor.dtype} {list(tensor.shape)} on {tensor.device}: "
+                f"{error}"
+            ) from error
+        return iree_runtime.HalBufferView(view.get_buffer(), list(tensor.shape), element_type)
+
+
+@dataclass
+class Function:
+    """An exported function; ``times`` are those of its calls, where they decide which threads it has."""
+
+    name: str
+    handle: Any
+    declaration: str
+    results: tuple[DeclaredTensor, ...]
+    times: CallTimes | None = None
+
+    def check_results(self, results: Sequence[torch.Tensor]) -> None:
+        """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""
+        for index, (tensor, declared) in enumerate(zip(results, self.results, strict=False)):
+            if not declared.fits(tensor):
+                given = f"{tensor.dtype} {list(tensor.shape)}"
+                raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,118 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Plans as they run: what is called with what, what is freed when, what is refused. No stage here is compiled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from retrograd.runtime.stage_executor import Island, StageExecutor
+from retrograd.runtime.tensors import ExecutionError
+
+NO_PROGRAM: Any = None
+
+
+def double(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor * 2 for tensor in tensors]
+
+
+def island(number: int, arguments: Sequence[str], results: Sequence[str]) -> dict[str, Any]:
+    return {"step": "run_island", "island": number, "arguments": list(arguments), "results": list(results)}
+
+
+def executor(
+    arguments: str, steps: Sequence[dict[str, Any]], results: str, islands: Sequence[Island] = (double,)
+) -> StageExecutor:
+    plan = {"arguments": list(arguments), "steps": list(steps), "results": list(results)}
+    return StageExecutor(plan, NO_PROGRAM, [], islands)
+
+
+class Calls:
+    """Keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+
+    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.log.append((kind, hook, *[v.item() for v in values]))
+        return [value + 1 for value in values]
+
+    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.log.append(("backward", function, *[v.item() for v in values]))
+        return values
+
+    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
+        self.log.append(("accumulate", param, gradient.item(), owned))
+
+    def final_callbacks(self) -> None:
+        self.log.append(("callbacks",))
+
+
+def test_steps_run_in_order_on_their_values() -> None:
+    steps = [
+        island(0, "ab", ["c", "", "d"]),
+        {"step": "call_hook", "kind": "pre", "hook": 3, "arguments": ["c"], "results": ["e"]},
+        {"step": "call_backward", "function": 1, "arguments": ["e", "d"], "results": ["", "f"]},
+        {"step": "accumulate_grad", "param": 2, "gradient": "e"},
+        {"step": "update_input", "target": "a", "value": "f"},
+        {"step": "final_callbacks"},
+    ]
+    run = executor("ab", steps, "eb", [lambda given: [given[0] * 2, given[0], given[1] * 3]])
+    a, b, calls = torch.tensor(5.0), torch.tensor(7.0), Calls()
+    e, same = run.run([a, b], calls)
+    assert calls.log == [("pre", 3, 10.0), ("backward", 1, 11.0, 21.0), ("accumulate", 2, 11.0, False), ("callbacks",)]
+    assert (e.item(), a.item()) == (11.0, 21.0)
+    assert same is b
+
+
+def test_values_live_until_they_are_freed() -> None:
+    alive: list[list[bool]] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def look(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        alive.append([ref() is not None for ref in made])
+        made.append(weakref.ref(result := given[0] * 2))
+        return [result]
+
+    steps = [
+        island(0, "a", "b"),
+        {"step": "free", "values": ["a"]},
+        island(0, "b", "c"),
+        {"step": "free", "values": ["b"]},
+        island(0, "c", "d"),
+        {"step": "free", "values": ["c"]},
+    ]
+    arguments = [torch.ones(2)]
+    made.append(weakref.ref(arguments[0]))
+    (result,) = executor("a", steps, "d", [look]).run(arguments)
+    assert arguments == [] and result.tolist() == [8.0, 8.0]
+    assert alive == [[True], [False, True], [False, False, True]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "results"),
+    [
+        ([island(0, "x", "b")], "b"),
+        ([island(0, "a", "b"), {"step": "free", "values": ["b"]}, island(0, "b", "c")], "c"),
+        ([{"step": "free", "values": ["a"]}], "a"),
+        ([{"step": "accumulate_grad", "param": 0, "gradient": "x"}], ""),
+        ([{"step": "update_input", "target": "a", "value": "x"}], ""),
+    ],
+)
+def test_a_plan_that_takes_what_is_not_there_is_refused(steps: list[dict[str, Any]], results: str) -> None:
+    with pytest.raises(ExecutionError, match=r"takes value '.', which is not there"):
+        executor("a", steps, results)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="runs island 1, and there are 1"):
+        executor("a", [island(1, "a", "b")], "b")
+    with pytest.raises(ExecutionError, match="calls @stage_0, which the program does not have"):
+        executor("a", [{"step": "run_stage", "function": "stage_0", "arguments": ["a"], "results": ["b"]}], "b")
+    with pytest.raises(ExecutionError, match="step 'jump', which this release does not know"):
+        executor("a", [{"step": "jump"}], "a")
