@@ -36,7 +36,6 @@ from retrograd.runtime.tensors import (
     as_argument,
     check_results,
     is_importable,
-    is_plain,
     make_allocator,
 )
 
@@ -176,18 +175,15 @@ class Program:
         storages: Set[int],
         same_step: bool,
     ) -> None:
+        times = loaded.function(name).times
+        if times is not None:
+            return self._invoke_timed(loaded, times, name, arguments, results, storages)
         device = loaded.device
-        inputs = [
-            a if isinstance(a, int) or is_plain(a, device, storages) else as_argument(name, i, a, device, storages)
-            for i, a in enumerate(arguments)
-        ]
+        inputs = _as_arguments(name, arguments, device, storages)
         if device.is_staged:
-            loaded.invoke_staged(name, inputs, results, same_step)
-        elif (times := loaded.function(name).times) is not None:
-            self._invoke_timed(loaded, times, name, inputs, results)
-        else:
-            with _after_torch(device.torch_device):
-                _invoke_beside_torch(loaded, name, inputs, results)
+            return loaded.invoke_staged(name, inputs, results, same_step)
+        with _after_torch(device.torch_device):
+            return _invoke_beside_torch(loaded, name, inputs, results)
 
     def _invoke_timed(
         self,
@@ -196,6 +192,7 @@ class Program:
         name: str,
         arguments: Sequence[Argument],
         results: Sequence[torch.Tensor],
+        storages: Set[int],
     ) -> None:
         """Call on the workers with the cores to themselves, or in this thread, where that is faster."""
         start = time.perf_counter()
@@ -204,7 +201,8 @@ class Program:
             loaded = self._in_caller(loaded)
         elif times.is_long:
             release_threads()
-        loaded.invoke(name, arguments, results)
+        if storages or not loaded.invoke_plainly(name, arguments, results):
+            loaded.invoke(name, _as_arguments(name, arguments, loaded.device, storages), results)
         times.record(in_caller, time.perf_counter() - start)
 
     def _in_caller(self, loaded: Loaded) -> Loaded:
@@ -235,6 +233,10 @@ class Program:
                 if loaded is None or loaded.device.pid != os.getpid():
                     loaded = self._loaded = Loaded(self._vmfb, get_device(self._driver))
         return loaded
+
+
+def _as_arguments(name: str, arguments: Sequence[Argument], device: Device, storages: Set[int]) -> list[Argument]:
+    return [a if isinstance(a, int) else as_argument(name, i, a, device, storages) for i, a in enumerate(arguments)]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork
 from retrograd.runtime.staging import ResidentError, Staging
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.tensors import PLAIN_TYPES, ExecutionError
 
 # What a function takes: tensors, and numbers for its sizes.
 Argument: TypeAlias = torch.Tensor | int
@@ -72,10 +72,11 @@ class Loaded:
     def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self.function(name)
-        imported = self._import_all(name, arguments)
+        imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
         if name not in self._copying:
             try:
-                return self._call(function, [*imported, *self._import_all(name, results, len(imported))])
+                storages = [self._import(name, len(imported) + i, tensor) for i, tensor in enumerate(results)]
+                return self._call(function, [*imported, *storages])
             except CopyDenied:
                 # Nothing ran: IREE refuses before it begins.
                 self._copying.add(name)
@@ -83,6 +84,38 @@ class Loaded:
             self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
         else:
             self._deliver(function, imported, results)
+
+    def invoke_plainly(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> bool:
+        """As `invoke`, on arguments as they come and results that were just allocated, if IREE takes the storage of all
+        of them as it lies. Says whether it does; if not, nothing has run.
+
+        Most calls are such, and this is all that is done for them. IREE itself refuses what is not contiguous and
+        aligned; that signs are flipped when a tensor is read it cannot know.
+        """
+        if name in self._copying:
+            return False
+        packed = iree_runtime.VmVariantList(len(arguments) + len(results))
+        push, take = packed.push_ref, self._from_dlpack
+        try:
+            for value in arguments:
+                if type(value) in PLAIN_TYPES:
+                    if value.is_neg() or value.is_conj():
+                        return False
+                    push(take(to_dlpack(value)).ref)
+                elif type(value) is int:
+                    packed.push_int(value)
+                else:
+                    return False
+            for tensor in results:
+                push(take(to_dlpack(tensor)).ref)
+        except (RuntimeError, ValueError, IndexError, BufferError):
+            return False
+        try:
+            self._run(self.function(name), packed)
+        except CopyDenied:
+            self._copying.add(name)
+            return False
+        return True
 
     def invoke_staged(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
@@ -139,6 +172,9 @@ class Loaded:
                 packed.push_int(view)
             else:
                 packed.push_ref(view.ref)
+        self._run(function, packed)
+
+    def _run(self, function: Function, packed: Any) -> None:
         # A VM context keeps state in its modules, so that one call may be in it at a time.
         with self._lock:
             try:
@@ -180,15 +216,6 @@ class Loaded:
             if self.is_timed:
                 function.times = CallTimes()
         return function
-
-    def _import_all(self, name: str, values: Sequence[Argument], first: int = 0) -> list[Any]:
-        """Tensors as IREE's buffers, numbers as they are; ``first`` is the number of the first one in the call."""
-        take = self._from_dlpack
-        try:
-            return [value if isinstance(value, int) else take(to_dlpack(value)) for value in values]
-        except (RuntimeError, ValueError, IndexError, BufferError):
-            # Some dtypes have a way of their own; what has none is named.
-            return [v if isinstance(v, int) else self._import(name, first + i, v) for i, v in enumerate(values)]
 
     def _import(self, name: str, index: int, tensor: torch.Tensor) -> Any:
         take = self._from_dlpack

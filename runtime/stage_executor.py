@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.executor import ExecutionError, Program
+from retrograd.runtime.executor import Argument, ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec
 
 
@@ -70,7 +70,7 @@ class StageExecutor:
         self._results = _gather(self._take(plan["results"]))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
-    def run(self, arguments: Sequence[torch.Tensor], python: PythonSide | None = None) -> list[torch.Tensor]:
+    def run(self, arguments: Sequence[Argument], python: PythonSide | None = None) -> list[torch.Tensor]:
         """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
         emptied. A plan of stages and islands alone needs no ``python``.
 

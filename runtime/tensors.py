@@ -14,7 +14,8 @@ ALIGNMENT = 64
 """Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""
 
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Those of tensors that are what their storage holds, unlike subclasses."""
 
 
 class ExecutionError(RuntimeError):
@@ -59,18 +60,6 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
 def is_importable(tensor: torch.Tensor) -> bool:
     """Whether IREE can use the storage of `tensor` as it lies: contiguous, aligned, its values what its bytes say."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not (tensor.is_conj() or tensor.is_neg())
-
-
-def is_plain(tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> bool:
-    """Whether `as_argument` would find nothing to do: what most arguments are, told in half a microsecond."""
-    return (
-        type(tensor) in _PLAIN_TYPES
-        and not (result_storages or device.is_staged)
-        and tensor.device == device.torch_device
-        and tensor.layout is torch.strided
-        and is_importable(tensor)
-        and tensor.numel() > 0
-    )
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
+from retrograd.frontend.autograd.guards import StepGuard
 from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import describe_hook, find_sites, read_sites
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
@@ -88,12 +89,17 @@ class History:
             self.add("runs eagerly", (), reasons)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Variant:
-    """What was compiled for one set of shapes."""
+    """What was compiled for one set of shapes; the ``guard`` holds for most of the steps that it is for."""
 
     traced: TracedBackward
     compiled: Compiled
+    guard: StepGuard | None = None
+
+    def fits(self, *step: Any) -> bool:
+        """Whether it is known at a glance to be for a step."""
+        return self.guard is not None and self.guard.holds(*step)
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class CapturedBackward:
         self._variants: dict[Hashable, _Variant | _Pending | None] = {}
         # The tensors that the hooks of a variant read of their own.
         self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
+        # The one that ran at the last step that found one.
+        self._last: _Variant | None = None
         self._is_full = False
         self._set_ups = 0
 
@@ -138,15 +146,18 @@ class CapturedBackward:
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
         identity = HookIdentity()
         inlined = read_sites(self._sites, frame, identity) if self._sites else ()
+        last = self._last
+        if last is not None and last.fits(options, inlined, frame.inputs, sizes, scalars):
+            return _run_compiled(last, inputs, frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = (options, numbers, tuple(scalars), like, inlined)
         with torch.no_grad():
             variant = self._variants.get(key)
             if isinstance(variant, _Variant):
-                # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
-                if isinstance(inputs, list):
-                    inputs.clear()
-                return _run_compiled(variant.traced, variant.compiled, frame)
+                if variant.guard is None:
+                    variant.guard = StepGuard(options, inlined, frame.inputs, sizes, scalars)
+                self._last = variant
+                return _run_compiled(variant, inputs, frame)
             known = not variant.work.is_done if isinstance(variant, _Pending) else key in self._variants
             if known or not (variant or self._has_room()):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
@@ -239,10 +250,14 @@ def _rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, fr
     return rehearsal.find_difference(results)
 
 
-def _run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
+def _run_compiled(variant: _Variant, inputs: Sequence[torch.Tensor], frame: Frame) -> list[Any]:
+    # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
+    if isinstance(inputs, list):
+        inputs.clear()
+    traced = variant.traced
     arguments = traced.arguments(frame)
     traced.release(frame)
-    given = compiled.run(arguments, _PythonSide(traced, frame))
+    given = variant.compiled.run(arguments, _PythonSide(traced, frame))
     return [None if number is None else given[number] for number in traced.results]
 
 

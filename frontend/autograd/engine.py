@@ -58,23 +58,22 @@ class Engine:
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
-        run = partial(self._engine.run_backward, tensors, *args, **kwargs)
         # By place or by name, as torch.autograd.backward and grad do.
         create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
         inputs = kwargs.get("inputs", args[3] if len(args) > 3 else ()) or ()
         with self._lock:
             if self._callbacks is not None:
                 with self._without_capture():
-                    return run()
+                    return self._engine.run_backward(tensors, *args, **kwargs)
             if create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
-                return run()
+                return self._engine.run_backward(tensors, *args, **kwargs)
             try:
-                return self._run_captured(BackwardCall(tensors, inputs), run)
+                return self._run_captured(BackwardCall(tensors, inputs), args, kwargs)
             except Exception as error:
                 if self._began:
                     raise
                 self._client.refuse(error)
-            return run()
+            return self._engine.run_backward(tensors, *args, **kwargs)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """As ``torch._C._EngineBase.queue_callback``: called when the backward that is running is done."""
@@ -86,18 +85,32 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def _run_captured(self, call: BackwardCall, run: Callable[[], Any]) -> Any:
+    def _run_captured(self, call: BackwardCall, args: Any, kwargs: Any) -> Any:
         callbacks: list[Callable[[], None]] = []
         self._callbacks, self._began = callbacks, False
         try:
-            with _capturing(partial(OrderedCompiler, call, self._receive)):
-                results = run()
+            results = self._run_with(partial(OrderedCompiler, call, self._receive), call.roots, args, kwargs)
             # A callback may queue another.
             while callbacks:
                 callbacks.pop(0)()
             return results
         finally:
             self._callbacks = None
+
+    def _run_with(self, compiler: Callable[[], OrderedCompiler], tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's engine with compiled autograd's switch thrown.
+
+        ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
+        context: this is done at each step.
+        """
+        before = _C._dynamo.compiled_autograd.set_autograd_compiler(compiler, False)
+        enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                return self._engine.run_backward(tensors, *args, **kwargs)
+        finally:
+            compiled_autograd.compiled_autograd_enabled = enabled
+            _C._dynamo.compiled_autograd.set_autograd_compiler(*before)
 
     def _receive(self, capture: RuntimeCapture) -> CapturedFunction:
         function = self._client.receive(capture)
@@ -129,17 +142,3 @@ def standing_before(engine: Engine) -> Iterator[None]:
         yield
     finally:
         Variable._execution_engine = original
-
-
-@contextmanager
-def _capturing(compiler: Callable[[], OrderedCompiler]) -> Iterator[None]:
-    """Throw compiled autograd's switch. ``torch._dynamo.compiled_autograd._enable`` does this for one compiler of its
-    own class."""
-    before = _C._dynamo.compiled_autograd.set_autograd_compiler(compiler, False)
-    enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        compiled_autograd.compiled_autograd_enabled = enabled
-        _C._dynamo.compiled_autograd.set_autograd_compiler(*before)

@@ -96,7 +96,11 @@ class PythonCall:
                 for. Besides, whatever the user's code raises.
         """
         result = self.function(*[argument(frame, values) for argument in self.arguments])
-        given: Sequence[Any] = (result,) if self.single else result
+        if self.single and self.present[0] and result is not None:
+            return [result]
+        return self._completed((result,) if self.single else result, values)
+
+    def _completed(self, given: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
         place = next((value.device for value in values), torch.device("cpu"))
         for index, (present, tensor) in enumerate(zip(self.present, given, strict=True)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -208,7 +209,7 @@ class _AtenInterpreter(torch.fx.Interpreter):
         results = tuple(leaf for leaf in leaves if leaf is not None)
         function: Any = node.target
         if node.kwargs:
-            function = _HookOfType(str(node.kwargs["hook_type"]))
+            function = partial(calls.call_user_hook, hook_type=str(node.kwargs["hook_type"]))
         if kind == "post_acc_grad":
             present, results = (False,), ()
             function = _without_result(function)
@@ -256,14 +257,6 @@ class _Placeholders:
 
     def __getitem__(self, index: int) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class _HookOfType:
-    hook_type: str
-
-    def __call__(self, *args: Any) -> Any:
-        return calls.call_user_hook(*args, hook_type=self.hook_type)
 
 
 def _without_result(function: Any) -> Any:

@@ -1,0 +1,58 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Whether a step is like the one before, told without looking up anything."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch._C._dynamo.guards import TensorGuards
+
+
+class StepGuard:
+    """Holds for steps with these options, inlined hooks, sizes and numbers, and tensors of the same types and shapes,
+    whatever their strides.
+
+    The tensors are compared by the C++ code of Dynamo's guards, a tenth of a microsecond each. It may not hold where it
+    could (of a tensor that is given twice, say): then the step is looked up.
+    """
+
+    __slots__ = ("_count", "_inlined", "_options", "_scalars", "_sizes", "_tensors")
+
+    def __init__(
+        self,
+        options: Hashable,
+        inlined: Hashable,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[float],
+    ) -> None:
+        self._options, self._inlined, self._count = options, inlined, len(inputs)
+        self._sizes, self._scalars = list(sizes), list(scalars)
+        shapes = [list(tensor.shape) for tensor in inputs]
+        any_strides = [[None] * tensor.dim() for tensor in inputs]
+        with torch.enable_grad():
+            self._tensors = TensorGuards(*inputs, dynamic_dims_sizes=shapes, dynamic_dims_strides=any_strides)
+
+    def holds(
+        self,
+        options: Hashable,
+        inlined: Hashable,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[float],
+    ) -> bool:
+        """Whether a step is such a one, in which no gradients of gradients are computed."""
+        if not (options is self._options or options == self._options):
+            return False
+        if len(inputs) != self._count or torch.is_grad_enabled():
+            return False
+        if sizes != self._sizes or scalars != self._scalars or inlined != self._inlined:
+            return False
+        # Whether a tensor requires grad is compared only while that matters.
+        torch._C._set_grad_enabled(True)
+        try:
+            return self._tensors.check(*inputs)
+        finally:
+            torch._C._set_grad_enabled(False)
