@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-# Waking local-task's workers and waiting for them takes some 50 us, which more threads must win back.
-_SHORT_SECONDS = 200e-6
+# Waking local-task's workers and waiting for them takes some 50 us, which more threads must win back; on a machine that
+# is busy with something else, a millisecond.
+_SHORT_SECONDS = 2e-3
 # From here on it pays to end the OpenMP threads that torch left behind, which takes some 50 us.
 _LONG_SECONDS = 1e-3
 _TRIALS = 3
@@ -14,8 +15,8 @@ _TRIALS = 3
 class CallTimes:
     """Seconds that the calls of one function took on local-task's workers and in the calling thread.
 
-    A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; one
-    that turns out to be long there, several times in a row (its sizes may differ from call to call), goes back for
+    A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; two
+    calls that take twice as long there are enough. One that turns out to be long there, several times in a row (its sizes may differ from call to call), goes back for
     good. ``prefers_caller``: the next call should run in the calling thread; ``is_long``: it is worth a preparation of
     50 us, which is assumed of the first.
     """
@@ -39,9 +40,11 @@ class CallTimes:
             return
         times = self._caller if in_caller else self._workers
         times.append(seconds)
-        if len(times) < _TRIALS:
+        if in_caller and len(times) == _TRIALS - 1 and min(times) > 2 * min(self._workers):
+            self._settle(False)
+        elif len(times) < _TRIALS:
             return
-        if in_caller:
+        elif in_caller:
             self._settle(min(times) <= min(self._workers))
         elif min(times) < _SHORT_SECONDS:
             self.prefers_caller = True

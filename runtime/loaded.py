@@ -98,14 +98,12 @@ class Loaded:
         push, take = packed.push_ref, self._from_dlpack
         try:
             for value in arguments:
-                if type(value) in PLAIN_TYPES:
-                    if value.is_neg() or value.is_conj():
-                        return False
-                    push(take(to_dlpack(value)).ref)
-                elif type(value) is int:
+                if isinstance(value, int):
                     packed.push_int(value)
-                else:
+                elif type(value) not in PLAIN_TYPES or value.is_neg() or value.is_conj():
                     return False
+                else:
+                    push(take(to_dlpack(value)).ref)
             for tensor in results:
                 push(take(to_dlpack(tensor)).ref)
         except (RuntimeError, ValueError, IndexError, BufferError):

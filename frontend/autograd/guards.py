@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
@@ -30,8 +31,9 @@ class StepGuard:
     ) -> None:
         self._options, self._inlined, self._count = options, inlined, len(inputs)
         self._sizes, self._scalars = list(sizes), list(scalars)
-        shapes = [list(tensor.shape) for tensor in inputs]
-        any_strides = [[None] * tensor.dim() for tensor in inputs]
+        # PyTorch declares one list for both, where it takes one for each tensor.
+        shapes: Any = [list(tensor.shape) for tensor in inputs]
+        any_strides: Any = [[None] * tensor.dim() for tensor in inputs]
         with torch.enable_grad():
             self._tensors = TensorGuards(*inputs, dynamic_dims_sizes=shapes, dynamic_dims_strides=any_strides)
 

@@ -26,8 +26,18 @@ def test_the_faster_of_the_two_stays() -> None:
     assert not recorded(*[(False, 60)] * 3, *[(True, 90)] * 3).prefers_caller
 
 
+def test_two_calls_that_are_much_slower_are_enough() -> None:
+    assert recorded(*[(False, 900)] * 3, (True, 5000)).prefers_caller
+    assert recorded(*[(False, 900)] * 3, (True, 5000), (True, 1700)).prefers_caller
+    assert not recorded(*[(False, 900)] * 3, (True, 5000), (True, 1900)).prefers_caller
+
+
+def test_a_busy_machine_is_no_reason_against_the_caller() -> None:
+    assert recorded(*[(False, 1500)] * 3, *[(True, 20)] * 3).prefers_caller
+
+
 def test_calls_that_are_not_short_stay_on_the_workers() -> None:
-    times = recorded((False, 5000), (False, 250), (False, 250))
+    times = recorded((False, 5000), (False, 2500), (False, 2500))
     assert not times.prefers_caller
     times.record(False, 10 * MICRO)
     assert not times.prefers_caller
