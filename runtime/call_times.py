@@ -16,9 +16,9 @@ class CallTimes:
     """Seconds that the calls of one function took on local-task's workers and in the calling thread.
 
     A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; two
-    calls that take twice as long there are enough. One that turns out to be long there, several times in a row (its sizes may differ from call to call), goes back for
-    good. ``prefers_caller``: the next call should run in the calling thread; ``is_long``: it is worth a preparation of
-    50 us, which is assumed of the first.
+    calls that take twice as long there are enough. One that turns out to be long there, several times in a row (its
+    sizes may differ from call to call), goes back for good. ``prefers_caller``: the next call should run in the calling
+    thread; ``is_long``: it is worth a preparation of 50 us, which is assumed of the first.
     """
 
     def __init__(self) -> None:

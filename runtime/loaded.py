@@ -51,8 +51,6 @@ class Loaded:
         self.is_timed = device.uri.partition("://")[0] == DEFAULT_DRIVER
         self.in_caller: Loaded | None = None
         self._lock = threading.Lock()
-        # What functions return: their results are arguments.
-        self._nothing = iree_runtime.VmVariantList(0)
         self._staging_lock = threading.RLock()
         self._functions: dict[str, Function] = {}
         self._copying: set[str] = set()
@@ -173,10 +171,12 @@ class Loaded:
         self._run(function, packed)
 
     def _run(self, function: Function, packed: Any) -> None:
+        # Functions return the storage of their results, which a list that lived on would keep.
+        returned = iree_runtime.VmVariantList(0)
         # A VM context keeps state in its modules, so that one call may be in it at a time.
         with self._lock:
             try:
-                self._context.invoke(function.handle, packed, self._nothing)
+                self._context.invoke(function.handle, packed, returned)
             except (RuntimeError, ValueError, IndexError) as error:
                 if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
                     raise CopyDenied from error

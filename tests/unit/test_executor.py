@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.runtime import devices
 from retrograd.runtime.bound_function import BoundFunction
@@ -171,6 +172,16 @@ def test_a_bound_function_gives_new_results_each_time(program: Program, make: Ca
     results = [call([x])[0] for _ in range(3)]
     assert all(torch.equal(y, before * before) and not y.requires_grad for y in results) and torch.equal(x, before)
     assert len({y.data_ptr() for y in results}) == 3
+
+
+def test_a_call_keeps_neither_arguments_nor_results(program: Program) -> None:
+    call, x = bound(program, SIDE, SIDE), torch.ones(SIDE, SIDE)
+    for _ in range(8):
+        (y,) = call([x])
+        storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (x, y)]
+        x = torch.ones(SIDE, SIDE)
+        del y
+        assert all(storage.expired() for storage in storages)
 
 
 @pytest.mark.parametrize(
