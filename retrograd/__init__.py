@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from retrograd.runtime.calling import ArgumentError
     from retrograd.runtime.compiled import CompiledBackward
     from retrograd.runtime.devices import DeviceError
-    from retrograd.runtime.executor import OutOfDeviceMemory
+    from retrograd.runtime.loaded import OutOfDeviceMemory
     from retrograd.runtime.placement import PlacementError
     from retrograd.runtime.report import Report
     from retrograd.runtime.tensors import ExecutionError
@@ -52,7 +52,7 @@ _EXPORTS = {
     "DeviceError": "retrograd.runtime.devices",
     "ExecutionError": "retrograd.runtime.tensors",
     "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
-    "OutOfDeviceMemory": "retrograd.runtime.executor",
+    "OutOfDeviceMemory": "retrograd.runtime.loaded",
     "PipelineError": "retrograd.pipelines.diagnostics",
     "PlacementError": "retrograd.runtime.placement",
     "Report": "retrograd.runtime.report",
