@@ -28,6 +28,7 @@ from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes
 from retrograd.frontend.islands import plain_checks
 from retrograd.frontend.outputs import output_specs
+from retrograd.frontend.pack_hooks import HookTracker, find_open_pair, mark_values
 from retrograd.frontend.portable_attention import PortableAttention
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.recurrent import dropout_between_layers
@@ -88,7 +89,7 @@ class FlatModule(torch.nn.Module):
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
         if self.tracing:
-            with SourceTracker(), contained(self.model):
+            with SourceTracker(), HookTracker(), contained(self.model):
                 result = self._call(*args, **kwargs)
         else:
             result = self._call(*args, **kwargs)
@@ -163,6 +164,7 @@ def capture_joint(
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     share_sizes(graph_module, sizes.names)
     share_seed(graph_module)
+    mark_values(graph_module, find_open_pair())
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)

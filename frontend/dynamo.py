@@ -18,6 +18,7 @@ from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
 from retrograd.frontend.importer import JOINT
+from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.source import CaptureError
@@ -73,6 +74,8 @@ def _compile(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor | torch.SymInt], build: Build
 ) -> Callable[..., Any]:
     _check_sizes(example_inputs)
+    pair = find_open_pair()
+    guard_hooks(pair)
     functions: dict[str, CompiledFunction] = {}
     outputs: list[int] = []
     sizes: dict[str, torch.SymInt] = {}
@@ -85,6 +88,7 @@ def _compile(
             raise _Refused(error) from error
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
+        mark_values(joint, pair)
         functions.update(compile_traced(joint, JOINT))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
@@ -111,9 +115,9 @@ def _compile(
     )
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.
-    with portable_ops(), torch._functorch.config.patch(enable_autograd_cache=False):
+    with portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
-    return compiled
+    return compiled if pair is None else inlined_in(compiled)
 
 
 def specialize_sizes(inputs: Sequence[Any]) -> None:

@@ -22,8 +22,9 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_part
 
 from retrograd.dialects.sizes import evaluate_size
 from retrograd.frontend.capture import CapturedGraph, capture_joint
-from retrograd.frontend.narrowing import narrow_graphs, part_names
+from retrograd.frontend.narrowing import Packer, narrow_graphs, part_names
 from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
+from retrograd.frontend.pack_hooks import hidden_hooks
 from retrograd.frontend.random_ops import draw_seed, find_seed
 from retrograd.frontend.size_expressions import to_expression
 from retrograd.frontend.size_nodes import SIZE, find_axis, find_heads
@@ -40,7 +41,7 @@ class CompiledFunction:
 
     ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
     ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
-    ``narrowed`` are the types of values that are saved in narrower ones, by name. ``device`` is where its tensors are.
+    ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
     """
 
     arguments: tuple[str, ...]
@@ -48,7 +49,7 @@ class CompiledFunction:
     copied: frozenset[str]
     call: Callable[[Tensors], Tensors]
     merged: Mapping[str, str] = field(default_factory=dict)
-    narrowed: Mapping[str, str] = field(default_factory=dict)
+    narrowed: Mapping[str, Packer] = field(default_factory=dict)
     device: torch.device = _CPU
 
 
@@ -106,9 +107,10 @@ def bind_traced(
 def _wrap(
     captured: CapturedGraph, partition: Callable[..., Any], compile_forward: Any, compile_backward: Any
 ) -> Callable[[Tensors], Tensors]:
-    wrapped = aot_compile_joint_with_descriptors(
-        captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
-    )
+    with hidden_hooks():
+        wrapped = aot_compile_joint_with_descriptors(
+            captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
+        )
 
     def call(tensors: Tensors) -> Tensors:
         if torch.is_grad_enabled():

@@ -26,6 +26,10 @@ def inlineable(hook: _Hook) -> _Hook:
     Where one of them is another, the backward is recorded and compiled again. The tensors' values are read at each
     step. What else the code does, such as printing, is not repeated.
 
+    A pair of pack and unpack hooks that is open around `retrograd.compile_backward`, around a call of what
+    `torch.compile` made, or inside of the model, is compiled into forward and backward. Such hooks read no tensor but
+    the one that they are given.
+
     `torch.fx.GraphModule`s, which is how PyTorch marks pack and unpack hooks as inlineable, need no mark.
 
     Returns:
@@ -59,6 +63,15 @@ def is_communication(hook: Any) -> bool:
         hook = hook.func
     module = getattr(getattr(hook, "__func__", hook), "__module__", None) or ""
     return module.startswith(_DISTRIBUTED)
+
+
+def describe_hook(hook: Any) -> str:
+    """A hook as its author knows it: name, file and line."""
+    inner = getattr(hook, "func", hook)
+    inner = getattr(inner, "__func__", inner)
+    name = getattr(inner, "__qualname__", type(hook).__name__)
+    code = getattr(inner, "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _mark(hook: Any, mark: str) -> Any:

@@ -6,7 +6,8 @@ results.
 torch-mlir's importer does the translation, unpatched. Added here: ``bwd.role`` and ``bwd.name`` on arguments and
 results (what they are to the user), ``bwd.value`` (the FX node), and ``bwd.values`` on ops, so that a decision made on
 MLIR can be carried out on FX; what the user asked to be saved or recomputed (``bwd.recompute``), the checkpointed block
-(``bwd.block``) and the name of a marked value (``bwd.label``).
+(``bwd.block``), the name of a marked value (``bwd.label``), and the functions that pack saved values
+(``bwd.packed_as``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from retrograd.frontend.capture import shared_memory_error, state_name
 from retrograd.frontend.checkpoints import find_tag
 from retrograd.frontend.islands import ISLAND, Island, outline_islands
 from retrograd.frontend.outputs import hint
+from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_expressions import to_shape
@@ -268,6 +270,9 @@ def _tag_ops(node_importer: GraphNodeImporter) -> None:
             value.owner.attributes["bwd.block"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), block)
         if label:
             value.owner.attributes["bwd.label"] = ir.StringAttr.get(label)
+        packed_as = node.meta.get(PACKED_AS, ())
+        if any(packed_as) and len(packed_as) == len(value.owner.results):
+            value.owner.attributes["bwd.packed_as"] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in packed_as])
 
 
 def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature: Signature | None) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import Graph, GraphModule, Node
 
+from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.random_ops import DRAW_SEED
 from retrograd.frontend.source import CaptureError, source_place
 
@@ -299,6 +300,7 @@ def _call_island(graph: Graph, number: int, group: Sequence[Node], copies: dict[
         "call_function", ISLAND, ([copies[n] for n in taken], number, random), name=f"retrograd_island_{number}"
     )
     call.meta = {"val": [n.meta["val"] for n in given], "stack_trace": group[0].stack_trace}
+    call.meta[PACKED_AS] = [next(iter(n.meta.get(PACKED_AS, ())), "") for n in given]
     for index, node in enumerate(given):
         copies[node] = graph.create_node("call_function", operator.getitem, (call, index), name=node.name)
         copies[node].meta = {k: v for k, v in node.meta.items() if k not in _TAGS}

@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Saved values in narrower types, on FX: what ``bwd-narrow-saved`` does to a module, done to the captured halves.
+"""Saved values in narrower types, or as hooks pack them, on FX: what ``bwd-narrow-saved`` does to a module, done to the
+captured halves.
 
 The types, their parts and their names are those of ``pipelines/analysis/narrow_types.py``, which this file may not
 import: ``tests/unit/test_narrowing.py`` compares the two, and verification runs this form against the compiled one.
@@ -9,7 +10,8 @@ import: ``tests/unit/test_narrowing.py`` compares the two, and verification runs
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,18 +49,40 @@ def unpack(parts: Sequence[Tensor], format: str, shape: Sequence[int], dtype: to
     return whole.to(dtype)
 
 
-def part_names(narrowed: Mapping[str, str]) -> dict[str, str]:
+@dataclass(frozen=True, eq=False)
+class Packer:
+    """How values are saved: ``parts`` names the tensors that ``pack`` makes of one; ``unpack`` takes these, the shape
+    and the dtype of what they were packed from."""
+
+    parts: tuple[str, ...]
+    pack: Callable[[Tensor], tuple[Tensor, ...]]
+    unpack: Callable[[Sequence[Tensor], Sequence[int], torch.dtype], Tensor]
+
+
+def narrow_packer(format: str) -> Packer:
+    """Saves in one of the narrower types."""
+
+    def pack_narrow(tensor: Tensor) -> tuple[Tensor, ...]:
+        return pack(tensor, format)
+
+    def unpack_narrow(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return unpack(parts, format, shape, dtype)
+
+    return Packer(PARTS[format], pack_narrow, unpack_narrow)
+
+
+def part_names(narrowed: Mapping[str, Packer]) -> dict[str, str]:
     """For the name of each part of the narrowed values the name of the value."""
-    return {f"{name}_{part}": name for name, format in narrowed.items() for part in PARTS[format]}
+    return {f"{name}_{part}": name for name, packer in narrowed.items() for part in packer.parts}
 
 
 def narrow_graphs(
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
-    narrowed: Mapping[str, str],
+    narrowed: Mapping[str, Packer],
     num_forward_outputs: int,
 ) -> None:
-    """Have ``forward`` save the parts of the ``narrowed`` values, types by name, and ``backward`` take them."""
+    """Have ``forward`` save the parts of the ``narrowed`` values, by name, and ``backward`` take them."""
     (output,) = forward.graph.find_nodes(op="output")
     results: list[Any] = []
     for place, node in enumerate(output.args[0]):
@@ -74,14 +98,14 @@ def narrow_graphs(
     backward.recompile()
 
 
-def _pack_node(graph: torch.fx.Graph, node: torch.fx.Node, format: str) -> list[torch.fx.Node]:
+def _pack_node(graph: torch.fx.Graph, node: torch.fx.Node, packer: Packer) -> list[torch.fx.Node]:
     value = node.meta["val"]
     with value.fake_mode:
-        parts = pack(value, format)
-    whole = graph.call_function(pack, (node, format))
+        parts = packer.pack(value)
+    whole = graph.call_function(packer.pack, (node,))
     whole.meta["val"] = parts
     found = []
-    for place, (name, part) in enumerate(zip(PARTS[format], parts, strict=True)):
+    for place, (name, part) in enumerate(zip(packer.parts, parts, strict=True)):
         found.append(
             graph.create_node("call_function", operator.getitem, (whole, place), {}, name=f"{node.name}_{name}")
         )
@@ -90,17 +114,17 @@ def _pack_node(graph: torch.fx.Graph, node: torch.fx.Node, format: str) -> list[
 
 
 def _unpack_placeholder(
-    graph: torch.fx.Graph, node: torch.fx.Node, format: str, packed: Mapping[str, torch.fx.Node]
+    graph: torch.fx.Graph, node: torch.fx.Node, packer: Packer, packed: Mapping[str, torch.fx.Node]
 ) -> None:
     value, name = node.meta["val"], node.name
     parts = []
     with graph.inserting_before(node):
-        for part in PARTS[format]:
+        for part in packer.parts:
             parts.append(graph.placeholder(f"{name}_{part}"))
             parts[-1].meta["val"] = packed[f"{name}_{part}"].meta["val"]
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
-        whole = graph.call_function(unpack, (parts, format, tuple(value.shape), value.dtype))
+        whole = graph.call_function(packer.unpack, (parts, tuple(value.shape), value.dtype))
     whole.meta["val"] = value
     node.replace_all_uses_with(whole)
     graph.erase_node(node)

@@ -59,9 +59,10 @@ class StagedModule:
     """A module that went through all stages up to ``scheduled``.
 
     ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
-    numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` the types of those that
-    bwd-narrow-saved packed. ``plans`` are those of functions that were cut, by name, because of ops that run in torch,
-    and ``stages`` the functions that are compiled; without such ops these are ``functions``.
+    numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` how bwd-narrow-saved
+    packed those that it did: the type, or the function of the user's hook. ``plans`` are those of functions that were
+    cut, by name, because of ops that run in torch, and ``stages`` the functions that are compiled; without such ops
+    these are ``functions``.
     """
 
     texts: dict[str, str]
@@ -77,6 +78,12 @@ class StagedModule:
     def function(self, name: str) -> FunctionInterface:
         """The function called ``name``."""
         return next(f for f in self.functions if f.name == name)
+
+    @property
+    def saved(self) -> list[str]:
+        """The names of the values that the forward computes for the backward alone."""
+        joint = any(f.name == "backward" for f in self.functions)
+        return [r.value for r in self.function("forward").results if r.role == "saved"] if joint else []
 
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""

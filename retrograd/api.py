@@ -20,6 +20,7 @@ from retrograd.frontend.dynamo import compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.islands import draws_numbers
+from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
@@ -79,7 +80,8 @@ def compile_backward(
         memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
             ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
         save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
-            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``.
+            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``. Other values are packed by the
+            ``torch.autograd.graph.saved_tensors_hooks`` that are open, if both are ``retrograd.inlineable``.
         dynamic_shapes: which sizes of the arguments differ from call to call, as for ``torch.export.export``: by the
             name or place of the argument, by axis, ``Dim("batch", min=1, max=64)``, ``Dim.DYNAMIC`` or ``Dim.AUTO``.
             One program serves them all, 1 included; each call is checked against their bounds, against other sizes of
@@ -108,7 +110,7 @@ def compile_backward(
     )
     if dynamic_shapes is not None and partition == "budget":
         raise ValueError("partition='budget' keeps a peak, which differs with dynamic_shapes; leave one of them out")
-    phases = Progress(progress)
+    phases, hooks = Progress(progress), find_open_pair()
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
@@ -123,6 +125,7 @@ def compile_backward(
             unlocated = backward.narrowed or captured.sizes.sizes
             locate = None if unlocated else partial(_locate, captured, built, options.find_target())
             call = verified(call, captured, reference, locate)
+        call = under_hooks(call, hooks)
     if captured.sizes.sizes:
         # Outside of the trace, in which every tensor would be a fake one.
         with COMPILING, phases.phase("check sizes of 1"):

@@ -21,6 +21,8 @@ from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.islands import Island, has_symbols, refuse_uncompiled
+from retrograd.frontend.narrowing import Packer, narrow_packer
+from retrograd.frontend.pack_tracing import Packings, trace_pairs
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
@@ -54,6 +56,8 @@ PACKAGES = {
     "iree-compiler": "iree-base-compiler",
 }
 
+_NO_BODIES: Mapping[str, torch.fx.GraphModule] = {}
+
 
 @dataclass(frozen=True)
 class Build:
@@ -65,6 +69,7 @@ class Build:
     specs: dict[str, FunctionSpec]
     cached: bool
     times: IslandTimes
+    packings: Packings
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
@@ -75,9 +80,12 @@ class Build:
             copied=frozenset(r.value for r in interface.results if r.role == "saved"),
             call=self._call(name),
             merged=self.staged.merged,
-            narrowed=self.staged.narrowed,
+            narrowed={value: self._packer(how) for value, how in self.staged.narrowed.items()},
             device=self.program.torch_device,
         )
+
+    def _packer(self, how: str) -> Packer:
+        return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
 
     def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         if not self.times.islands:
@@ -99,23 +107,29 @@ def build_joint(captured: CapturedGraph, options: Options, phases: Progress) -> 
         ValueError: a budget for a module of open sizes.
     """
 
-    def load(islands: Sequence[Island]) -> ir.Module:
-        return import_joint(captured, options.policy, phases, islands)
+    packings = trace_pairs(captured.graph_module)
 
-    return build_program(captured.graph_module, load, options, phases)
+    def load(islands: Sequence[Island]) -> ir.Module:
+        return import_joint(captured, options.policy, phases, islands, packings.bodies())
+
+    return build_program(captured.graph_module, load, options, phases, packings)
 
 
 def import_joint(
-    captured: CapturedGraph, policy: SavePolicy, phases: Progress, islands: Sequence[Island] = ()
+    captured: CapturedGraph,
+    policy: SavePolicy,
+    phases: Progress,
+    islands: Sequence[Island] = (),
+    bodies: Mapping[str, torch.fx.GraphModule] = _NO_BODIES,
 ) -> ir.Module:
-    """A captured joint graph on MLIR, with the ops marked that ``policy`` is about.
+    """A captured joint graph on MLIR, with the ops marked that ``policy`` is about; ``bodies`` are those of hooks.
 
     Raises:
         CaptureError: an op that cannot be imported.
         PipelineError: a rule of ``policy`` contradicts the model or matches nothing.
     """
     with phases.phase("import"):
-        module = import_graph(captured.graph_module, captured.signature, islands=islands)
+        module = import_graph(captured.graph_module, captured.signature, bodies=bodies, islands=islands)
     mark_module(module, policy)
     return module
 
@@ -128,13 +142,16 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
     """
 
+    # A forward alone saves nothing.
+    packings = trace_pairs(traced) if function == JOINT else Packings({}, {})
+
     def load(islands: Sequence[Island]) -> ir.Module:
-        module = import_graph(traced, function=function, islands=islands)
+        module = import_graph(traced, function=function, bodies=packings.bodies(), islands=islands)
         # Of several graphs that a model breaks into, a rule may be about one.
         mark_module(module, options.policy, unmatched="ignore")
         return module
 
-    built = build_program(traced, load, options, Progress())
+    built = build_program(traced, load, options, Progress(), packings)
     return {f.name: built.function(f.name) for f in built.staged.functions}
 
 
@@ -143,6 +160,7 @@ def build_program(
     load: Callable[[Sequence[Island]], ir.Module],
     options: Options,
     phases: Progress,
+    packings: Packings,
 ) -> Build:
     """Run what ``load`` imports of a graph, islands for what does not compile, through passes, compiler and loader.
 
@@ -152,6 +170,7 @@ def build_program(
     target, store = options.find_target(), _Store() if options.cache else None
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
+        packings.check_saved(staged.saved)
         return (staged, *build_executable(staged, target, _versions(), phases, store))
 
     kind = "error" if has_symbols(graph_module) else options.allowed_fallback()
@@ -160,6 +179,7 @@ def build_program(
     if options.partition == "budget":
         refuse_uncompiled(graph_module)
         staged, executable, cached = _build_within_budget(load(()), options, phases, store)
+        packings.check_saved(staged.saved)
     else:
         # A forward alone has nothing to partition, whatever the policy.
         (staged, executable, cached), islands = fallback.compile(
@@ -170,7 +190,7 @@ def build_program(
         program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
     for note in executable.notes:
         warnings.warn(note, stacklevel=3)
-    return Build(staged, executable, program, _specs(staged, executable), cached, IslandTimes(islands))
+    return Build(staged, executable, program, _specs(staged, executable), cached, IslandTimes(islands), packings)
 
 
 def _build_within_budget(

@@ -19,11 +19,12 @@ from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
 from retrograd.frontend.autograd.guards import StepGuard
 from retrograd.frontend.autograd.hook_identity import HookIdentity
-from retrograd.frontend.autograd.hook_inlining import describe_hook, find_sites, read_sites
+from retrograd.frontend.autograd.hook_inlining import find_sites, read_sites
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
 from retrograd.frontend.autograd.rehearsal import Rehearsal
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
+from retrograd.frontend.hook_marks import describe_hook
 from retrograd.frontend.hook_ops import BACKWARD
 
 # A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.

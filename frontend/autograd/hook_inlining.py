@@ -191,15 +191,6 @@ def _current_rate(optimizer: torch.optim.Optimizer, number: int) -> Finder:
     return find
 
 
-def describe_hook(hook: Any) -> str:
-    """A hook as its author knows it: name, file and line."""
-    inner = getattr(hook, "func", hook)
-    inner = getattr(inner, "__func__", inner)
-    name = getattr(inner, "__qualname__", type(hook).__name__)
-    code = getattr(inner, "__code__", None)
-    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
-
-
 def _known_tensors(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], frame: Frame) -> dict[int, Source]:
     """The tensors that a call is given, by id."""
     known: dict[int, Source] = {id(tensor): number for number, tensor in enumerate(frame.inputs)}

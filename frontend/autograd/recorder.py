@@ -22,7 +22,6 @@ from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import (
     SETTING_UP,
     InlinedCall,
-    describe_hook,
     find_accumulations,
     watch_hook,
 )
@@ -33,7 +32,7 @@ from retrograd.frontend.autograd.python_calls import (
     final_callbacks,
     find_source,
 )
-from retrograd.frontend.hook_marks import is_communication, is_inlineable
+from retrograd.frontend.hook_marks import describe_hook, is_communication, is_inlineable
 from retrograd.frontend.hook_ops import BACKWARD
 
 # The kind of each hook in the graph, by what compiled autograd calls it.

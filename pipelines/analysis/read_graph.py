@@ -27,8 +27,12 @@ SEED = "seed"
 TAG, BLOCK = "bwd.recompute", "bwd.block"
 # Open shapes: of an argument or result, of the results of an op; the sizes that the trace was made with, on the module.
 SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
+# On a function whose body takes the place of its calls.
+INLINE = "bwd.inline"
 # The narrower type that its results are saved in.
 STORED = "bwd.saved_dtype"
+# The functions that pack its results where they are saved, by name; an empty name packs nothing.
+PACKED = "bwd.packed_as"
 _OPERATOR = "torch.operator"
 _LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
@@ -54,6 +58,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     ir_ops: list[ir.Operation] = []
 
     shapes = ShapeReader(func)
+    packed = packed_sizes(func)
 
     def add(value: ir.Value, name: str, producer: int | None) -> int:
         shape = shapes.read(value)
@@ -75,7 +80,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             continue
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
-        stored |= {v: stored_bytes(op, r.type, shapes.read(r)) for v, r in zip(results, op.results, strict=True)}
+        stored |= {v: stored_bytes(r, shapes.read(r), packed) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
         if name == _LIST_UNPACK and _are_views(operands, values, ops):
@@ -232,11 +237,43 @@ def element_type(type_: ir.Type) -> str:
     return "" if match is None else match[2]
 
 
-def stored_bytes(op: ir.Operation, type_: ir.Type, shape: tuple[int, ...] | None) -> int | None:
-    """Bytes of a result of ``op`` when it is saved in a narrower type; ``None`` if it is saved as it is."""
-    if STORED not in op.attributes or shape is None:
+def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:
+    """Bytes of a result of an op when it is saved in a narrower type, or packed by a function of which ``packed`` has
+    the bytes; ``None`` if it is saved as it is."""
+    format = stored_format(value, shape)
+    return (
+        packed.get(packed_as(value))
+        if format is None
+        else narrowed_bytes(format, shape or (), element_type(value.type))
+    )
+
+
+def stored_format(value: ir.OpResult, shape: tuple[int, ...] | None) -> str | None:
+    """The narrower type that a result of an op is saved in; ``None`` where it would take no fewer bytes."""
+    if STORED not in value.owner.attributes or shape is None:
         return None
-    return narrowed_bytes(ir.StringAttr(op.attributes[STORED]).value, shape, element_type(type_))
+    format = str(ir.StringAttr(value.owner.attributes[STORED]).value)
+    return None if narrowed_bytes(format, shape, element_type(value.type)) is None else format
+
+
+def packed_as(value: ir.OpResult) -> str:
+    """The name of the function that packs a result of an op; empty if none does."""
+    if PACKED not in value.owner.attributes:
+        return ""
+    return str(ir.StringAttr(ir.ArrayAttr(value.owner.attributes[PACKED])[value.result_number]).value)
+
+
+def packed_sizes(func: ir.Operation) -> dict[str, int]:
+    """Bytes of what the functions beside ``func`` give that pack saved values, by name."""
+    if func.parent is None or func.parent.operation.name != "builtin.module":
+        return {}
+    beside = [view.operation for view in func.parent.operation.regions[0].blocks[0].operations]
+    bodies = [op for op in beside if op.name == "func.func" and INLINE in op.attributes]
+    return {ir.StringAttr(op.attributes["sym_name"]).value: _bytes_of(function_type(op).results) for op in bodies}
+
+
+def _bytes_of(types: Iterable[ir.Type]) -> int:
+    return sum(prod(fixed_shape(type_) or ()) * element_bytes(type_) for type_ in types)
 
 
 def element_bytes(type_: ir.Type) -> int:

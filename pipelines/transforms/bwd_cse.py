@@ -11,6 +11,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import (
     BLOCK,
+    INLINE,
+    PACKED,
     SHAPES,
     STORED,
     TAG,
@@ -27,12 +29,12 @@ MERGED = "bwd.merged"
 _VALUES = "bwd.values"
 # What was asked of an op is no part of what it computes.
 _MARKS = (TAG, BLOCK, "bwd.label")
-_IGNORED = (_VALUES, SHAPES, STORED, *_MARKS)
+_IGNORED = (_VALUES, SHAPES, STORED, PACKED, *_MARKS)
 
 
 @dataclass(frozen=True)
 class BwdCse(ModulePass):
-    """Merges ops that do the same to the same operands, function by function.
+    """Merges ops that do the same to the same operands, function by function, but for bodies that are to be inlined.
 
     MLIR's own ``cse`` leaves torch ops alone, which declare no effects; this one goes by their kind. It merges neither
     random ops nor ops it does not know, nor ops of mutable tensors (``!torch.tensor``), nor results of the function,
@@ -57,7 +59,8 @@ class BwdCse(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         merged = read_merged(module)
-        for func in functions(module):
+        # A body that is to be inlined has names of its own, which may be those of other values elsewhere.
+        for func in [func for func in functions(module) if INLINE not in func.attributes]:
             _check_structure(func)
             merged |= merge_duplicates(read_joint(func), across_halves=self.across_halves)
         if merged:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import builders, ir
-from retrograd.pipelines.analysis.read_graph import function_type, read_joint
+from retrograd.pipelines.analysis.read_graph import INLINE, function_type, read_joint
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
 
-INLINE = "bwd.inline"
 CALL = "bwd.call_hook"
 _BUNDLES = (TUPLE, "torch.constant.none")
 _VALUES = "bwd.values"
@@ -60,22 +59,43 @@ def inline_hook(func: ir.Operation, op: ir.Operation, body: ir.Operation) -> Non
     """Put the body of a hook in the place of a call of it in `func`."""
     values, results, plumbing = _take_apart(op)
     place = _find_place(func, op, values, results)
-    mapping = dict(zip(body.regions[0].blocks[0].arguments, values, strict=True))
-    for view in body.regions[0].blocks[0].operations:
-        if view.operation.name == "func.return":
-            break
-        copy = view.operation.clone(ip=ir.InsertionPoint(place)).operation
-        for index, operand in enumerate(view.operation.operands):
-            copy.operands[index] = mapping[operand]
-        _mark(copy, _number(op))
-        mapping.update(zip(view.operation.results, copy.results, strict=True))
-    returned = list(list(body.regions[0].blocks[0].operations)[-1].operation.operands)
-    for result, value in zip(results, returned[: len(results)], strict=True):
-        result.replace_all_uses_with(mapping[value])
+    given = copy_body(body, values, ir.InsertionPoint(place), f"hook_{_number(op)}")
+    for result, value in zip(results, given[: len(results)], strict=True):
+        result.replace_all_uses_with(value)
     op.results[1].replace_all_uses_with(op.operands[1])
     for dead in plumbing:
         if not any(True for result in dead.results for _ in result.uses):
             dead.erase()
+
+
+def copy_body(body: ir.Operation, values: Sequence[ir.Value], ip: ir.InsertionPoint, name: str) -> list[ir.Value]:
+    """Copy the ops of a function of one block, called on `values`, to another place; returns what it gives. `name`
+    tells the names of its values from those of the graph that they are put into."""
+    mapping = dict(zip(body.regions[0].blocks[0].arguments, values, strict=True))
+    for view in body.regions[0].blocks[0].operations:
+        if view.operation.name == "func.return":
+            return [mapping[value] for value in view.operation.operands]
+        copy = view.operation.clone(ip=ip).operation
+        for index, operand in enumerate(view.operation.operands):
+            copy.operands[index] = mapping[operand]
+        _mark(copy, name)
+        mapping.update(zip(view.operation.results, copy.results, strict=True))
+    return []
+
+
+def check_body(body: ir.Operation, pass_name: str) -> None:
+    """Refuse a function whose body cannot be copied into another's.
+
+    Raises:
+        PassFailure: it has control flow or effects; at the op.
+    """
+    name = f"@{ir.StringAttr(body.attributes['sym_name']).value}"
+    if len(body.regions[0].blocks) != 1:
+        raise PassFailure(body, f"{pass_name}: {name} has several blocks", "trace the hook without control flow")
+    for view in body.regions[0].blocks[0].operations:
+        if view.operation.name.startswith("bwd.") or any(len(r.blocks) for r in view.operation.regions):
+            message = f"{pass_name}: {name} does more than compute tensors"
+            raise PassFailure(view.operation, message, f"leave the hook in Python: take {INLINE} off it")
 
 
 def _take_apart(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value], list[ir.Operation]]:
@@ -109,14 +129,8 @@ def _find_place(
 
 
 def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
-    hook = f"@hook_{_number(op)}"
-    kind = function_type(body)
-    if len(body.regions[0].blocks) != 1:
-        raise PassFailure(body, f"{name}: {hook} has several blocks", "trace the hook without control flow")
-    for view in body.regions[0].blocks[0].operations:
-        if view.operation.name.startswith("bwd.") or any(len(r.blocks) for r in view.operation.regions):
-            message = f"{name}: {hook} does more than compute tensors"
-            raise PassFailure(view.operation, message, f"leave the hook in Python: take {INLINE} off it")
+    check_body(body, name)
+    hook, kind = f"@hook_{_number(op)}", function_type(body)
     taken, given = (builders.bundle_type(list(types)) for types in (kind.inputs, kind.results))
     if taken != op.operands[0].type:
         message = f"{name}: {hook} takes {taken}, and is called with {op.operands[0].type}"
@@ -126,11 +140,10 @@ def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
         raise PassFailure(op, message, "trace the hook on what it is called with")
 
 
-def _mark(op: ir.Operation, hook: int) -> None:
-    """Tell the names of a body's values from those of the graph that it is put into."""
+def _mark(op: ir.Operation, prefix: str) -> None:
     if _VALUES in op.attributes:
         names = [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[_VALUES])]
-        marked = [f"hook_{hook}.{name}" if name else "" for name in names]
+        marked = [f"{prefix}.{name}" if name else "" for name in names]
         op.attributes[_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
 
 

@@ -1,28 +1,35 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-narrow-saved``: values are saved in the narrower types that the user asked for."""
+"""``bwd-narrow-saved``: values are saved in the narrower types that the user asked for, or as hooks pack them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeAlias
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
 from retrograd.pipelines.analysis.read_graph import (
+    INLINE,
+    PACKED,
     STORED,
     attribute_dicts,
     fixed_shape,
     function_type,
-    stored_bytes,
+    packed_as,
+    stored_format,
     tensor_shape,
 )
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.bwd_inline_hooks import check_body, copy_body
 from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.narrowing import TorchBuilder, pack, unpack
 
 NARROWED = "bwd.narrowed"
+# A part of a value: its name and type.
+Part: TypeAlias = tuple[str, ir.Type]
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,9 @@ class BwdNarrowSaved(ModulePass):
     fuse with their neighbours. Values that are returned as outputs stay as they are, since the caller has them, and so
     do those that would take no fewer bytes. The names of the others are kept on the module, as
     ``bwd.narrowed = {tanh = "bf16"}``, to be packed on the captured graph as well.
+
+    Where an op has ``bwd.packed_as = ["pack_0"]``, the body of ``@pack_0`` packs its result and that of ``@unpack_0``
+    unpacks it, whatever the bytes: the user's hooks. The functions are gone afterwards.
     """
 
     name: ClassVar[str] = "bwd-narrow-saved"
@@ -43,80 +53,154 @@ class BwdNarrowSaved(ModulePass):
         if forward is None or backward is None:
             message = "bwd-narrow-saved: no functions @forward and @backward in the module"
             raise PassFailure(module, message, "run bwd-partition first")
-        narrowed: dict[str, str] = {}
-        parts: dict[str, list[ir.Type]] = {}
+        packers: dict[str, Packer] = {}
+        parts: dict[str, list[Part]] = {}
         order = _order(forward)
         for save in order:
-            if save.name != "bwd.save" or (format := find_format(save.operands[0])) is None:
+            if save.name != "bwd.save" or (packer := find_packer(module, save.operands[0])) is None:
                 continue
             name = ir.StringAttr(save.attributes["name"]).value
-            narrowed[name] = format
-            parts[name] = pack_save(save, name, format, order)
-        if narrowed:
-            unpack_arguments(backward, narrowed, parts)
-            module.attributes[NARROWED] = ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in narrowed.items()})
+            packers[name] = packer
+            parts[name] = pack_save(save, name, packer, order)
+        for save in [op for op in order if op.name == "bwd.save"]:
+            if ir.StringAttr(save.attributes["name"]).value in packers:
+                save.erase()
+        if packers:
+            unpack_arguments(backward, packers, parts)
+            names = {value: ir.StringAttr.get(packer.name) for value, packer in packers.items()}
+            module.attributes[NARROWED] = ir.DictAttr.get(names)
+        for body in [func for func in functions(module) if INLINE in func.attributes]:
+            body.erase()
+        # Known by their numbers, the hooks would make the same program another text.
+        for op in [view.operation for func in (forward, backward) for view in func.regions[0].blocks[0].operations]:
+            if PACKED in op.attributes:
+                del op.attributes[PACKED]
+
+
+class Packer(Protocol):
+    """Makes what is saved of a value, in @forward, and the value of that, in @backward."""
+
+    @property
+    def name(self) -> str:
+        """What it is known by on the module."""
+
+    def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
+        """The parts of the value called ``name``, by their own names."""
+
+    def unpack(self, build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+        """The value of a type."""
+
+
+@dataclass(frozen=True)
+class NarrowPacker:
+    """Packs to one of the narrower types."""
+
+    name: str
+
+    def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
+        return dict(zip(part_names(name, self.name), pack(build, value, self.name), strict=True))
+
+    def unpack(self, build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+        return unpack(build, parts, type_, self.name)
+
+
+@dataclass(frozen=True)
+class HookPacker:
+    """Packs as the user's hooks do, whose bodies are functions of the module."""
+
+    name: str
+    packing: ir.Operation
+    unpacking: ir.Operation
+
+    def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
+        parts = copy_body(self.packing, [value], build.ip, f"{name}_packed")
+        return {f"{name}_packed_{number}": part for number, part in enumerate(parts)}
+
+    def unpack(self, build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+        (whole,) = copy_body(self.unpacking, parts, build.ip, "unpacked")
+        return whole
 
 
 def read_narrowed(module: ir.Operation) -> dict[str, str]:
-    """What ``bwd-narrow-saved`` narrowed in a module: the type by the name of the value."""
+    """What ``bwd-narrow-saved`` narrowed in a module: by the name of the value the type, or the function that packs."""
     if NARROWED not in module.attributes:
         return {}
     return {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(module.attributes[NARROWED])}
 
 
-def find_format(value: ir.Value) -> str | None:
-    """The type to save a value in; ``None`` if it is saved as it is.
+def find_packer(module: ir.Operation, value: ir.Value) -> Packer | None:
+    """What packs a value that is saved; ``None`` if it is saved as it is.
 
     Raises:
-        PassFailure: the attribute is no such type, or the value has open sizes.
+        PassFailure: the attribute is no such type, there is no such function, or the value has open sizes.
     """
-    if not isinstance(value, ir.OpResult) or STORED not in value.owner.attributes:
+    if not isinstance(value, ir.OpResult) or not (STORED in value.owner.attributes or packed_as(value)):
         return None
-    format = ir.StringAttr(value.owner.attributes[STORED]).value
-    if format not in FORMATS:
-        message = f"bwd-narrow-saved: {STORED} is {value.owner.attributes[STORED]}"
-        raise PassFailure(value.owner, message, f"it is one of {', '.join(FORMATS)}")
+    if STORED in value.owner.attributes:
+        format = ir.StringAttr(value.owner.attributes[STORED]).value
+        if format not in FORMATS:
+            message = f"bwd-narrow-saved: {STORED} is {value.owner.attributes[STORED]}"
+            raise PassFailure(value.owner, message, f"it is one of {', '.join(FORMATS)}")
     shape = fixed_shape(value.type)
     if shape is None and tensor_shape(value.type) is not None:
         message = f"bwd-narrow-saved: the size of a value of type {value.type} differs from call to call"
         raise PassFailure(value.owner, message, "narrow values of fixed sizes only, or compile without dynamic_shapes")
-    return None if stored_bytes(value.owner, value.type, shape) is None else format
+    if (narrow := stored_format(value, shape)) is not None:
+        return NarrowPacker(narrow)
+    return _find_hooks(module, value) if packed_as(value) else None
 
 
-def pack_save(save: ir.Operation, name: str, format: str, order: dict[ir.Operation, int]) -> list[ir.Type]:
-    """Pack what is saved after its last use, and save the parts in its place; returns their types."""
+def _find_hooks(module: ir.Operation, value: ir.OpResult) -> HookPacker:
+    name = packed_as(value)
+    bodies = [find_function(module, f"{prefix}{name}") for prefix in ("", "un")]
+    for prefix, body in zip(("", "un"), bodies, strict=True):
+        if body is None:
+            message = f"bwd-narrow-saved: {PACKED} names @{name}, and there is no @{prefix}{name}"
+            raise PassFailure(value.owner, message, "trace both hooks into functions of the module")
+        check_body(body, "bwd-narrow-saved")
+    packing, unpacking = (body for body in bodies if body is not None)
+    taken, given = list(function_type(packing).inputs), list(function_type(unpacking).results)
+    if (
+        taken != [value.type]
+        or given != [value.type]
+        or function_type(packing).results != function_type(unpacking).inputs
+    ):
+        message = f"bwd-narrow-saved: @{name} and @un{name} do not pack and unpack a {value.type}"
+        raise PassFailure(value.owner, message, "trace the hooks on what they are called with")
+    return HookPacker(name, packing, unpacking)
+
+
+def pack_save(save: ir.Operation, name: str, packer: Packer, order: dict[ir.Operation, int]) -> list[Part]:
+    """Pack what is saved after its last use, and save the parts in front of it; returns their names and types."""
     value = save.operands[0]
     users = [use.owner.operation for use in value.uses]
     last = max(order[op] for op in (value.owner, *users) if op.name not in ("bwd.save", "func.return"))
     following = list(order)[last + 1]
-    # Of the saves at the end some are gone by now.
     at = save if following.name == "bwd.save" else following
-    packed = pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location), value, format)
-    for part, part_name in zip(packed, part_names(name, format), strict=True):
+    packed = packer.pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location), value, name)
+    for part_name, part in packed.items():
         attributes = {"name": ir.StringAttr.get(part_name)}
         ip = ir.InsertionPoint(save)
         ir.Operation.create("bwd.save", operands=[part], attributes=attributes, loc=save.location, ip=ip)
-    save.erase()
-    return [part.type for part in packed]
+    return [(part_name, part.type) for part_name, part in packed.items()]
 
 
-def unpack_arguments(func: ir.Operation, narrowed: dict[str, str], parts: dict[str, list[ir.Type]]) -> None:
+def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict[str, list[Part]]) -> None:
     """Give ``@backward`` the parts in place of the values, which it unpacks in front of their first use."""
     block, order = func.regions[0].blocks[0], _order(func)
     old, entries = list(block.arguments), attribute_dicts(func, "arg_attrs")
     attributes: list[dict[str, str]] = []
     for argument, entry in zip(old, entries, strict=True):
         name = entry.get("bwd.value", "")
-        if entry.get("bwd.role") != "saved" or name not in narrowed:
+        if entry.get("bwd.role") != "saved" or name not in packers:
             argument.replace_all_uses_with(block.add_argument(argument.type, func.location))
             attributes.append(entry)
             continue
-        names = part_names(name, narrowed[name])
-        given = [block.add_argument(type_, func.location) for type_ in parts[name]]
-        attributes += [{**entry, "bwd.name": f"saved.{n}", "bwd.value": n} for n in names]
+        given = [block.add_argument(type_, func.location) for _, type_ in parts[name]]
+        attributes += [{**entry, "bwd.name": f"saved.{n}", "bwd.value": n} for n, _ in parts[name]]
         first = min((use.owner.operation for use in argument.uses), key=lambda op: order[op])
         builder = TorchBuilder(ir.InsertionPoint(first), first.location)
-        argument.replace_all_uses_with(unpack(builder, given, argument.type, narrowed[name]))
+        argument.replace_all_uses_with(packers[name].unpack(builder, given, argument.type))
     for number in reversed(range(len(old))):
         block.erase_argument(number)
     _set_arguments(func, [a.type for a in block.arguments], attributes)

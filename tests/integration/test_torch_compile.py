@@ -32,9 +32,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options of every graph that is compiled from here on."""
     options: list[Any] = []
 
-    def build(graph: Any, load: Any, chosen: Any, phases: Any) -> Any:
+    def build(graph: Any, load: Any, chosen: Any, *rest: Any) -> Any:
         options.append(chosen)
-        return original(graph, load, chosen, phases)
+        return original(graph, load, chosen, *rest)
 
     original = builder.build_program
     monkeypatch.setattr(builder, "build_program", build)

@@ -57,4 +57,4 @@ def test_both_forms_have_the_same_types() -> None:
         assert getattr(narrowing, constant) == getattr(narrow_types, constant)
     for format in FORMATS:
         parts = dict.fromkeys(narrow_types.part_names("h", format), "h")
-        assert narrowing.part_names({"h": format}) == parts
+        assert narrowing.part_names({"h": narrowing.narrow_packer(format)}) == parts

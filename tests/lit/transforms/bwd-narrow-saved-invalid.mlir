@@ -40,3 +40,47 @@ module @open_size {
     return %e : !open
   }
 }
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+
+module @no_such_hook {
+  func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) {
+    // expected-error @below {{bwd-narrow-saved: 'torch.aten.exp' op: bwd.packed_as names @pack_0, and there is no @unpack_0; trace both hooks into functions of the module}}
+    %e = torch.aten.exp %x {bwd.packed_as = ["pack_0"]} : !one -> !one
+    "bwd.save"(%e) {name = "exp"} : (!one) -> ()
+    return
+  }
+  func.func @backward(%e: !one {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp"}) -> (!one {bwd.role = "grad", bwd.name = "g"}) {
+    return %e : !one
+  }
+  func.func private @pack_0(%v: !one) -> !one attributes {bwd.inline} {
+    return %v : !one
+  }
+}
+
+// -----
+
+!one = !torch.vtensor<[4],f32>
+!half = !torch.vtensor<[4],f16>
+
+module @other_type {
+  func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) {
+    // expected-error @below {{bwd-narrow-saved: 'torch.aten.exp' op: @pack_0 and @unpack_0 do not pack and unpack a !torch.vtensor<[4],f32>; trace the hooks on what they are called with}}
+    %e = torch.aten.exp %x {bwd.packed_as = ["pack_0"]} : !one -> !one
+    "bwd.save"(%e) {name = "exp"} : (!one) -> ()
+    return
+  }
+  func.func @backward(%e: !one {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp"}) -> (!one {bwd.role = "grad", bwd.name = "g"}) {
+    return %e : !one
+  }
+  func.func private @pack_0(%v: !one) -> !one attributes {bwd.inline} {
+    return %v : !one
+  }
+  func.func private @unpack_0(%v: !one) -> !half attributes {bwd.inline} {
+    %int5 = torch.constant.int 5
+    %h = torch.prims.convert_element_type %v, %int5 : !one, !torch.int -> !half
+    return %h : !half
+  }
+}

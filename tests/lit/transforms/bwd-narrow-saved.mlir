@@ -115,3 +115,53 @@ module @int8_block {
     return %g, %f, %p : !odd, !few, !places
   }
 }
+
+// -----
+
+!square = !torch.vtensor<[16,16],f32>
+
+// The user's hooks: their bodies pack and unpack, however many bytes that takes, and are gone. A rule's type goes first.
+// CHECK-LABEL: module @hooks attributes {bwd.narrowed = {exp = "pack_0", sin = "bf16"}}
+// CHECK: %[[E:.*]] = torch.aten.exp
+// CHECK-NEXT: %[[S:.*]] = torch.aten.sin %[[E]]
+// CHECK-NEXT: %[[A:.*]] = torch.aten.neg %[[E]] {bwd.values = ["exp_packed.negated"]}
+// CHECK-NEXT: %[[NONE:.*]] = torch.constant.none
+// CHECK-NEXT: %[[B:.*]] = torch.aten.sum %[[E]], %[[NONE]]
+// CHECK-NEXT: %[[OUT:.*]] = torch.aten.neg %[[S]]
+// CHECK: "bwd.save"(%[[A]]) {name = "exp_packed_0"}
+// CHECK-NEXT: "bwd.save"(%[[B]]) {name = "exp_packed_1"}
+// CHECK: "bwd.save"(%{{.*}}) {name = "sin_bf16"}
+// CHECK: func.func @backward(%[[A:.*]]: !torch.vtensor<[16,16],f32> {bwd.name = "saved.exp_packed_0", bwd.role = "saved", bwd.value = "exp_packed_0"}, %[[B:.*]]: !torch.vtensor<[],f32> {{{.*}}}, %{{.*}}: !torch.vtensor<[16,16],bf16> {{{.*}}}, %[[T:.*]]: {{.*}}) ->
+// CHECK-NEXT: %[[H:.*]] = torch.aten.cos %[[T]]
+// CHECK-NEXT: %[[E:.*]] = torch.aten.mul.Tensor %[[A]], %[[B]] {bwd.values = ["unpacked.whole"]}
+// CHECK-NEXT: torch.aten.mul.Tensor %[[H]], %[[E]]
+// CHECK-NOT: @pack_0
+// CHECK-NOT: @unpack_0
+module @hooks {
+  func.func @forward(%x: !square {bwd.role = "input", bwd.name = "x"}) -> (!square {bwd.role = "output", bwd.name = "out"}) {
+    %e = torch.aten.exp %x {bwd.values = ["exp"], bwd.packed_as = ["pack_0"]} : !square -> !square
+    %s = torch.aten.sin %e {bwd.values = ["sin"], bwd.packed_as = ["pack_0"], bwd.saved_dtype = "bf16"} : !square -> !square
+    %out = torch.aten.neg %s : !square -> !square
+    "bwd.save"(%e) {name = "exp"} : (!square) -> ()
+    "bwd.save"(%s) {name = "sin"} : (!square) -> ()
+    return %out : !square
+  }
+  func.func @backward(%e: !square {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp"},
+                      %s: !square {bwd.role = "saved", bwd.name = "saved.sin", bwd.value = "sin"},
+                      %t: !square {bwd.role = "tangent", bwd.name = "t"}) -> (!square {bwd.role = "grad", bwd.name = "grad.x"}) {
+    %h = torch.aten.cos %t : !square -> !square
+    %i = torch.aten.mul.Tensor %h, %e : !square, !square -> !square
+    %g = torch.aten.mul.Tensor %i, %s : !square, !square -> !square
+    return %g : !square
+  }
+  func.func private @pack_0(%v: !square) -> (!square, !torch.vtensor<[],f32>) attributes {bwd.inline} {
+    %a = torch.aten.neg %v {bwd.values = ["negated"]} : !square -> !square
+    %none = torch.constant.none
+    %b = torch.aten.sum %v, %none : !square, !torch.none -> !torch.vtensor<[],f32>
+    return %a, %b : !square, !torch.vtensor<[],f32>
+  }
+  func.func private @unpack_0(%a: !square, %b: !torch.vtensor<[],f32>) -> !square attributes {bwd.inline} {
+    %v = torch.aten.mul.Tensor %a, %b {bwd.values = ["whole"]} : !square, !torch.vtensor<[],f32> -> !square
+    return %v : !square
+  }
+}
