@@ -89,7 +89,7 @@ class FlatModule(torch.nn.Module):
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
         if self.tracing:
-            with SourceTracker(), HookTracker(), contained(self.model):
+            with HookTracker(), SourceTracker(), contained(self.model):
                 result = self._call(*args, **kwargs)
         else:
             result = self._call(*args, **kwargs)
