@@ -80,8 +80,8 @@ def compile_backward(
         memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
             ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
         save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
-            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``. Other values are packed by the
-            ``torch.autograd.graph.saved_tensors_hooks`` that are open, if both are ``retrograd.inlineable``.
+            type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``. Other values that are saved
+            are packed by the ``saved_tensors_hooks`` that are open, if both of them are ``retrograd.inlineable``.
         dynamic_shapes: which sizes of the arguments differ from call to call, as for ``torch.export.export``: by the
             name or place of the argument, by axis, ``Dim("batch", min=1, max=64)``, ``Dim.DYNAMIC`` or ``Dim.AUTO``.
             One program serves them all, 1 included; each call is checked against their bounds, against other sizes of

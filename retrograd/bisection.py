@@ -142,7 +142,9 @@ def find_fault(staged: StagedModule, target: Target, values: EagerValues, execut
     """
     if staged.narrowed:
         name = next(iter(staged.narrowed))
-        raise ValueError(f"{name} is saved in a narrower type, where eager has no such value: leave saved_dtype and hooks out")
+        raise ValueError(
+            f"{name} is saved in a narrower type, where eager has no such value: leave saved_dtype and hooks out"
+        )
     # Slices are compiled with the flags that made the executable, or else the plainest, with which it failed too.
     flags = target.ladder[-1] if executable is None else executable.flags
     laboratory = Laboratory(target.only(flags), values)
