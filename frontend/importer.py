@@ -29,7 +29,8 @@ from retrograd.dialects.ir import make_context
 from retrograd.dialects.sizes import format_shape
 from retrograd.frontend.capture import shared_memory_error, state_name
 from retrograd.frontend.checkpoints import find_tag
-from retrograd.frontend.islands import ISLAND, Island, outline_islands
+from retrograd.frontend.island_graphs import ISLAND, outline_islands
+from retrograd.frontend.islands import Island
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.random_ops import find_seed
@@ -104,7 +105,7 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         if node.target is not ISLAND:
             super()._import_torch_op_overload(loc, node, concrete_target)
             return
-        values, number, random = cast(tuple[list[torch.fx.Node], int, bool], node.args)
+        sizes, values, number, random = cast(tuple[list[torch.fx.Node], list[torch.fx.Node], int, bool], node.args)
         attributes = {
             "name": ir.StringAttr.get("torch.retrograd.island"),
             "bwd.island": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number),
@@ -112,7 +113,7 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         call = ir.Operation.create(
             "torch.operator",
             results=[self._cc.value_info_to_type(v) for v in node.meta["val"]],
-            operands=[self._import_argument(loc, v) for v in values],
+            operands=[self._import_argument(loc, v) for v in (*sizes, *values)],
             attributes=attributes | ({"bwd.random": ir.UnitAttr.get()} if random else {}),
             loc=loc,
         )

@@ -2,31 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Eager islands: what of a graph is not compiled, and runs in torch.
 
-An island is a connected piece of the graph. For the import it becomes one call of ``retrograd::island``, a library op
-of any number of tensors in and out, so that the compiler sees what it takes and gives and nothing of what it does.
+An island is a connected piece of the graph. For the import it becomes one call of ``retrograd::island``
+(``island_graphs.py``), a library op of any number of tensors in and out, so that the compiler sees what it takes and
+gives and nothing of what it does.
 """
 
 from __future__ import annotations
 
-import heapq
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
 from unittest import mock
 
 import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
-from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.random_ops import DRAW_SEED
+from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError, source_place
-
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define("island(Tensor[] values, int number, bool random) -> Tensor[]")
-ISLAND = torch.ops.retrograd.island.default
 
 # Raises where a result is none (a singular matrix), and gives nothing.
 _CHECK = torch.ops.aten._linalg_check_errors.default
@@ -52,15 +47,6 @@ class Island:
         return f"{', '.join(self.ops)}{f' ({self.place})' if self.place else ''}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class IslandProgram:
-    """An island as a function of tensors: ``module`` gives a tuple; ``arguments`` are fake tensors of the shapes and
-    strides that it was traced with."""
-
-    module: GraphModule
-    arguments: tuple[torch.Tensor, ...]
-
-
 def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
     """The nodes that no compiler need be asked about, by name, each with the reason: their values have element types
     that executables have not (complex numbers), they are random and no function of the seed, or they raise errors."""
@@ -76,26 +62,19 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
         if dtype is not None:
             name = str(dtype).removeprefix("torch.")
             reasons[node.name] = f"it computes with {name}, which executables do not have"
-        elif _is_random(node):
+        elif is_random(node):
             reasons[node.name] = "it draws random numbers in torch's own way"
     return reasons
 
 
-def has_symbols(graph_module: GraphModule) -> bool:
-    """Whether sizes of a graph are symbolic: islands are for fixed sizes."""
-    values = torch.utils._pytree.tree_leaves([n.meta.get("val") for n in graph_module.graph.nodes])
-    sizes = [size for v in values for size in (v.shape if isinstance(v, torch.Tensor) else (v,))]
-    return any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes)
-
-
 def can_be_island(node: Node) -> bool:
-    """Whether a node computes: an op of torch's, or an element of what one gives."""
-    return node.op == "call_function" and not _is_ours(node)
+    """Whether a node computes: an op of torch's, or an element of what one gives; numbers of sizes do not."""
+    return node.op == "call_function" and not _is_ours(node) and not isinstance(node.meta.get("val"), SYMBOLIC)
 
 
 def draws_numbers(graph_module: GraphModule) -> bool:
     """Whether ops of a graph draw random numbers in torch's own way."""
-    return any(can_be_island(n) and _is_random(n) for n in graph_module.graph.nodes)
+    return any(can_be_island(n) and is_random(n) for n in graph_module.graph.nodes)
 
 
 def refuse_uncompiled(graph_module: GraphModule) -> None:
@@ -122,29 +101,6 @@ def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple
     return tuple(_describe(group, reasons) for group in groups)
 
 
-def outline_islands(graph_module: GraphModule, islands: Sequence[Island]) -> GraphModule:
-    """A copy of the graph in which each island is one call of ``retrograd::island`` with its number; what the island
-    gives keeps its names."""
-    if not islands:
-        return graph_module
-    groups = _find_groups(graph_module, islands)
-    group_of = {node: number for number, group in enumerate(groups) for node in group}
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for item in _order(graph_module, groups, group_of):
-        if isinstance(item, Node):
-            copies[item] = graph.node_copy(item, lambda n: copies[n])
-            copies[item].meta = dict(item.meta)
-        else:
-            _call_island(graph, item, groups[item], copies)
-    return GraphModule(graph_module, graph)
-
-
-def extract_islands(graph_module: GraphModule, islands: Sequence[Island]) -> list[IslandProgram]:
-    """Each island as a function; the order of arguments and results is that of the calls in `outline_islands`."""
-    return [_extract(graph_module, group) for group in _find_groups(graph_module, islands)]
-
-
 @contextmanager
 def plain_checks() -> Iterator[None]:
     """While this is open, checks of matrices are traced as ops like others, not in a chain of tokens."""
@@ -158,7 +114,8 @@ def _is_ours(node: Node) -> bool:
     return getattr(node.target, "namespace", "") == "retrograd" or node.target is DRAW_SEED
 
 
-def _is_random(node: Node) -> bool:
+def is_random(node: Node) -> bool:
+    """Whether an op draws random numbers in torch's own way."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
@@ -192,11 +149,6 @@ def _describe(group: Sequence[Node], reasons: Mapping[str, str]) -> Island:
     place = next((p for n in ops if (p := source_place(n.stack_trace))), "")
     names = dict.fromkeys(str(n.target).removesuffix(".default") for n in ops)
     return Island(tuple(n.name for n in group), tuple(names), place.rpartition("/")[2], reasons[named.name])
-
-
-def _find_groups(graph_module: GraphModule, islands: Sequence[Island]) -> list[list[Node]]:
-    nodes = {n.name: n for n in graph_module.graph.nodes}
-    return [[nodes[name] for name in island.nodes] for island in islands]
 
 
 # -- Which nodes go together ----------------------------------------------------------------------------------------
@@ -249,82 +201,3 @@ def _leads_around(first: Sequence[Node], second: Sequence[Node], group_of: Mappi
             seen.update(whole)
             pending.extend(user for n in whole for user in n.users)
     return False
-
-
-# -- Graphs with islands --------------------------------------------------------------------------------------------
-
-
-def _boundary(group: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """What a group takes from outside and gives to it. Constants among the module's attributes are part of it."""
-    inside = set(group)
-    taken = dict.fromkeys(n for node in group for n in node.all_input_nodes if n not in inside and n.op != "get_attr")
-    given = [n for n in group if any(user not in inside for user in n.users)]
-    return [*taken], [n for n in given if isinstance(n.meta.get("val"), torch.Tensor)]
-
-
-def _order(
-    graph_module: GraphModule, groups: Sequence[Sequence[Node]], group_of: Mapping[Node, int]
-) -> Iterable[Node | int]:
-    """Nodes and numbers of groups, each after what it needs, else in the graph's order, a group where its last node
-    is."""
-    place = {n: i for i, n in enumerate(graph_module.graph.nodes)}
-    units: list[Node | int] = [n for n in place if n not in group_of]
-    units += range(len(groups))
-    keys = {u: max(place[n] for n in groups[u]) if isinstance(u, int) else place[u] for u in units}
-    unit_of: dict[Node, Node | int] = {n: group_of.get(n, n) for n in place}
-    needs = {
-        u: {unit_of[i] for n in (groups[u] if isinstance(u, int) else [u]) for i in n.all_input_nodes} - {u}
-        for u in units
-    }
-    users: dict[Node | int, list[Node | int]] = {u: [] for u in units}
-    for unit, needed in needs.items():
-        for source in needed:
-            users[source].append(unit)
-    missing = {u: len(needed) for u, needed in needs.items()}
-    by_key = {key: unit for unit, key in keys.items()}
-    heap = [keys[u] for u in units if not missing[u]]
-    heapq.heapify(heap)
-    while heap:
-        unit = by_key[heapq.heappop(heap)]
-        yield unit
-        for user in users[unit]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(heap, keys[user])
-
-
-def _call_island(graph: Graph, number: int, group: Sequence[Node], copies: dict[Node, Node]) -> None:
-    taken, given = _boundary(group)
-    random = any(map(_is_random, group))
-    call = graph.create_node(
-        "call_function", ISLAND, ([copies[n] for n in taken], number, random), name=f"retrograd_island_{number}"
-    )
-    call.meta = {"val": [n.meta["val"] for n in given], "stack_trace": group[0].stack_trace}
-    call.meta[PACKED_AS] = [next(iter(n.meta.get(PACKED_AS, ())), "") for n in given]
-    for index, node in enumerate(given):
-        copies[node] = graph.create_node("call_function", operator.getitem, (call, index), name=node.name)
-        copies[node].meta = {k: v for k, v in node.meta.items() if k not in _TAGS}
-
-
-# What the user asks of the ops of a checkpointed block: what an island gives is never computed a second time.
-_TAGS = ("recompute", "ac_graph_id")
-
-
-def _extract(graph_module: GraphModule, group: Sequence[Node]) -> IslandProgram:
-    taken, given = _boundary(group)
-    graph = Graph()
-    copies = {n: graph.placeholder(n.name) for n in taken}
-    for node in group:
-        for constant in node.all_input_nodes:
-            if constant.op == "get_attr" and constant not in copies:
-                copies[constant] = graph.node_copy(constant)
-        copies[node] = graph.node_copy(node, lambda n: copies[n])
-    graph.output(tuple(copies[n] for n in given))
-    return IslandProgram(GraphModule(graph_module, graph), tuple(n.meta["val"] for n in taken))
-
-
-def _refuse_to_run(*_: Any) -> NoReturn:
-    raise RuntimeError("retrograd::island stands for ops that run in torch, in a graph to be imported; it does not run")
-
-
-_LIBRARY.impl("island", _refuse_to_run, "CompositeExplicitAutograd")

@@ -24,6 +24,7 @@ from retrograd.pipelines.analysis.pareto import InfeasibleBudget
 from retrograd.pipelines.executable import Executable, measure_scratch
 from retrograd.pipelines.interface import SIZE, TensorPort
 from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.plan_peak import plan_peak
 from retrograd.pipelines.staged import (
     ExecutableStore,
     Progress,
@@ -76,10 +77,10 @@ class BudgetBuilder:
             InfeasibleBudget: no plan stays within it; says the least peak that one has.
             PipelineError, CompileError: the module cannot be compiled.
         """
-        default = self._stage("default")
+        default = self.stage("default")
         whole = step_peak(default, self._scratch(default, self.target))
         limit = resolve_memory_size(budget, whole)
-        curve = self._stage("budget", _UNLIMITED).partition["pareto"]
+        curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
         # Liveness is brought to the scale of IREE by what it says of ``default``.
         ratio = whole / max(1, default.partition["peak_bytes_planned"])
@@ -105,7 +106,7 @@ class BudgetBuilder:
 
     def _try(self, choice: _Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
-        staged = self._stage(choice.policy, choice.point)
+        staged = self.stage(choice.policy, choice.point)
         peak = step_peak(staged, self._scratch(staged, choice.target))
         if peak > limit:
             return None, peak
@@ -116,7 +117,12 @@ class BudgetBuilder:
             return None, peak
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
-    def _stage(self, policy: str, budget: int | None = None) -> StagedModule:
+    def stage(self, policy: str, budget: int | None = None) -> StagedModule:
+        """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes.
+
+        Raises:
+            PipelineError: a pass refused the module.
+        """
         with self.context, ir.Location.unknown():
             return stage_module(ir.Module.parse(self.source), policy, self.progress, budget)
 
@@ -153,14 +159,19 @@ def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
     inputs are not counted.
 
     The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
-    updated buffers are copied to their place and freed before it.
+    updated buffers are copied to their place and freed before it. Of what runs in torch, results are counted alone.
     """
-    forward, backward = staged.function(_FORWARD), staged.function(_BACKWARD)
-    kept = sum(port_bytes(r) for r in forward.results if r.role != "mutation")
-    return max(
-        sum(map(port_bytes, forward.results)) + scratch.get(_FORWARD + SUFFIX, 0),
-        kept + sum(map(port_bytes, backward.results)) + scratch.get(_BACKWARD + SUFFIX, 0),
-    )
+    kept = sum(port_bytes(r) for r in staged.function(_FORWARD).results if r.role != "mutation")
+    return max(_half_peak(_FORWARD, staged, scratch), kept + _half_peak(_BACKWARD, staged, scratch))
+
+
+def _half_peak(name: str, staged: StagedModule, scratch: dict[str, int]) -> int:
+    """Results and scratch memory of a half; of one that was cut, the most that a step of its plan has of both."""
+    whole = sum(map(port_bytes, staged.function(name).results))
+    if name not in staged.plans:
+        return whole + scratch.get(name + SUFFIX, 0)
+    results = {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
+    return max(whole, plan_peak(staged.plans[name], results, {f: scratch.get(f + SUFFIX, 0) for f in results}))
 
 
 def port_bytes(port: TensorPort) -> int:

@@ -26,8 +26,8 @@ from retrograd.pipelines.targets import Target
 _SECONDS = 120.0
 _PART = re.compile(r"func\.func (?:private |public )?@part_(\d+)")
 _LOCATED = re.compile(r":(\d+):\d+: error:")
-# Names of values differ between ops that are the same.
-_NAMES = re.compile(r'bwd\.\w+ = (?:"[^"]*"|\[[^\]]*\])(?:, )?')
+# Names of values differ between ops that are the same; those of sizes are in shapes, and stay.
+_NAMES = re.compile(r'bwd\.(?:value|label|name) = "[^"]*"(?!, bwd\.role = "size")|bwd\.values = \[[^\]]*\]')
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _find_parts(slicers: Sequence[Slicer]) -> list[Part]:
     found: dict[str, Part] = {}
     for slicer in slicers:
         for op, names, text in slicer.singles():
-            plain = _NAMES.sub("", text)
+            plain = _NAMES.sub(lambda names: re.sub('"[^"]*"', '"_"', names[0]), text)
             known = found.get(plain)
             found[plain] = Part(op, plain, (*(known.values if known else ()), *names))
     return [*found.values()]

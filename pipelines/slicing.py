@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import read_joint
+from retrograd.pipelines.analysis.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.slices import Slice, SliceGraph, find_fault
-from retrograd.pipelines.interface import FunctionInterface, read_interface
+from retrograd.pipelines.interface import SIZE, FunctionInterface, read_interface
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
@@ -59,6 +59,11 @@ class Slicer:
             raise ValueError(f"the module has no function @{function}")
         with self._context:
             self._read = read_joint(func)
+            self._shapes = ShapeReader(func)
+            roles = zip(self._read.graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
+        # Open sizes go wherever shapes may be written in terms of them.
+        self._sizes = {value: attributes for value, attributes in roles if attributes.get("bwd.role") == SIZE}
+        self._hints = self._module.operation.attributes.get(SIZES)
         self._name = function
         graph = self._read.graph
         self.graph = SliceGraph(graph, {v.name for v in graph.values} if known is None else known)
@@ -96,8 +101,10 @@ class Slicer:
             regions=1,
             ip=ir.InsertionPoint(module.body),
         )
-        arguments = [self._port(value, "input") for value in piece.arguments]
+        arguments = [self._port(value, "input") for value in sorted({*piece.arguments, *self._sizes})]
         results = [self._port(value, "output") for value in piece.results]
+        if self._hints is not None:
+            module.operation.attributes[SIZES] = self._hints
         func = build_function(end, self._read, FunctionSketch(self._name, arguments, piece.ops, results))
         end.erase()
         return module, func
@@ -120,5 +127,7 @@ class Slicer:
         return FoundOp(op.name, location, self._read.graph.values[value].name, self.build(fault.slice))
 
     def _port(self, value: int, role: str) -> Port:
-        name = self._read.graph.values[value].name
-        return Port(value, {"bwd.role": role, "bwd.name": name, "bwd.value": name})
+        if value in self._sizes:
+            return Port(value, self._sizes[value])
+        name, shape = self._read.graph.values[value].name, self._shapes.text(self._read.values[value])
+        return Port(value, {"bwd.role": role, "bwd.name": name, "bwd.value": name, **({SHAPE: shape} if shape else {})})

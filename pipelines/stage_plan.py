@@ -51,11 +51,13 @@ class CallBackward:
 
 @dataclass(frozen=True)
 class RunIsland:
-    """Run island number ``island``, ops that are not compiled, in torch; ``results`` as for `CallHook`."""
+    """Run island number ``island``, ops that are not compiled, in torch; ``results`` as for `CallHook`, of ``bytes``
+    bytes each, with the sizes that were traced."""
 
     island: int
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,9 @@ def compile_backward(
             the same name, and against what the model was found to take for granted.
         verify: compare every output and gradient of the first call with eager's, on copies.
         fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions,
-            which a warning and ``explain()`` tell; or ``error``, they are refused. With a memory budget, dynamic
-            sizes, and devices whose memory torch does not reach (Vulkan), they always are.
+            which a warning and ``explain()`` tell; or ``error``, they are refused, as they always are for HIP, whose
+            code runs nowhere here. A memory budget counts what islands give, and not what torch takes while it runs
+            them.
         cache: keep the executable on disk and take it from there the next time.
         progress: called with the name of each phase as it begins.
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +20,7 @@ from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
-from retrograd.frontend.islands import Island, has_symbols, refuse_uncompiled
+from retrograd.frontend.islands import Island
 from retrograd.frontend.narrowing import Packer, narrow_packer
 from retrograd.frontend.pack_tracing import Packings, trace_pairs
 from retrograd.options import BackwardOptions, Options, target_on
@@ -30,7 +30,7 @@ from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.stage_plan import StagePlan, whole_plan
+from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
 from retrograd.pipelines.staged import (
     Progress,
     StagedModule,
@@ -44,7 +44,7 @@ from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
-from retrograd.runtime.islands import EagerIsland, IslandTimes
+from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import FORMAT_VERSION, INTO, FunctionSpec, Manifest, TensorSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
@@ -91,7 +91,10 @@ class Build:
         if not self.times.islands:
             return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
-        stages = [_function_spec(f, 0) for f in self.staged.stages]
+        taken = {
+            v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
+        }
+        stages = [_function_spec(_within_reach(f, taken), 0) for f in self.staged.stages]
         executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)
         return self.times.timed(executor.run)
 
@@ -168,23 +171,28 @@ def build_program(
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
     """
     target, store = options.find_target(), _Store() if options.cache else None
+    builders: list[BudgetBuilder] = []
+
+    def stage(islands: Sequence[Island]) -> StagedModule:
+        module = load(islands)
+        if options.partition != "budget" or find_function(module.operation, JOINT) is None:
+            # A forward alone has nothing to partition, whatever the policy.
+            return stage_module(module, options.partition, phases)
+        _refuse_open_sizes(module)
+        source = module.operation.get_asm(enable_debug_info=True)
+        builders.append(BudgetBuilder(source, module.context, target, _versions(), phases, store))
+        return builders[-1].stage("default")
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
+        if builders:
+            built = builders[-1].build(parse_memory_size(options.memory_budget))
+            packings.check_saved(built[0].saved)
+            return built
         packings.check_saved(staged.saved)
         return (staged, *build_executable(staged, target, _versions(), phases, store))
 
-    kind = "error" if has_symbols(graph_module) else options.allowed_fallback()
-    fallback = Fallback(kind, target, _versions(), store)
-    islands: list[EagerIsland] = []
-    if options.partition == "budget":
-        refuse_uncompiled(graph_module)
-        staged, executable, cached = _build_within_budget(load(()), options, phases, store)
-        packings.check_saved(staged.saved)
-    else:
-        # A forward alone has nothing to partition, whatever the policy.
-        (staged, executable, cached), islands = fallback.compile(
-            graph_module, lambda islands: stage_module(load(islands), options.partition, phases), finish
-        )
+    fallback = Fallback(options.allowed_fallback(), target, _versions(), store)
+    (staged, executable, cached), islands = fallback.compile(graph_module, stage, finish)
     with phases.phase("load"):
         # Compiled for a device that is not here, it can be saved.
         program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
@@ -193,18 +201,9 @@ def build_program(
     return Build(staged, executable, program, _specs(staged, executable), cached, IslandTimes(islands), packings)
 
 
-def _build_within_budget(
-    module: ir.Module, options: Options, phases: Progress, store: _Store | None
-) -> tuple[StagedModule, Executable, bool]:
-    target = options.find_target()
+def _refuse_open_sizes(module: ir.Module) -> None:
     if read_hints(module.operation):
         raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
-    if find_function(module.operation, JOINT) is None:
-        staged = stage_module(module, options.partition, phases)
-        return (staged, *build_executable(staged, target, _versions(), phases, store))
-    source = module.operation.get_asm(enable_debug_info=True)
-    builder = BudgetBuilder(source, module.context, target, _versions(), phases, store)
-    return builder.build(parse_memory_size(options.memory_budget))
 
 
 # By options and the text of the module: a backward is captured anew for reasons that do not change its graph.
@@ -339,6 +338,15 @@ def _function_spec(interface: FunctionInterface, transient_bytes: int) -> Functi
         for ports in (interface.arguments, interface.results)
     )
     return FunctionSpec(interface.name, arguments, results, transient_bytes)
+
+
+def _within_reach(interface: FunctionInterface, taken: Collection[str]) -> FunctionInterface:
+    """A function whose results of these names torch can read: residuals may stay where it cannot, in the memory of a
+    device."""
+    results = tuple(
+        replace(r, role="output") if r.role == "saved" and r.value in taken else r for r in interface.results
+    )
+    return replace(interface, results=results)
 
 
 class _Store:

@@ -5,25 +5,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from retrograd.runtime.sizes import Expression, evaluate, evaluate_shape
+
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides (in elements) and offset of a tensor in its storage."""
+    """Shape, strides (in elements) and offset of a tensor in its storage: numbers, or expressions over sizes that are
+    known at each call."""
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    shape: tuple[Expression, ...]
+    stride: tuple[Expression, ...]
+    offset: Expression
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """That of a tensor, a fake one too."""
+        """That of a tensor, in numbers."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def at(self, sizes: Mapping[str, int]) -> Layout:
+        """The layout in numbers."""
+        if not sizes:
+            return self
+        shape, stride = (evaluate_shape(numbers, sizes) for numbers in (self.shape, self.stride))
+        return Layout(shape, stride, evaluate(self.offset, sizes))
 
 
 @dataclass
@@ -31,20 +41,23 @@ class EagerIsland:
     """Ops in torch, called as a compiled function is: results have memory of their own.
 
     ``layouts`` are those that the ops were traced with: an op may go by the strides of its arguments, and compiled code
-    gives contiguous tensors.
+    gives contiguous tensors. ``sizes`` are the names of the numbers that come before the tensors.
     """
 
     function: Callable[..., Sequence[torch.Tensor]]
     layouts: Sequence[Layout]
     text: str
+    sizes: Sequence[str] = ()
     seconds: float = field(default=0.0)
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results; arguments are not changed."""
+    def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The results, of numbers and then tensors; arguments are not changed."""
         start = time.perf_counter()
+        numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
+        sizes = dict(zip(self.sizes, numbers, strict=True))
         with torch.no_grad():
-            arguments = [_laid_out(t, layout) for t, layout in zip(tensors, self.layouts, strict=True)]
-            results = _separate(self.function(*arguments), [*tensors, *arguments])
+            arguments = [_laid_out(t, layout.at(sizes)) for t, layout in zip(tensors, self.layouts, strict=True)]
+            results = _separate(self.function(*numbers, *arguments), [*tensors, *arguments])
         self.seconds += time.perf_counter() - start
         return results
 

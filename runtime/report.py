@@ -72,7 +72,7 @@ class Report:
         for key, title in _TITLES.items():
             if key in self.data:
                 value = self.data[key]
-                table.add_row(title, self._why_unknown(key) if value is None else _text(key, value))
+                table.add_row(title, self._why_unknown(key) if value is None else self._text(key, value))
         for phase, seconds in self.data["compile_seconds"].items():
             table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
         for island in self.data.get("islands", ()):
@@ -89,6 +89,10 @@ class Report:
             table.add_row("peak by seconds recomputed", plot_curve(self.data["pareto"]))
         return table
 
+    def _text(self, key: str, value: Any) -> str:
+        more = key == "peak_bytes_predicted" and "islands" in self.data
+        return f"{_text(key, value)}, and what torch takes while it runs its parts" if more else _text(key, value)
+
     def _why_unknown(self, key: str) -> str:
         if "islands" in self.data:
             return "unknown: parts run in torch"
@@ -98,7 +102,7 @@ class Report:
         """What is in memory while a step runs, kernel by kernel.
 
         Raises:
-            ValueError: sizes are dynamic, or the report is of a release that did not record it.
+            ValueError: sizes are dynamic, parts run in torch, or the report is of a release that did not record it.
         """
         return MemoryTimeline.from_report(self.data)
 

@@ -60,8 +60,10 @@ class MemoryTimeline:
         """What ``Report.to_dict`` has under ``timeline``: for each half what it holds, its scratch memory, its steps.
 
         Raises:
-            ValueError: there is none: sizes are dynamic, or the report is of another release.
+            ValueError: there is none: sizes are dynamic, parts run in torch, or the report is of another release.
         """
+        if "islands" in report:
+            raise ValueError("parts run in torch, and what is in memory meanwhile is not known: see explain() for them")
         if "sizes" in report:
             raise ValueError(
                 "what is in memory differs with the sizes: compile without dynamic_shapes, for the sizes to look at"

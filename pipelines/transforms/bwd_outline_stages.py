@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
+from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.hook_graph import Task
 from retrograd.pipelines.analysis.hook_schedule import find_stages
-from retrograd.pipelines.analysis.read_graph import attribute_dicts
+from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
+from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import (
     AccumulateGrad,
@@ -35,8 +37,9 @@ from retrograd.pipelines.transforms.hook_reader import BACKWARD, ReadHooks, read
 class BwdOutlineStages(ModulePass):
     """Cuts ``@backward`` at its effects into ``@stage_0``, ``@stage_1``, ..., and leaves a `StagePlan` on the module.
 
-    A stage takes the tensors that its ops need from elsewhere and gives those that are needed elsewhere; ops that give
-    no tensor are in each stage that needs them. A backward with no effect stays whole, as the one stage ``@backward``.
+    A stage takes the tensors that its ops need from elsewhere, and the open sizes of all that it takes and gives, and
+    gives the tensors that are needed elsewhere; ops that give no tensor are in each stage that needs them. A backward
+    with no effect stays whole, as the one stage ``@backward``.
     """
 
     name: ClassVar[str] = "bwd-outline-stages"
@@ -98,6 +101,12 @@ def sketch_stages(
     order = [number for number in range(len(graph.tasks)) if number in graph.live]
     own_arguments = _known_ports(read.source.graph.arguments, attribute_dicts(func, "arg_attrs"), names)
     own_results = _known_ports(returned, attribute_dicts(func, "res_attrs"), names)
+    sizes = {p.attributes["bwd.name"]: v for v, p in own_arguments.items() if p.attributes.get("bwd.role") == SIZE}
+    shapes = ShapeReader(func)
+
+    def port(value: int, own: Mapping[int, Port]) -> Port:
+        return own.get(value) or _intermediate(value, names[value], shapes.text(read.source.values[value]))
+
     users: dict[int, set[int]] = {}
     for number in order:
         for value in graph.tasks[number].takes:
@@ -109,8 +118,13 @@ def sketch_stages(
         ops = read.with_scalars(op for number in stage for op in read.ops[number])
         taken = _taken(read, ops, tasks, given)
         kept = sorted(v for v in given if v in returned or not users.get(v, set()).issubset(stage))
-        arguments = [own_arguments.get(v) or _intermediate(v, names[v]) for v in taken]
-        results = [own_results.get(v) or _intermediate(v, names[v]) for v in kept]
+        results = [port(v, own_results) for v in kept]
+        arguments = [port(v, own_arguments) for v in taken]
+        # The sizes that its tensors have, it takes too.
+        shown = (p.attributes.get(SHAPE, "") for p in (*arguments, *results))
+        known = find_symbols([size for text in shown for size in parse_shape(text)])
+        taken = sorted({*taken, *[value for name, value in sizes.items() if name in known]})
+        arguments = [port(v, own_arguments) for v in taken]
         sketches[stage[0]] = FunctionSketch(f"{prefix}_{index}", arguments, ops, results)
     return sketches
 
@@ -134,8 +148,9 @@ def _known_ports(
     return known
 
 
-def _intermediate(value: int, name: str) -> Port:
-    return Port(value, {"bwd.role": "saved", "bwd.name": name, "bwd.value": name})
+def _intermediate(value: int, name: str, shape: str) -> Port:
+    attributes = {"bwd.role": "saved", "bwd.name": name, "bwd.value": name}
+    return Port(value, attributes | ({SHAPE: shape} if shape else {}))
 
 
 def _find_steps(read: ReadHooks, sketches: Mapping[int, FunctionSketch], names: Sequence[str]) -> list[Step]:
@@ -163,7 +178,8 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
         case "accumulate_grad":
             return AccumulateGrad(effect.number, *arguments)
         case "island":
-            return RunIsland(effect.number, arguments, tuple(given))
+            sizes = tuple(read.source.graph.values[v].bytes for v in task.gives[: len(given)])
+            return RunIsland(effect.number, arguments, tuple(given), sizes)
         case "call_backward":
             return CallBackward(effect.number, arguments, tuple(given))
         case "final_callbacks":

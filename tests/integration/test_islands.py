@@ -86,6 +86,9 @@ def test_explain_lists_islands_with_reasons_and_shares(spectral: Any) -> None:
     assert 0 < sum(i["share"] for i in islands) < 1
     assert "% of the time" in str(step.explain())
     assert "unknown: parts run in torch" in str(step.explain())
+    assert "and what torch takes" in str(step.explain())
+    with pytest.raises(ValueError, match="parts run in torch"):
+        step.explain().timeline()
 
 
 def test_no_artifact_with_islands(spectral: Any, tmp_path: Path) -> None:
@@ -141,6 +144,44 @@ def test_a_complex_argument_and_result() -> None:
     x, w = torch.randn(3, dtype=torch.complex64).requires_grad_(), torch.randn(3, requires_grad=True)
     step = compile_backward(turn, (x, w))
     assert_same(gradients(step, [x, w], x, w), gradients(turn, [x, w], x, w))
+
+
+def test_a_budget_counts_what_islands_give() -> None:
+    """What an island gives is saved or used at once, never computed twice; the rest is recomputed as ever."""
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        angles = x.unsqueeze(-1) * torch.linspace(0, 1, 32)
+        inverse: torch.Tensor = torch.linalg.inv(x @ x.T + 9 * torch.eye(4))
+        return inverse.sum() * angles.sin().exp().sin().mean()
+
+    torch.manual_seed(6)
+    x = torch.randn(4, 4, requires_grad=True)
+    step = compile_backward(spread, (x,), partition="budget", memory_budget=0.6)
+    assert_same(gradients(step, [x], x), gradients(spread, [x], x))
+    report = step.explain().to_dict()
+    assert 0 < report["peak_bytes_predicted"] <= report["memory_budget"]
+    assert report["recomputed_ops"] > 0
+    assert not any("inv" in name for name in report["recomputed"])
+
+
+def test_sizes_that_differ() -> None:
+    """Islands of open sizes: numbers among their arguments, strides that differ, residuals of both kinds."""
+
+    def spread(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex((x @ w).reshape(-1, 2, 2).transpose(0, 1).contiguous())
+        return turned.abs().sum(0) * x.exp().mean(1) + turned.real.new_ones(2 * x.shape[0]).sum()
+
+    w = torch.randn(4, 4, requires_grad=True)
+    example = torch.randn(5, 4, requires_grad=True)
+    step = compile_backward(
+        spread, (example, w), dynamic_shapes={"x": {0: torch.export.Dim("rows", max=64)}, "w": None}
+    )
+    assert len(step.explain().to_dict()["islands"]) >= 2
+    for rows in (5, 1, 7):
+        x = torch.randn(rows, 4, requires_grad=True)
+        assert_same(gradients(step, [x, w], x, w), gradients(spread, [x, w], x, w))
+    with pytest.raises(retrograd.ArgumentError, match="65"):
+        step(torch.randn(65, 4), w)
 
 
 def test_random_islands_draw_as_torch_does() -> None:

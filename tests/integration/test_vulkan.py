@@ -108,6 +108,23 @@ def test_a_convolution_with_batch_norm_and_pooling() -> None:
     case.loss(step(*case.args)).backward()
 
 
+def test_what_islands_take_and_give_is_copied() -> None:
+    """The backward's island takes what the forward left on the device, and the other way round."""
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        hidden = (x @ weight).tanh()
+        inverse: torch.Tensor = torch.linalg.inv(hidden.T @ hidden + 2 * torch.eye(4))
+        return torch.sin(hidden @ inverse).sum(1)
+
+    x, weight = (torch.randn(n, 4, requires_grad=True) for n in (6, 4))
+    with pytest.warns(retrograd.EagerIslandWarning, match="linalg_inv_ex"):
+        step = retrograd.compile_backward(model, (x, weight), target="vulkan")
+    for _ in range(2):
+        results = [(y := call(x, weight), *torch.autograd.grad(y.sum(), (x, weight))) for call in (step, model)]
+        for found, expected in zip(*results, strict=True):
+            assert (found - expected).norm() <= 2e-5 * expected.norm()
+
+
 def test_random_numbers_and_recomputed_masks_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return nn.functional.dropout(x, 0.3), torch.rand(1031)

@@ -139,7 +139,7 @@ def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pyt
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
-    staged = builder._stage("default")
+    staged = builder.stage("default")
     assert step_peak(staged, {}) == ALL
     assert step_peak(staged, {"forward_into": 5000, "backward_into": 7}) == 3072 + 5000
 

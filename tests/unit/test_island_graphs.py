@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.islands import (
-    ISLAND,
-    extract_islands,
-    find_uncompiled,
-    outline_islands,
-    plan_islands,
-    refuse_uncompiled,
-)
+from retrograd.frontend.island_graphs import ISLAND, extract_islands, outline_islands
+from retrograd.frontend.islands import find_uncompiled, plan_islands, refuse_uncompiled
 from retrograd.frontend.source import CaptureError
 from retrograd.pipelines.analysis.hook_graph import ISLAND as ISLAND_KIND
 from retrograd.pipelines.analysis.hook_graph import Effect, HookGraph, Task
@@ -71,8 +65,8 @@ def test_graph_and_islands_together_do_what_the_graph_did(names: Sequence[str]) 
     class Runner(torch.fx.Interpreter):
         def call_function(self, target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             if target is ISLAND:
-                values, number, _ = args
-                return programs[number].module(*values)  # type: ignore[call-overload,misc]
+                sizes, values, number, _ = args
+                return programs[number].module(*sizes, *values)  # type: ignore[call-overload,misc]
             return super().call_function(target, args, kwargs)  # type: ignore[arg-type]
 
     x = torch.randn(3)
@@ -117,6 +111,21 @@ def test_results_have_memory_of_their_own_and_arguments_their_traced_strides() -
     assert results[0].any()
     assert times.describe() == [{"what": "ops", "share": pytest.approx(1.0, abs=0.5)}]
     assert IslandTimes([EagerIsland(run, layouts, "ops")]).describe() == [{"what": "ops", "share": None}]
+
+
+def test_layouts_follow_the_sizes() -> None:
+    layout = Layout(("rows", 3), (1, "rows"), ("*", 2, "rows"))
+    strides: list[tuple[int, ...]] = []
+
+    def run(rows: int, x: Tensor) -> tuple[Tensor, ...]:
+        strides.append((*x.stride(), int(x.storage_offset())))
+        return (x.new_ones(rows),)
+
+    island = EagerIsland(run, [layout], "ops", ("rows",))
+    for rows in (2, 5):
+        (result,) = island([rows, torch.ones(rows, 3)])
+        assert result.shape == (rows,)
+    assert strides == [(1, 2, 4), (1, 5, 10)]
 
 
 def test_islands_are_ordered_by_what_they_take_unless_they_draw() -> None:

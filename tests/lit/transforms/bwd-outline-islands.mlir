@@ -6,8 +6,8 @@
 // after its last use, and @backward, which has no island, stays.
 // CHECK: module attributes {bwd.island_plans = {forward = {arguments = ["x"], results = ["y", "u"], steps = [
 // CHECK-SAME: {arguments = ["x"], function = "forward_0", results = ["a", "b"], step = "run_stage"}, {step = "free", values = ["x"]},
-// CHECK-SAME: {arguments = ["a", "b"], island = 4 : i64, results = ["p", "", "u"], step = "run_island"}, {step = "free", values = ["a"]},
-// CHECK-SAME: {arguments = ["b"], island = 7 : i64, results = ["q"], step = "run_island"}, {step = "free", values = ["b"]},
+// CHECK-SAME: {arguments = ["a", "b"], bytes = [8, 8, 8], island = 4 : i64, results = ["p", "", "u"], step = "run_island"}, {step = "free", values = ["a"]},
+// CHECK-SAME: {arguments = ["b"], bytes = [8], island = 7 : i64, results = ["q"], step = "run_island"}, {step = "free", values = ["b"]},
 // CHECK-SAME: {arguments = ["p", "q"], function = "forward_1", results = ["y"], step = "run_stage"}, {step = "free", values = ["p", "q"]}]}}}
 // CHECK: func.func @forward_0(%[[X:.*]]: !torch.vtensor<[2],f32> {bwd.name = "x", bwd.role = "input", bwd.value = "x"})
 // CHECK-NEXT: %[[A:.*]] = torch.aten.exp %[[X]]
@@ -32,11 +32,31 @@ func.func @backward(%g: !t {bwd.role = "tangent", bwd.name = "g"}) -> (!t {bwd.r
 
 // -----
 
+!open = !torch.vtensor<[?],f32>
+
+// An island takes open sizes before tensors. What passes between stages says what its sizes are, and stages take them.
+// Bytes are those of the sizes that were traced.
+// CHECK: {arguments = ["x", "n"], function = "forward_0", results = ["a"], step = "run_stage"}
+// CHECK-SAME: {arguments = ["n", "a"], bytes = [28], island = 0 : i64, results = ["p"], step = "run_island"}
+// CHECK-SAME: {arguments = ["n", "p"], function = "forward_1", results = ["y"], step = "run_stage"}
+// CHECK: func.func @forward_0(%{{.*}}: !torch.vtensor<[?],f32> {{{.*}}}, %{{.*}}: !torch.int {bwd.name = "n", bwd.role = "size", bwd.value = "n"}) -> (!torch.vtensor<[?],f32> {bwd.name = "a", bwd.role = "saved", bwd.shape = "n + 2", bwd.value = "a"})
+module attributes {bwd.sizes = {n = 5 : i64}} {
+  func.func @forward(%x: !open {bwd.role = "input", bwd.name = "x", bwd.value = "x", bwd.shape = "n"}, %n: !torch.int {bwd.role = "size", bwd.name = "n", bwd.value = "n"})
+      -> (!open {bwd.role = "output", bwd.name = "out", bwd.shape = "n + 2"}) {
+    %a = torch.operator "torch.some.pad"(%x) {bwd.values = ["a"], bwd.shapes = ["n + 2"]} : (!open) -> !open
+    %p = torch.operator "torch.retrograd.island"(%n, %a) {bwd.island = 0 : i64, bwd.values = ["p"], bwd.shapes = ["n + 2"]} : (!torch.int, !open) -> !open
+    %y = torch.aten.exp %p {bwd.values = ["y"], bwd.shapes = ["n + 2"]} : !open -> !open
+    return %y : !open
+  }
+}
+
+// -----
+
 !t = !torch.vtensor<[2],f32>
 
 // Islands that draw random numbers keep their order, whatever they depend on; a function may be islands alone.
-// CHECK: steps = [{arguments = ["x"], island = 0 : i64, results = ["a"], step = "run_island"},
-// CHECK-SAME: {arguments = ["x"], island = 1 : i64, results = ["b"], step = "run_island"}
+// CHECK: steps = [{arguments = ["x"], bytes = [8], island = 0 : i64, results = ["a"], step = "run_island"},
+// CHECK-SAME: {arguments = ["x"], bytes = [8], island = 1 : i64, results = ["b"], step = "run_island"}
 // CHECK-NOT: func.func
 func.func @forward(%x: !t {bwd.role = "input", bwd.name = "x", bwd.value = "x"})
     -> (!t {bwd.role = "output", bwd.name = "b"}, !t {bwd.role = "output", bwd.name = "a"}) {
