@@ -158,14 +158,15 @@ def test_a_table_of_hooks_names_what_failed() -> None:
         return {}
 
     rows: dict[str, dict[str, Any]] = {"eager": {"us": 1.5}, "retrograd": {"failed": "RuntimeError: no such op"}}
-    assert hooks.table("overhead", figures, rows).splitlines() == [
+    assert hooks.table("overhead", figures, rows) == [
         "## overhead",
         "",
         "What it measures.",
         "",
-        "| | us | failed |",
+        "|  | us | failed |",
         "| --- | ---: | ---: |",
         "| eager | 1.5 |  |",
         "| retrograd |  | RuntimeError: no such op |",
+        "",
     ]
     assert hooks.engines_of("share") == ("retrograd",) and "eager" in hooks.engines_of("packed")
