@@ -26,6 +26,7 @@ from retrograd.frontend.decompositions import (
     scans,
     sorting,
     special,
+    strided,
     sums,
 )
 from retrograd.frontend.decompositions.entry import Decomposition
@@ -44,6 +45,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *scans.ENTRIES,
     *scalars.ENTRIES,
     *special.ENTRIES,
+    *strided.ENTRIES,
     *sums.ENTRIES,
 )
 

@@ -1,0 +1,76 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Views by sizes and strides as slices: the same elements as PyTorch's, on random views of random layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrograd.frontend.decompositions.strided import Window, as_strided, as_strided_scatter, find_place, find_window
+
+Geometry = tuple[torch.Tensor, list[int], list[int], int]
+
+
+@st.composite
+def views(draw: st.DrawFn) -> Geometry:
+    """A dense tensor of some layout, and sizes, strides and offset of a view in its memory."""
+    shape = draw(st.lists(st.integers(1, 4), max_size=3))
+    order = draw(st.permutations(range(len(shape))))
+    x = torch.arange(torch.Size(shape).numel()).reshape(shape).permute(order)
+    if draw(st.booleans()):
+        size = draw(st.lists(st.integers(1, 3), max_size=3))
+        stride = draw(st.lists(st.integers(0, 5), min_size=len(size), max_size=len(size)))
+        return x, size, stride, draw(st.integers(0, 3))
+    view = x
+    for _ in range(draw(st.integers(0, 3)) if x.dim() else 0):
+        axis = draw(st.integers(0, view.dim() - 1))
+        start = draw(st.integers(0, view.shape[axis] - 1))
+        match draw(st.sampled_from(["slice", "unsqueeze", "permute"])):
+            case "slice":
+                view = view[(slice(None),) * axis + (slice(start, None, draw(st.integers(1, 2))),)]
+            case "unsqueeze":
+                view = view.unsqueeze(axis)
+            case _:
+                view = view.permute(draw(st.permutations(range(view.dim()))))
+    return x, list(view.shape), list(view.stride()), view.storage_offset()
+
+
+@given(views())
+@settings(max_examples=300, deadline=None)
+def test_the_same_elements_as_pytorchs(view: Geometry) -> None:
+    x, size, stride, offset = view
+    place = find_place(x, size, stride, offset)
+    last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    assert (place is None) == (last >= x.numel())
+    if place is None:
+        return
+    expected = x.as_strided(size, stride, offset)
+    assert torch.equal(as_strided(x, size, stride, offset), expected)
+    src = -1 - torch.arange(expected.numel()).reshape(size)
+    if place.window is None:
+        assert as_strided_scatter(x, src, size, stride, offset) is NotImplemented
+        return
+    written = x.clone(memory_format=torch.preserve_format)
+    written.as_strided(size, stride, offset).copy_(src)
+    assert torch.equal(as_strided_scatter(x, src, size, stride, offset), written)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset", "window"),
+    [
+        ((2, 3), (4, 1), 5, Window((1, 1), (2, 3), (1, 1), (0, 1))),
+        ((2, 2), (2, 4), 4, Window((1, 0), (2, 2), (1, 2), (1, 0))),
+        ((3,), (4,), 2, Window((0, 2), (3, 1), (1, 1), (0,))),
+        ((1, 4), (9, 1), 8, Window((2, 0), (1, 4), (1, 1), (1,))),
+        ((6,), (1,), 0, None),
+        ((2, 2), (0, 1), 0, None),
+    ],
+    ids=["block", "turned, every other", "column", "row", "across rows", "twice the same"],
+)
+def test_windows_of_three_rows_of_four(
+    size: tuple[int, ...], stride: tuple[int, ...], offset: int, window: Window | None
+) -> None:
+    assert find_window((3, 4), size, stride, offset) == window
