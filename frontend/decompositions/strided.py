@@ -115,8 +115,8 @@ def find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     numbers = [*x.shape, *x.stride(), x.storage_offset(), *size, *stride, storage_offset or 0]
     if not all(isinstance(number, int) for number in numbers) or 0 in (*x.shape, *size):
         return None
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride(axis), axis))
-    offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
+    offset = 0 if storage_offset is None else int(storage_offset - x.storage_offset())
     last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if offset < 0 or last >= x.numel() or not x.permute(order).is_contiguous():
         return None

@@ -35,7 +35,7 @@ def views(draw: st.DrawFn) -> Geometry:
                 view = view.unsqueeze(axis)
             case _:
                 view = view.permute(draw(st.permutations(range(view.dim()))))
-    return x, list(view.shape), list(view.stride()), view.storage_offset()
+    return x, list(view.shape), list(view.stride()), int(view.storage_offset())
 
 
 @given(views())
