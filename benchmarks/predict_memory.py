@@ -24,7 +24,7 @@ from retrograd.pipelines.budgeted import step_peak
 from retrograd.pipelines.executable import measure_scratch
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.staged import Progress, stage_module
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.targets import CPU
 
 POLICIES = ("default", "min-cut")
 
@@ -53,7 +53,7 @@ def predict(name: str, case: Case) -> Iterator[Prediction]:
     for policy in POLICIES:
         with module.context, ir.Location.unknown():
             staged = stage_module(ir.Module.parse(source), policy, Progress())
-        scratch = measure_scratch(lower_to_linalg(staged.source.encode()), find_target("cpu"))
+        scratch = measure_scratch(lower_to_linalg(staged.source.encode(), CPU), CPU)
         yield Prediction(name, policy, staged.partition["peak_bytes_planned"], step_peak(staged, scratch))
 
 

@@ -133,7 +133,7 @@ class BudgetBuilder:
         if found is not None:
             return {str(name): int(size) for name, size in json.loads(found).items()}
         with self.progress.phase("measure memory"):
-            scratch = measure_scratch(lower_to_linalg(staged.source.encode()), target)
+            scratch = measure_scratch(lower_to_linalg(staged.source.encode(), target), target)
         if self.store is not None:
             self.store.put(parts, json.dumps(scratch).encode())
         return scratch

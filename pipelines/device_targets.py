@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 DATA_TILING = "--iree-opt-data-tiling"
+# On the products that it is for; see bwd-mark-products.
+PACKING_MARK = "iree.opt.data_tiling"
 FEWER_FUSIONS = "--iree-dispatch-creation-fuse-multi-use=false"
 SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
 PLAIN_REDUCTIONS = "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false"
@@ -50,8 +52,8 @@ class DeviceTarget:
         return self.name.partition(":")[0]
 
 
-# Data tiling makes matrix products fast; where producers with several users are fused into it, vectors of 32 KiB come
-# out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64 over a
+# Data tiling makes large matrix products fast; where producers with several users are fused into it, vectors of 32 KiB
+# come out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64 over a
 # batch norm's thousands of elements.
 _CPU_LADDER = (
     (DATA_TILING, FEWER_FUSIONS, SPLIT_REDUCTION),

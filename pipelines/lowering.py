@@ -14,9 +14,10 @@ from pathlib import Path
 
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
+from retrograd.pipelines.targets import Target
 
-LOWERING_PIPELINE = (
-    "builtin.module("
+# What all devices have in common; what code for one needs comes in the end.
+_LOWERING = (
     "bwd-functionalize-rng,"
     "convert-torch-view-to-tensor,"
     "func.func(torch-match-quantized-custom-ops),"
@@ -25,14 +26,23 @@ LOWERING_PIPELINE = (
     "bwd-verify-legality{level=linalg},"
     "bwd-isolate-arguments,"
     "bwd-isolate-scatters,"
-    "bwd-export-results)"
+    "bwd-export-results"
 )
 
 
-def lower_to_linalg(staged: bytes, *, locations: bool = True, limits: ToolLimits | None = None) -> str:
+def lowering_pipeline(target: Target | None = None) -> str:
+    """The passes from staged functions to linalg for a target; without one, what all have in common."""
+    own = ",bwd-mark-products" if target is not None and target.kinds == ("cpu",) else ""
+    return f"builtin.module({_LOWERING}{own})"
+
+
+def lower_to_linalg(
+    staged: bytes, target: Target | None = None, *, locations: bool = True, limits: ToolLimits | None = None
+) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
 
-    ``locations`` says whether the result has them too; ``limits`` are the tool's, else those of the environment.
+    ``target`` is as for :func:`lowering_pipeline`. ``locations`` says whether the result has them too; ``limits`` are
+    the tool's, else those of the environment.
 
     Raises:
         CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
@@ -40,17 +50,17 @@ def lower_to_linalg(staged: bytes, *, locations: bool = True, limits: ToolLimits
     """
     with tempfile.TemporaryDirectory(prefix="retrograd-lower-") as name:
         folder = Path(name)
-        source, target = folder / "staged.mlir", folder / "linalg.mlir"
+        source, lowered = folder / "staged.mlir", folder / "linalg.mlir"
         source.write_bytes(staged)
-        options = [f"--pass-pipeline={LOWERING_PIPELINE}", "--allow-unregistered-dialect"]
+        options = [f"--pass-pipeline={lowering_pipeline(target)}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
         result = run_tool(
-            [sys.executable, "-m", "retrograd.tools.lower", source, "-o", target, *options],
+            [sys.executable, "-m", "retrograd.tools.lower", source, "-o", lowered, *options],
             folder=folder,
             limits=limits,
         )
         if result.returncode == 0:
-            return target.read_text(encoding="utf-8")
+            return lowered.read_text(encoding="utf-8")
         kept = keep_for_replay(source)
         replay = shlex.join(["retrograd-opt", str(kept), *options])
         raise tool_failure("lower", result, source, kept, replay)

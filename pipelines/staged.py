@@ -15,7 +15,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface, read_interface
-from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
+from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import StagePlan, read_island_plans, read_plan
@@ -208,7 +208,7 @@ def build_executable(
     if found is not None:
         return _decode(found), True
     with progress.phase("lower"):
-        linalg = lower_to_linalg(staged.source.encode())
+        linalg = lower_to_linalg(staged.source.encode(), target)
     with progress.phase("iree-compile"):
         executable = compile_executable(linalg, target)
     if store is not None:
@@ -221,7 +221,7 @@ def executable_parts(staged: StagedModule, target: Target, versions: dict[str, s
     return {
         "entry": "executable, scratch memory and its timelines",
         "module": staged.texts["scheduled"],
-        "lowering": LOWERING_PIPELINE,
+        "lowering": lowering_pipeline(target),
         "target": repr(target),
         "cpu": host_cpu(),
         **versions,

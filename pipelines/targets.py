@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from retrograd.pipelines.device_targets import (
     DATA_TILING,
+    PACKING_MARK,
     DeviceTarget,
     Ladder,
     UnknownTarget,
@@ -80,15 +80,13 @@ class Target:
     def find_rungs(self, linalg: str) -> Ladder:
         """The sets of flags to try on a module: of the ladder, those that are of use to it.
 
-        Data tiling packs operands. Without a matrix product that repays it, what it packs is the matrix of a product
-        with a vector: a copy of the matrix, eight times the time of the product itself.
+        Data tiling is for modules with a matrix product that bwd-mark-products marked. IREE would pack the operands of
+        all products of a module without marks, and the matrix of a product with a vector: a copy of the matrix, eight
+        times the time of the product itself.
         """
-        if _PRODUCT.search(linalg):
+        if PACKING_MARK in linalg:
             return self.ladder
         return tuple(dict.fromkeys(flags for flags in self.ladder if DATA_TILING not in flags))
-
-
-_PRODUCT = re.compile(r"linalg\.(?:quantized_)?(?:batch_)?(?:matmul|mmt4d|conv_)")
 
 
 def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = None) -> Target:

@@ -20,7 +20,7 @@ from retrograd.frontend.verification import tolerance_of
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface
-from retrograd.pipelines.lowering import LOWERING_PIPELINE, lower_to_linalg
+from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
 from retrograd.pipelines.slicing import FoundOp, ModuleSlice, Slicer
 from retrograd.pipelines.staged import StagedModule
 from retrograd.pipelines.targets import Target
@@ -124,7 +124,7 @@ class Laboratory:
     def _test(self, piece: ModuleSlice) -> Trial:
         linalg: str | None = None
         try:
-            linalg = lower_to_linalg(piece.text.encode())
+            linalg = lower_to_linalg(piece.text.encode(), self.target)
             executable = compile_executable(linalg, self.target)
         except CompileError as error:
             return Trial(error.phase, error.message, linalg, self.target.ladder[-1])
@@ -214,7 +214,7 @@ def _reproducer(laboratory: Laboratory, found: FoundOp, trial: Trial) -> Reprodu
     tensors = laboratory.values.tensors
     texts = {"slice.mlir": found.slice.text}
     lower = ["retrograd-opt", "slice.mlir", "--allow-unregistered-dialect", "--mlir-print-debuginfo"]
-    commands = [shlex.join([*lower, "-o", "linalg.mlir", f"--pass-pipeline={LOWERING_PIPELINE}"])]
+    commands = [shlex.join([*lower, "-o", "linalg.mlir", f"--pass-pipeline={lowering_pipeline(target)}"])]
     if trial.linalg is not None:
         texts["linalg.mlir"] = trial.linalg
         commands.append(shlex.join(["iree-compile", "linalg.mlir", "-o", "slice.vmfb", *target.flags, *trial.flags]))

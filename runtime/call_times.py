@@ -10,8 +10,6 @@ _SHORT_SECONDS = 2e-3
 # From here on it pays to end the OpenMP threads that torch left behind, which takes some 50 us.
 _LONG_SECONDS = 1e-3
 _TRIALS = 3
-# Where other processes hold the cores, a function is found to be short only now and then.
-_PATIENCE = 20
 
 
 class CallTimes:
@@ -50,7 +48,7 @@ class CallTimes:
             self._settle(min(times) <= min(self._workers))
         elif min(times) < _SHORT_SECONDS:
             self.prefers_caller = True
-        elif len(times) >= _PATIENCE:
+        else:
             self._settle(False)
 
     def _settle(self, in_caller: bool) -> None:

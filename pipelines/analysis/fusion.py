@@ -4,10 +4,10 @@
 
 Views are free; one that is returned is written by the kernel that makes what it looks at. A pointwise op whose only
 user is pointwise or a reduction runs inside it, and its result takes no memory; one that takes no tensor (a fill, a
-range) is repeated in each user. A matrix product reads packed copies of its operands (data tiling), each written by a
-kernel of its own, and gives a plain result. Pointwise ops that alone use a product run in its kernel, on packed copies
-of their other operands, unless these come later or are products themselves. A product that is split (see
-``split_products``) reads its operands as they are.
+range) is repeated in each user. A matrix product gives a plain result; one that is large (see ``packed_products``)
+reads packed copies of its operands, each written by a kernel of its own. Pointwise ops that alone use a product run in
+its kernel, on packed copies of their other operands if its own are packed, unless these come later or are products
+themselves. A product that is split (see ``split_products``) reads its operands as they are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.packed_products import PRODUCTS
 
 _FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
 # A kernel takes no more operands than this (``kIreeMaxOperandCount`` in IREE's dispatch creation).
 _MOST_OPERANDS = 16
-_PACKED = ("torch.aten.mm", "torch.aten.bmm", "torch.aten.addmm", "torch.aten.baddbmm", "torch.aten.matmul")
 # A copy of a view is written right into its place in what it is joined to.
 _COPY, _JOIN = "torch.aten.clone", "torch.aten.cat"
 
@@ -117,7 +117,7 @@ class _Former:
             if number in self.done:
                 continue
             reads = self.flat(self.inputs[number])
-            if op.name in _PACKED:
+            if op.name in PRODUCTS:
                 self.add_product(place, op, reads)
             elif len(reads) < _MOST_OPERANDS and self.is_fused(number):
                 self.inside.update((r, reads) for r in op.results if r not in self.available)
@@ -132,14 +132,15 @@ class _Former:
         return tuple(dict.fromkeys(source for v in values for source in self.inside.get(v, (v,))))
 
     def add_product(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
-        """A matrix product on packed operands, with the pointwise ops behind it that nothing else feeds and whose other
-        operands are there."""
+        """A matrix product, with the pointwise ops behind it that nothing else feeds and whose other operands are
+        there."""
         if op.parts > 1:
             parts = self.copy(op.results[0], op.parts)
             self.steps.append(Step(reads, (parts,)))
             self.add((parts,), op.results)
             return
-        packed = [self.pack(v) for v in reads]
+        take = self.pack if op.packed else self.write
+        packed = [take(v) for v in reads]
         results = op.results
         while (user := self.only_user(results[0])) is not None and self.graph.ops[user].kind is OpKind.POINTWISE:
             ahead = {user}
@@ -149,14 +150,14 @@ class _Former:
                 break
             # What is broadcast is not packed; a mask is, which has an eighth of the bytes at the least.
             whole = self.graph.values[results[0]].bytes // 8
-            packed += [self.pack(v) if self.graph.values[v].bytes >= whole else v for v in found]
+            packed += [take(v) if self.graph.values[v].bytes >= whole else v for v in found]
             self.done |= ahead
             results = self.graph.ops[user].results
         self.add(tuple(dict.fromkeys(packed)), results)
 
     def is_product(self, value: int) -> bool:
         producer = self.graph.values[value].producer
-        return producer is not None and self.graph.ops[producer].name in _PACKED and value not in self.available
+        return producer is not None and self.graph.ops[producer].name in PRODUCTS and value not in self.available
 
     def find_reads(self, value: int, place: int, ahead: set[int]) -> tuple[int, ...] | None:
         """What a kernel at ``place`` reads for ``value``, and in ``ahead`` the ops that it runs for it before their
@@ -176,11 +177,14 @@ class _Former:
                 self.bytes[result] = self.graph.values[result].bytes
         self.steps.append(Step(reads, tuple(r for r in results if r not in self.available)))
 
-    def pack(self, value: int) -> int:
+    def write(self, value: int) -> int:
+        """``value``, in memory, where packing and products take it from."""
         if value in self.inside:
-            # Packing takes it from memory.
             self.add(self.inside.pop(value), (value,))
-        packed = self.copy(value)
+        return value
+
+    def pack(self, value: int) -> int:
+        packed = self.copy(self.write(value))
         self.steps.append(Step((value,), (packed,)))
         return packed
 

@@ -53,7 +53,8 @@ class Op:
     """An operation: name in MLIR, kind, operands and results by value number, floating-point operations.
 
     ``tag`` is what the user asked of it, ``block`` the number of the checkpointed block that it is in, ``parts`` the
-    number of partial sums that a matrix product is split into.
+    number of partial sums that a matrix product is split into; ``packed`` says whether it reads packed copies of its
+    operands.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Op:
     tag: Tag | None = None
     block: int | None = None
     parts: int = 1
+    packed: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
+from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.split_products import find_parts
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
@@ -87,8 +88,8 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             kind = OpKind.VIEW
         taken = [shapes.read(o) for o in op.operands]
         flops = count_flops(name, taken, [shapes.read(r) for r in op.results])
-        parts = find_parts(name, taken)
-        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), parts))
+        packing = (find_parts(name, taken), repays_packing(name, taken, _result_type(op)))
+        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
@@ -229,6 +230,11 @@ def fixed_shape(type_: ir.Type) -> tuple[int, ...] | None:
     if tensor_shape(type_) is None or None in shape:
         return None
     return tuple(n for n in shape if n is not None)
+
+
+def _result_type(op: ir.Operation) -> str:
+    """Element type of the first result of ``op``; empty where that is no tensor."""
+    return element_type(op.results[0].type) if len(op.results) else ""
 
 
 def element_type(type_: ir.Type) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from retrograd.dialects import ir
 
-_BARRIER = "util.optimization_barrier"
+BARRIER = "util.optimization_barrier"
 _TIE = "flow.tensor.tie_shape"
 # Ops whose result may share storage with their first operand.
 _VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
@@ -18,7 +18,7 @@ def add_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
     """``value`` behind a barrier that stands right before an op."""
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
     op = ir.Operation.create(
-        _BARRIER, operands=[value], results=[value.type], loc=before.location, ip=ir.InsertionPoint(before)
+        BARRIER, operands=[value], results=[value.type], loc=before.location, ip=ir.InsertionPoint(before)
     )
     return op.results[0]
 

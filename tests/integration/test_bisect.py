@@ -19,6 +19,7 @@ import retrograd
 from retrograd import bisection
 from retrograd.pipelines import staged
 from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.targets import Target
 from retrograd.tools import cli
 
 FACTORY = """\
@@ -54,8 +55,8 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Lets every lowering put one op in place of another."""
 
     def inject(right: str, wrong: str) -> None:
-        def lower(source: bytes, *, locations: bool = True) -> str:
-            return lower_to_linalg(source, locations=locations).replace(right, wrong)
+        def lower(source: bytes, target: Target, *, locations: bool = True) -> str:
+            return lower_to_linalg(source, target, locations=locations).replace(right, wrong)
 
         monkeypatch.setattr(staged, "lower_to_linalg", lower)
         monkeypatch.setattr(bisection, "lower_to_linalg", lower)

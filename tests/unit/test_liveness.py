@@ -3,6 +3,7 @@
 """Peaks of small plans, counted by hand; sizes are multiples of the alignment."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from graph_text import parse_graph
@@ -11,8 +12,9 @@ from retrograd.pipelines.analysis.fusion import Step, find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import Life, Peak, compute_peak, find_waves, pack_buffers
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
+from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.partition_plan import plan_from_saved
-from retrograd.pipelines.analysis.split_products import find_parts
+from retrograd.pipelines.analysis.split_products import find_part, find_parts
 
 
 def peak(text: str, saved: str = "") -> Peak:
@@ -132,6 +134,37 @@ def test_what_is_ready_but_written_later_runs_with_the_product() -> None:
     assert [len(s.reads) for s in formed.steps] == [1, 1, 1, 3]
 
 
+def test_a_small_product_reads_its_operands_as_they_are() -> None:
+    graph = parse_graph(PRODUCT.format(size=1280, between=""))
+    small = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, packed=False) for op in graph.ops))
+    assert compute_peak(small, plan_from_saved(small, (), "test")).forward_scratch == 0
+    # What an operand is computed from is no operand: it is written to memory first.
+    graph = parse_graph("input x 640\n a = pointwise x 640\n y = mm a x 128\n forward y\n backward x")
+    small = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, packed=False) for op in graph.ops))
+    assert compute_peak(small, plan_from_saved(small, (), "test")).forward_scratch == 640
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "element_type", "packed"),
+    [
+        ("mm", [(512, 256), (256, 512)], "f32", True),
+        ("mm", [(512, 256), (256, 511)], "f32", False),
+        # Each product of a batch by itself; the sum that a product is added to is no operand.
+        ("bmm", [(512, 128, 64), (512, 64, 128)], "f32", False),
+        ("addmm", [(512,), (512, 256), (256, 512), None, None], "f32", True),
+        # By a vector, of open sizes, in a type whose plain products are slow, no product at all.
+        ("matmul", [(1 << 14, 1 << 14), (1 << 14,)], "f32", False),
+        ("mm", [None, None], "f32", True),
+        ("mm", [(8, 8), (8, 8)], "bf16", True),
+        ("mul.Tensor", [(1 << 14, 1 << 14), (1 << 14, 1 << 14)], "f32", False),
+        # Split into partial sums.
+        ("mm", [(64, 32768), (32768, 64)], "f32", False),
+    ],
+)
+def test_large_products_repay_packing(name: str, operands: list[Any], element_type: str, packed: bool) -> None:
+    assert repays_packing(f"torch.aten.{name}", operands, element_type) == packed
+
+
 def test_a_split_product_reads_its_operands_as_they_are_and_writes_all_parts() -> None:
     graph = parse_graph("input x 640\n input w 6400\n y = mm x w 128\n forward y\n backward x")
     split = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, parts=16) for op in graph.ops))
@@ -141,21 +174,25 @@ def test_a_split_product_reads_its_operands_as_they_are_and_writes_all_parts() -
 @pytest.mark.parametrize(
     ("left", "right", "parts"),
     [
-        ((32, 36864), (36864, 192), 64),
-        ((64, 32768), (32768, 21), 128),
-        ((4, 40960), (40960, 4), 2048),
-        ((1, 4096), (4096, 1), 2048),
-        # The least factor of the inner size that leaves no more parts than are allowed.
+        ((32, 36864), (36864, 192), 9),
+        # The least factor of the inner size that has as many terms.
         ((64, 3 * 24593), (3 * 24593, 192), 3),
-        # Large sides, a small inner size, a large result.
-        ((32, 36864), (36864, 2048), 1),
-        ((32, 4096), (4096, 192), 1),
-        ((256, 32000), (32000, 512), 1),
+        ((256, 32000), (32000, 512), 5),
+        # IREE would split it.
+        ((16, 2048), (2048, 48), 1),
+        # IREE would not: a small inner size, a large result.
+        ((512, 4096), (4096, 512), None),
+        ((1024, 190000), (190000, 1024), None),
+        ((4096, 50000), (50000, 4096), None),
     ],
 )
-def test_products_of_large_inner_size_are_split(left: tuple[int, ...], right: tuple[int, ...], parts: int) -> None:
-    assert find_parts("torch.aten.mm", [left, right]) == parts
-    assert find_parts("torch.aten.bmm", [(1, *left), (1, *right)]) == parts
+def test_products_of_large_inner_size_are_split(
+    left: tuple[int, ...], right: tuple[int, ...], parts: int | None
+) -> None:
+    for name, operands in (("mm", [left, right]), ("bmm", [(1, *left), (1, *right)])):
+        part = find_part(f"torch.aten.{name}", operands)
+        assert part == (None if parts is None else left[1] // parts)
+        assert find_parts(f"torch.aten.{name}", operands) == (parts or 1)
     assert find_parts("torch.aten.addmm", [left, right]) == find_parts("torch.aten.mm", [None, right]) == 1
 
 

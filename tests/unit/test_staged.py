@@ -16,7 +16,7 @@ from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import STAGES, Progress, StagedModule, build_executable, stage_module
-from retrograd.pipelines.targets import CPU
+from retrograd.pipelines.targets import CPU, Target
 from retrograd.pipelines.timeline import Step
 
 JOINT = """
@@ -71,7 +71,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled; the compiler itself is left out."""
     modules: list[str] = []
 
-    def lower(module: bytes) -> str:
+    def lower(module: bytes, target: Target) -> str:
         modules.append(module.decode())
         return "linalg"
 

@@ -44,9 +44,10 @@ def test_host_cpu_without_a_list_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host_cpu.__wrapped__()
 
 
-def test_data_tiling_is_for_matrix_products() -> None:
-    assert CPU.find_rungs("%0 = linalg.matmul ins(%a, %b : tensor<4x4xf32>, tensor<4x4xf32>)") == CPU.ladder
-    without = CPU.find_rungs('%0 = linalg.generic {iterator_types = ["parallel", "reduction"]}')
+def test_data_tiling_is_for_marked_products() -> None:
+    product = "%0 = linalg.matmul {} ins(%a, %b : tensor<512x512xf32>, tensor<512x512xf32>)"
+    assert CPU.find_rungs(product.format("{iree.opt.data_tiling}")) == CPU.ladder
+    without = CPU.find_rungs(product.format(""))
     assert without and without[-1] == ()
     assert all("--iree-opt-data-tiling" not in flags for flags in without)
     assert set(without) < set(CPU.ladder)

@@ -1,9 +1,9 @@
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-sink-recompute' | FileCheck %s
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-sink-recompute,bwd-sink-recompute' | FileCheck %s
 
-!square = !torch.vtensor<[64,64],f32>
+!square = !torch.vtensor<[64,64],f64>
 
-// Each chain right before its first use: the second is not alive while the first is used.
+// Each chain right before its first use: the second is not alive while the first is used. (Products of f64 are packed.)
 // CHECK-LABEL: func.func @backward(
 // CHECK-NEXT: %[[A:.*]] = torch.aten.exp
 // CHECK-NEXT: %[[G:.*]] = torch.aten.mm %{{.*}}, %[[A]]

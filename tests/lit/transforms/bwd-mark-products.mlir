@@ -1,0 +1,75 @@
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-mark-products' | FileCheck %s
+
+// Large products repay packing their operands, small ones do not.
+// CHECK-LABEL: func.func @large_and_small(
+// CHECK: linalg.matmul {iree.opt.data_tiling} ins(%{{.*}}, %{{.*}} : tensor<512x256xf32>, tensor<256x512xf32>)
+// CHECK: linalg.matmul ins(%{{.*}}, %{{.*}} : tensor<512x512xf32>, tensor<512x16xf32>)
+// CHECK-NOT: iree.opt.data_tiling
+func.func @large_and_small(%a: tensor<512x256xf32>, %b: tensor<256x512xf32>, %c: tensor<512x16xf32>,
+                           %y: tensor<512x512xf32>, %z: tensor<512x16xf32>) -> tensor<512x16xf32> {
+  %0 = linalg.matmul ins(%a, %b : tensor<512x256xf32>, tensor<256x512xf32>) outs(%y : tensor<512x512xf32>)
+      -> tensor<512x512xf32>
+  %1 = linalg.matmul ins(%0, %c : tensor<512x512xf32>, tensor<512x16xf32>) outs(%z : tensor<512x16xf32>)
+      -> tensor<512x16xf32>
+  return %1 : tensor<512x16xf32>
+}
+
+// -----
+
+// Of a batch each product counts by itself. Unmarked functions are packed whole: where another one packs, barriers are
+// marked.
+// CHECK-LABEL: func.func @batch(
+// CHECK: linalg.batch_matmul ins(
+// CHECK: "util.optimization_barrier"(%{{.*}}) {iree.opt.data_tiling}
+func.func @batch(%a: tensor<64x128x64xf32>, %b: tensor<64x64x128xf32>, %y: tensor<64x128x128xf32>)
+    -> tensor<64x128x128xf32> {
+  %0 = linalg.batch_matmul ins(%a, %b : tensor<64x128x64xf32>, tensor<64x64x128xf32>)
+      outs(%y : tensor<64x128x128xf32>) -> tensor<64x128x128xf32>
+  %1 = "util.optimization_barrier"(%a) : (tensor<64x128x64xf32>) -> tensor<64x128x64xf32>
+  return %0 : tensor<64x128x128xf32>
+}
+
+func.func @other(%a: tensor<512x512xf32>) -> tensor<512x512xf32> {
+  %0 = linalg.matmul ins(%a, %a : tensor<512x512xf32>, tensor<512x512xf32>) outs(%a : tensor<512x512xf32>)
+      -> tensor<512x512xf32>
+  return %0 : tensor<512x512xf32>
+}
+
+// -----
+
+// Where nothing is packed nothing has to be marked.
+// CHECK-LABEL: func.func @small(
+// CHECK-NOT: iree.opt.data_tiling
+func.func @small(%a: tensor<4x4xf32>, %y: tensor<4x4xf32>) -> tensor<4x4xf32> {
+  %0 = linalg.matmul ins(%a, %a : tensor<4x4xf32>, tensor<4x4xf32>) outs(%y : tensor<4x4xf32>) -> tensor<4x4xf32>
+  return %0 : tensor<4x4xf32>
+}
+
+// -----
+
+// Open sizes may be large, and of other types than f32 plain products are slow at any size.
+// CHECK-LABEL: func.func @open_and_half(
+// CHECK: linalg.matmul {iree.opt.data_tiling} ins(%{{.*}}, %{{.*}} : tensor<?x8xf32>, tensor<8x8xf32>)
+// CHECK: linalg.matmul {iree.opt.data_tiling} ins(%{{.*}}, %{{.*}} : tensor<8x8xbf16>, tensor<8x8xbf16>)
+func.func @open_and_half(%a: tensor<?x8xf32>, %b: tensor<8x8xf32>, %y: tensor<?x8xf32>, %c: tensor<8x8xbf16>,
+                         %z: tensor<8x8xbf16>) -> (tensor<?x8xf32>, tensor<8x8xbf16>) {
+  %0 = linalg.matmul ins(%a, %b : tensor<?x8xf32>, tensor<8x8xf32>) outs(%y : tensor<?x8xf32>) -> tensor<?x8xf32>
+  %1 = linalg.matmul ins(%c, %c : tensor<8x8xbf16>, tensor<8x8xbf16>) outs(%z : tensor<8x8xbf16>) -> tensor<8x8xbf16>
+  return %0, %1 : tensor<?x8xf32>, tensor<8x8xbf16>
+}
+
+// -----
+
+// What IREE would split into hundreds of partial sums is split into sums of 4096 terms, and not packed as well.
+// CHECK-LABEL: func.func @split(
+// CHECK: linalg.matmul {iree_linalg_ext.split_reduction = [4096 : index]} ins(
+// CHECK: linalg.matmul {iree_linalg_ext.split_reduction = [2048 : index]} ins(
+// CHECK-NOT: iree.opt.data_tiling
+func.func @split(%a: tensor<64x32768xf32>, %b: tensor<32768x64xf32>, %y: tensor<64x64xf32>, %c: tensor<16x2048xf32>,
+                 %d: tensor<2048x16xf32>, %z: tensor<16x16xf32>) -> (tensor<64x64xf32>, tensor<16x16xf32>) {
+  %0 = linalg.matmul ins(%a, %b : tensor<64x32768xf32>, tensor<32768x64xf32>) outs(%y : tensor<64x64xf32>)
+      -> tensor<64x64xf32>
+  %1 = linalg.matmul ins(%c, %d : tensor<16x2048xf32>, tensor<2048x16xf32>) outs(%z : tensor<16x16xf32>)
+      -> tensor<16x16xf32>
+  return %0, %1 : tensor<64x64xf32>, tensor<16x16xf32>
+}
