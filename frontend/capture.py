@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes
-from retrograd.frontend.islands import plain_checks
+from retrograd.frontend.empty_tensors import fill_empty_tensors
+from retrograd.frontend.matrix_checks import drop_settled_checks, plain_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.pack_hooks import HookTracker, find_open_pair, mark_values
 from retrograd.frontend.portable_attention import PortableAttention
@@ -138,8 +139,6 @@ def capture_joint(
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     inputs = _input_specs(args, dict(kwargs or {}))
-    for spec, leaf in zip(inputs, leaves, strict=True):
-        _check_leaf(spec.name, leaf)
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
     names = [i.name for i in inputs if i.type is not None]
@@ -160,6 +159,8 @@ def capture_joint(
     finally:
         flat.tracing = False
     graph_module = joint.graph_module
+    drop_settled_checks(graph_module)
+    fill_empty_tensors(graph_module)
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     share_sizes(graph_module, sizes.names)
@@ -256,6 +257,7 @@ def _input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputS
     for path, leaf in keyed:
         head, rest = ("args" if path[0].idx == 0 else "kwargs"), path[1:]  # type: ignore[attr-defined]
         name = head + pytree.keystr(rest)
+        _check_leaf(name, leaf)
         specs.append(
             InputSpec(name, TensorType.of(leaf)) if isinstance(leaf, torch.Tensor) else InputSpec(name, None, leaf)
         )
@@ -268,6 +270,9 @@ def _check_leaf(name: str, leaf: Any) -> None:
     if isinstance(leaf, torch.Tensor):
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
+        if leaf.layout is not torch.strided:
+            layout = str(leaf.layout).removeprefix("torch.")
+            raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")
     elif isinstance(leaf, np.ndarray):
         raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
     elif not isinstance(leaf, type) and any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(_attributes(leaf))):

@@ -16,8 +16,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 
 from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
 from retrograd.frontend.importer import JOINT
+from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
@@ -171,6 +173,8 @@ def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
     """Give the random ops one seed; work all sizes out from one node each. Returns
     these by name."""
     share_seed(traced)
+    drop_settled_checks(traced)
+    fill_empty_tensors(traced)
     names: dict[sympy.Symbol, str] = {}
     for node in traced.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")

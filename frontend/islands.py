@@ -10,22 +10,17 @@ gives and nothing of what it does.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
+from retrograd.frontend.matrix_checks import CHECK
 from retrograd.frontend.random_ops import DRAW_SEED
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError, source_place
-
-# Raises where a result is none (a singular matrix), and gives nothing.
-_CHECK = torch.ops.aten._linalg_check_errors.default
-torch.fx.node.has_side_effect(_CHECK)
 
 # Element types that executables take and compute with.
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -54,7 +49,7 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
     for node in graph_module.graph.nodes:
         if not can_be_island(node):
             continue
-        if node.target is _CHECK:
+        if node.target is CHECK:
             # With what it looks at, so that it is in an island that is needed.
             checked = [n.args[0] if n.target is operator.getitem else n for n in node.all_input_nodes]
             reasons |= {n.name: "it may raise an error" for n in (node, *checked)}
@@ -99,14 +94,6 @@ def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple
     members = {n for n in nodes if n in asked or (n.target is operator.getitem and n.args[0] in asked)}
     groups = _merge(nodes, members)
     return tuple(_describe(group, reasons) for group in groups)
-
-
-@contextmanager
-def plain_checks() -> Iterator[None]:
-    """While this is open, checks of matrices are traced as ops like others, not in a chain of tokens."""
-    effect = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
-    with mock.patch.object(effect, "_effect", None):
-        yield
 
 
 def _is_ours(node: Node) -> bool:

@@ -26,7 +26,9 @@ from retrograd.frontend.autograd.python_calls import Frame, PythonCall, PythonCa
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
 from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.importer import RuntimeInput, describe_results
+from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.source import CaptureError, capture_error
 
 
@@ -92,6 +94,8 @@ def trace_backward(
         raise
     except Exception as error:
         raise capture_error(error) from error
+    drop_settled_checks(graph_module)
+    fill_empty_tensors(graph_module)
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
     return TracedBackward(

@@ -16,18 +16,25 @@ from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
 from retrograd.frontend.decompositions import (
     attention,
-    axes,
+    bags,
     convolution,
+    copies,
+    distances,
+    factorizations,
+    fractional_pooling,
     indexing,
     numerics,
     pooling,
     sampling,
+    sampling_grids,
     scalars,
     scans,
+    segments,
     sorting,
     special,
     strided,
     sums,
+    triangular,
 )
 from retrograd.frontend.decompositions.entry import Decomposition
 
@@ -38,7 +45,12 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *attention.ENTRIES,
     *pooling.ENTRIES,
     *indexing.ENTRIES,
-    *axes.ENTRIES,
+    *segments.ENTRIES,
+    *distances.ENTRIES,
+    *bags.ENTRIES,
+    *copies.ENTRIES,
+    *sampling_grids.ENTRIES,
+    *fractional_pooling.ENTRIES,
     *numerics.ENTRIES,
     *sampling.ENTRIES,
     *sorting.ENTRIES,
@@ -47,6 +59,8 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *special.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
+    *triangular.ENTRIES,
+    *factorizations.ENTRIES,
 )
 
 

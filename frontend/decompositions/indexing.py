@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,36 @@ def diagonal_backward(grad: Tensor, input_sizes: Sequence[int], offset: int, dim
     return diagonal_scatter(grad.new_zeros(input_sizes), grad, offset, dim1, dim2)
 
 
+def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    """``aten.replication_pad1d_backward`` to ``_3d``: what was padded is added to the element that it repeats."""
+    for position in range(len(padding) // 2):
+        axis = x.dim() - 1 - position
+        size = x.shape[axis]
+        place = torch.arange(grad.shape[axis], device=grad.device) - padding[2 * position]
+        rows = grad.movedim(axis, -1)
+        # A negative amount leaves elements out, which then have no gradient.
+        here = place.clamp(0, size - 1) == torch.arange(size, device=grad.device).unsqueeze(-1)
+        grad = torch.where(here, rows.unsqueeze(-2), 0.0).sum(-1).movedim(-1, axis)
+    return grad.contiguous()
+
+
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``aten.masked_scatter_backward``: the elements of ``grad`` where ``mask`` is set, in order, as a tensor of
+    ``sizes``, which may be larger."""
+    chosen = mask.expand(grad.shape).flatten()
+    count = math.prod(sizes)
+    place = torch.cumsum(chosen.to(torch.int64), 0) - 1
+    # What is not chosen goes to one element behind the last.
+    target = torch.where(chosen, place, count)
+    return aten.index_put.default(grad.new_zeros(count + 1), [target], grad.flatten())[:count].reshape(sizes)
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """``aten.put``: ``source`` written to the places ``index`` of the flattened ``x``."""
+    flat, place = x.reshape(-1), index.reshape(-1)
+    return aten.index_put.default(flat, [place], source.reshape(-1), accumulate).reshape(x.shape)
+
+
 _ONE_FORM = "torch-mlir's lowering ends the process for a negative axis, refuses scalars, and loops over unknown sizes"
 _LEFT_OUT = "torch-mlir refuses indices that stand apart, and is slow with axes left out before the first"
 
@@ -145,6 +176,16 @@ ENTRIES = (
     Decomposition(
         aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"
     ),
+    *(
+        Decomposition(op, replication_pad_backward, "torch-mlir has no lowering for it")
+        for op in (
+            aten.replication_pad1d_backward.default,
+            aten.replication_pad2d_backward.default,
+            aten.replication_pad3d_backward.default,
+        )
+    ),
+    Decomposition(aten.put.default, put, "torch-mlir has no lowering for it"),
+    Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, "torch-mlir has no lowering for it"),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(
         aten.embedding_dense_backward.default,

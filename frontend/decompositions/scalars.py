@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ops along an axis of a tensor that has none: PyTorch takes a scalar for a row of one element."""
+"""Ops along an axis of a tensor that has none: PyTorch takes a scalar for a row of one element; and broadcasting."""
 
 from __future__ import annotations
 
@@ -51,7 +51,19 @@ def logical_or(x: Tensor, y: Tensor) -> Any:
     return torch.bitwise_or(*torch.broadcast_tensors(x != 0, y != 0)) if x.shape != y.shape else NotImplemented
 
 
+def fmax(x: Tensor, y: Tensor) -> Any:
+    """``aten.fmax``: the larger of two numbers, and that one which is a number where the other is NaN."""
+    return torch.where(torch.isnan(y) | (x >= y), x, y) if x.dtype.is_floating_point else NotImplemented
+
+
+def fmin(x: Tensor, y: Tensor) -> Any:
+    """``aten.fmin``: the smaller of two numbers, and that one which is a number where the other is NaN."""
+    return torch.where(torch.isnan(y) | (x <= y), x, y) if x.dtype.is_floating_point else NotImplemented
+
+
 ENTRIES = (
+    Decomposition(aten.fmax.default, fmax, "torch-mlir does not broadcast it"),
+    Decomposition(aten.fmin.default, fmin, "torch-mlir does not broadcast it"),
     *(
         Decomposition(op, _as_row(op), "torch-mlir refuses a tensor of no axis, or does not come to an end")
         for op in _WITH_AXIS

@@ -131,6 +131,24 @@ def examine(case: Case, limit: int | None) -> Verdict:
     return verdict
 
 
+def examine_together(cases: Sequence[Case], limit: int | None) -> list[Verdict] | None:
+    """The verdicts on cases that are all native, from one program for all their samples: most of the time that a
+    program takes is not its ops'. None where anything is amiss, or draws random numbers: then each is for itself.
+    """
+    verdicts, references = [Verdict(case.name) for case in cases], []
+    for case, verdict in zip(cases, verdicts, strict=True):
+        found = [r for r in map(_run_eager, case.samples(limit)) if r is not None]
+        if any(r.random for r in found):
+            return None
+        verdict.samples = verdict.native = len(found)
+        references += found
+    try:
+        right = not references or not any(_compare(_compile(references, "error"), references))
+    except Exception:  # noqa: BLE001  whatever it is, a case by itself will show it
+        return None
+    return verdicts if right else None
+
+
 def _settle(references: Sequence[_Reference], verdict: Verdict, refused: list[_Reference] | None) -> None:
     """Compile these samples as one program; where that fails, each half of them by itself.
 

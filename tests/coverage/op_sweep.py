@@ -37,12 +37,15 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class _Running:
-    case: Case
+    cases: Sequence[Case]
     process: BaseProcess
     since: float
+    late: bool = False
 
 
-def sweep(cases: Sequence[Case], folder: Path, *, jobs: int, samples: int | None, timeout: float) -> list[Verdict]:
+def sweep(
+    cases: Sequence[Case], folder: Path, *, jobs: int, samples: int | None, timeout: float, together: int = 1
+) -> list[Verdict]:
     """The verdicts on ``cases``, in order; those that ``folder`` has are taken from there.
 
     Args:
@@ -51,9 +54,11 @@ def sweep(cases: Sequence[Case], folder: Path, *, jobs: int, samples: int | None
         jobs: how many processes at a time.
         samples: the most samples per case; None for all.
         timeout: seconds for one case.
+        together: how many cases to try as one program, which is halved where one of them is not native.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = [case for case in cases if not _path(folder, case).exists()]
+    missing = [case for case in cases if not _path(folder, case).exists()]
+    waiting = [missing[i : i + together] for i in range(0, len(missing), together)]
     running: list[_Running] = []
     try:
         while waiting or running:
@@ -63,55 +68,74 @@ def sweep(cases: Sequence[Case], folder: Path, *, jobs: int, samples: int | None
             for job in list(running):
                 if job.process.is_alive() and time.monotonic() - job.since < timeout:
                     continue
-                _finish(job, folder, timeout)
                 running.remove(job)
+                job.late = job.process.is_alive()
+                _stop(job.process)
+                if len(job.cases) > 1:
+                    waiting[:0] = _halves([case for case in job.cases if not _path(folder, case).exists()])
+                else:
+                    _settle(job, folder, timeout)
+                for case in job.cases:
+                    _tell(_path(folder, case))
     finally:
         for job in running:
             _stop(job.process)
     return [read_verdict(_path(folder, case)) for case in cases]
 
 
-def _start(case: Case, folder: Path, samples: int | None) -> _Running:
+def _halves(cases: list[Case]) -> list[list[Case]]:
+    middle = len(cases) // 2
+    return [half for half in (cases[:middle], cases[middle:]) if half]
+
+
+def _start(cases: Sequence[Case], folder: Path, samples: int | None) -> _Running:
     # Forked, since importing the databases takes longer than most cases; the parent never starts a thread.
-    process = multiprocessing.get_context("fork").Process(target=_examine, args=(case, _path(folder, case), samples))
+    paths = [_path(folder, case) for case in cases]
+    process = multiprocessing.get_context("fork").Process(target=_examine, args=(cases, paths, samples))
     process.start()
-    return _Running(case, process, time.monotonic())
+    return _Running(cases, process, time.monotonic())
 
 
-def _examine(case: Case, path: Path, samples: int | None) -> None:
-    """What the child does."""
+def _examine(cases: Sequence[Case], paths: Sequence[Path], samples: int | None) -> None:
+    """What the child does; several cases have verdicts only if all are native."""
     warnings.simplefilter("ignore")
     # A sweep in the background of a shell ignores interrupts, and they are how a child is stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     start = time.monotonic()
-    verdict = op_check.examine(case, samples)
-    verdict.seconds = round(time.monotonic() - start, 1)
-    _write(path, verdict)
+    if len(cases) == 1:
+        verdicts = [op_check.examine(cases[0], samples)]
+    else:
+        verdicts = op_check.examine_together(cases, samples) or []
+    for verdict, path in zip(verdicts, paths, strict=bool(verdicts)):
+        verdict.seconds = round((time.monotonic() - start) / len(cases), 1)
+        _write(path, verdict)
     os._exit(0)
 
 
-def _finish(job: _Running, folder: Path, timeout: float) -> None:
-    path = _path(folder, job.case)
-    if job.process.is_alive():
-        _stop(job.process)
-        verdict = Verdict(job.case.name)
+def _settle(job: _Running, folder: Path, timeout: float) -> None:
+    """The verdict on a case whose process left none."""
+    (case,), path = job.cases, _path(folder, job.cases[0])
+    if path.exists():
+        return
+    verdict = Verdict(case.name)
+    if job.late:
         verdict.fail("refused", "all", f"not compiled within {timeout:.0f} seconds")
         verdict.seconds = timeout
-        _write(path, verdict)
-    elif not path.exists():
+    else:
         code = job.process.exitcode or 0
         ended = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        verdict = Verdict(job.case.name)
         verdict.fail("crashed", "all", f"the process was ended by {ended}")
-        _write(path, verdict)
-    verdict = read_verdict(path)
-    reason = f"  {verdict.failures[0][2][:100]}" if verdict.failures else ""
-    print(
-        f"{verdict.outcome:8} {verdict.seconds:6.1f} s  {verdict.name} {verdict.native}/{verdict.samples}{reason}",
-        flush=True,
-    )
+    _write(path, verdict)
+
+
+def _tell(path: Path) -> None:
+    if path.exists():
+        verdict = read_verdict(path)
+        reason = f"  {verdict.failures[0][2][:100]}" if verdict.failures else ""
+        count = f"{verdict.native}/{verdict.samples}"
+        print(f"{verdict.outcome:8} {verdict.seconds:6.1f} s  {verdict.name} {count}{reason}", flush=True)
 
 
 def _stop(process: BaseProcess) -> None:
@@ -146,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--samples", type=int, help="the most samples of a case, spread over all; all of them if left out"
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one case")
+    parser.add_argument("--together", type=int, default=8, help="cases to try as one program, where all are native")
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="of N parts of the cases, part I, from 0")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/coverage", help="where verdicts are kept")
     parser.add_argument("--table", type=Path, help="the file to write the table to")
     parser.add_argument("--kept", action="store_true", help="examine nothing, only write the table of verdicts kept")
@@ -157,12 +183,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = [case for case in cases if case.name in native]
     if options.fraction < 1:
         cases = rotate(cases, options.fraction, options.rotate)
+    part, parts = map(int, options.shard.split("/"))
+    cases = cases[part::parts]
     if options.again:
         for case in cases:
             _path(options.folder, case).unlink(missing_ok=True)
     if options.kept:
         cases = [case for case in cases if _path(options.folder, case).exists()]
-    verdicts = sweep(cases, options.folder, jobs=options.jobs, samples=options.samples, timeout=options.timeout)
+    verdicts = sweep(
+        cases,
+        options.folder,
+        jobs=options.jobs,
+        samples=options.samples,
+        timeout=options.timeout,
+        together=options.together,
+    )
     text = write_table(verdicts, options.samples, len(all_cases()))
     if options.table:
         options.table.write_text(text, encoding="utf-8")

@@ -45,7 +45,7 @@ def test_a_tenth_of_what_is_native_stays_native(tmp_path: Path) -> None:
         "--listed",
         ROOT / "docs/coverage.md",
     ]
-    options += ["--rotate", datetime.date.today(), "--timeout", 300]
+    options += ["--rotate", datetime.date.today(), "--timeout", 300, "--together", 16]
     run_alone(ROOT / "tests/coverage/op_sweep.py", *options)
     verdicts = [read_verdict(path) for path in tmp_path.glob("*.json")]
     assert len(verdicts) > 10
@@ -108,6 +108,19 @@ def check_verdicts(folder: Path) -> None:
     assert "native: 1\nislands: 1\nrefused: 1\nwrong: 0\ncrashed: 1\n" in text
     assert read_native(text) == {"fine"}
     assert "| `refused` | refused | 0 of 1 | data-dependent" in text
+
+
+def test_cases_as_one_program() -> None:
+    """All native, or nothing is said."""
+    fine = case_of("fine", torch.sin, torch.ones(3), torch.ones(2, 2))
+    also = case_of("also", torch.cos, torch.ones(3))
+    verdicts = op_check.examine_together([fine, also], None)
+    assert verdicts is not None
+    assert [(v.name, v.outcome, v.native) for v in verdicts] == [("fine", "native", 2), ("also", "native", 1)]
+    assert (
+        op_check.examine_together([fine, case_of("refused", lambda x: x * x.nonzero().shape[0], torch.ones(3))], None)
+        is None
+    )
 
 
 def test_a_difference_is_seen() -> None:

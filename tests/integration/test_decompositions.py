@@ -89,16 +89,6 @@ def check(op: Any, *args: Any, strides: bool = False, gone: bool = True, **kwarg
     assert_close(traced(op, *args, gone=gone, **kwargs), op(*args, **kwargs), strides=strides)
 
 
-@pytest.mark.parametrize("dim", [-1, -2])
-def test_scatter_reduce_along_an_axis_counted_from_the_end(dim: int) -> None:
-    x, source, index = torch.randn(3, 4), torch.randn(2, 3), torch.randint(3, (2, 3))
-    op = aten.scatter_reduce.two
-    graph, tensors = trace(op, x, dim, index, source, "sum")
-    (node,) = (n for n in graph.graph.nodes if n.target == op)
-    assert node.args[1] == dim + 2
-    assert_close(graph(*tensors), op(x, dim, index, source, "sum"))
-
-
 CONVOLUTIONS = {
     # name: batch, channels, filters, spatial, kernel, stride, padding, dilation, groups
     "plain": (2, 3, 5, (7, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1),

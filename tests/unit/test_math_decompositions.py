@@ -255,3 +255,10 @@ def test_remaining_entries() -> None:
     same(rewritten(aten.narrow_copy.default, x, 1, 1, 2), x[:, 1:3])
     table = {entry.op: entry.function for entry in DECOMPOSITIONS}
     same(table[aten._efficientzerotensor.default]([2, 3], dtype=torch.float32), torch.zeros(2, 3))
+
+
+def test_the_larger_number_of_two() -> None:
+    x, y = torch.tensor([1.0, math.nan, 2.0, math.nan, -0.5]), torch.tensor([[math.nan], [1.5], [math.inf]])
+    for op in (aten.fmax.default, aten.fmin.default):
+        function = next(entry.function for entry in DECOMPOSITIONS if entry.op is op)
+        same(function(x, y), op(x, y))

@@ -1,0 +1,99 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Distances between all pairs of rows: differences and a reduction, which fuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+# Rows whose pairs are put together one row at a time.
+MOST_ROWS = 64
+
+
+def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """``aten._cdist_forward``: ``[..., n, m]`` of ``x [..., n, d]`` and ``y [..., m, d]``; exact in every mode."""
+    return _length(x.unsqueeze(-2) - y.unsqueeze(-3), p)
+
+
+def cdist_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
+    """``aten._cdist_backward``: the gradient of ``x``, over all axes that ``x`` and ``y`` are broadcast to."""
+    slope = _slope(x.unsqueeze(-2) - y.unsqueeze(-3), p, distances.unsqueeze(-1))
+    return (grad.unsqueeze(-1) * slope).sum(-2)
+
+
+def pdist(x: Tensor, p: float = 2) -> Any:
+    """``aten._pdist_forward``: of each pair of rows once, ``[n * (n - 1) / 2]``."""
+    n = x.shape[0]
+    if n > MOST_ROWS:
+        return NotImplemented
+    if n < 2:
+        return x.new_zeros(0)
+    return _length(torch.cat([x[i : i + 1] - x[i + 1 :] for i in range(n - 1)]), p)
+
+
+def pdist_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
+    """``aten._pdist_backward``: the gradient of ``x [n, d]``."""
+    n = x.shape[0]
+    if n > MOST_ROWS:
+        return NotImplemented
+    if n < 2 or x.numel() == 0:
+        return torch.zeros_like(x)
+    return cdist_backward(_square(grad, n), x, x, p, _square(distances, n))
+
+
+def _square(pairs: Tensor, n: int) -> Tensor:
+    """The symmetric ``[n, n]`` of a value for each pair, with zeros on its diagonal."""
+    starts = [i * (2 * n - i - 1) // 2 for i in range(n)]
+    rows = [aten.constant_pad_nd.default(pairs[starts[i] : starts[i] + n - 1 - i], [i + 1, 0], 0.0) for i in range(n)]
+    upper = torch.stack(rows)
+    return upper + upper.t()
+
+
+def _length(difference: Tensor, p: float) -> Tensor:
+    """The p-norm along the last axis."""
+    size = difference.abs()
+    if difference.shape[-1] == 0:
+        return difference.new_zeros(difference.shape[:-1])
+    if p == 0:
+        return (difference != 0).to(difference.dtype).sum(-1)
+    if p == 1:
+        return size.sum(-1)
+    if p == 2:
+        return torch.sqrt((difference * difference).sum(-1))
+    return size.amax(-1) if math.isinf(p) else (size**p).sum(-1) ** (1 / p)
+
+
+def _slope(difference: Tensor, p: float, distance: Tensor) -> Tensor:
+    """The derivative of `_length` by each difference, zero where there is none: PyTorch's convention.
+
+    Source: PyTorch's ``DistanceOpsKernel.cpp``.
+    """
+    sign, size = torch.sign(difference), difference.abs()
+    if p == 0:
+        return torch.zeros_like(difference)
+    if p == 1:
+        return sign
+    if math.isinf(p):
+        return sign * (size == distance).to(difference.dtype)
+    # Also with p < 1 where a single difference is zero: its power would be infinite.
+    none = (distance == 0) | ((size == 0) if p < 1 else torch.zeros_like(size, dtype=torch.bool))
+    ratio = torch.where(none, 1.0, size) / torch.where(none, 1.0, distance)
+    return torch.where(none, 0.0, sign * (ratio if p == 2 else ratio ** (p - 1)))
+
+
+_MISSING = "torch-mlir has no lowering for it"
+
+ENTRIES = (
+    Decomposition(aten._cdist_forward.default, cdist, _MISSING),
+    Decomposition(aten._cdist_backward.default, cdist_backward, _MISSING),
+    Decomposition(aten._pdist_forward.default, pdist, _MISSING),
+    Decomposition(aten._pdist_backward.default, pdist_backward, _MISSING),
+)

@@ -1,0 +1,236 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Distances, bags, segments, grids and fractional pooling as decompositions, against eager; nothing is compiled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.frontend.decompositions import DECOMPOSITIONS, copies
+
+aten = torch.ops.aten
+FUNCTIONS = {entry.op: entry.function for entry in DECOMPOSITIONS}
+EPSILON = 1e-10
+
+
+class Decomposed(TorchDispatchMode):
+    """Runs what the table has for ``ops`` in their place, and notes which of them were asked for."""
+
+    def __init__(self, *ops: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops, self.seen = ops, set[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.ops:
+            return func(*args, **(kwargs or {}))
+        self.seen.add(func)
+        # As the tracer does it, so that ops without tensors among their arguments find a mode.
+        with self:
+            return FUNCTIONS[func](*args, **(kwargs or {}))
+
+
+def check(function: Callable[..., Tensor], *inputs: Tensor, ops: tuple[Any, ...]) -> None:
+    """The result and the gradients of ``function``, with ``ops`` decomposed and without."""
+
+    def run() -> list[Tensor | None]:
+        leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs]
+        out = function(*leaves)
+        torch.manual_seed(1)
+        wanted = [t for t in leaves if t.requires_grad]
+        return [out.detach(), *torch.autograd.grad(out, wanted, torch.randn_like(out), allow_unused=True)]
+
+    expected = run()
+    with Decomposed(*ops) as mode:
+        found = run()
+    assert mode.seen == set(ops)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=EPSILON, atol=EPSILON, equal_nan=True)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances(p: float) -> None:
+    x, y = numbers(2, 1, 4, 3), numbers(5, 3)
+    ops = (aten._cdist_forward.default, aten._cdist_backward.default)
+    check(lambda x, y: torch.cdist(x, y, p), x, y, ops=ops)
+    # Rows that are equal have no derivative, which is zero here.
+    check(lambda x, y: torch.cdist(x, y, p), x[0, 0], torch.cat([x[0, 0, :1], y]), ops=ops)
+    pairs = (aten._pdist_forward.default, aten._pdist_backward.default)
+    check(lambda x: F.pdist(x, p), numbers(5, 3), ops=pairs)
+    check(lambda x: F.pdist(x, p), torch.cat([x[0, 0], x[0, 0, :1]]), ops=pairs)
+
+
+REDUCTIONS = ["prod", "mean", "amax", "amin"]
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_index_reduce(reduce: str, include: bool, dim: int) -> None:
+    index = torch.tensor([0, 3, 0, 2])
+    op = aten.index_reduce.default
+    x, sources = numbers(4, 4, 5), numbers(*[4 if a == dim % 3 else s for a, s in enumerate((4, 4, 5))])
+    check(lambda x, s: x.index_reduce(dim, index, s, reduce, include_self=include), x, sources, ops=(op,))
+    scalar = torch.tensor([0])
+    check(lambda x, s: x.index_reduce(0, scalar, s, reduce, include_self=include), numbers(), numbers(), ops=(op,))
+
+
+@pytest.mark.parametrize("reduce", ["sum", *REDUCTIONS])
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_scatter_reduce(reduce: str, include: bool, dim: int) -> None:
+    op = aten.scatter_reduce.two
+    for shape in ((4, 5, 3), (2, 3, 3), (1, 5, 2)):
+        index = torch.randint(3, shape)
+        x, source = numbers(4, 5, 3), numbers(*shape)
+        check(lambda x, s, i=index: x.scatter_reduce(dim, i, s, reduce, include_self=include), x, source, ops=(op,))
+        # A larger source has no gradient in eager.
+        arguments = (x, dim, index, numbers(4, 5, 4), reduce)
+        torch.testing.assert_close(
+            FUNCTIONS[op](*arguments, include_self=include), op(*arguments, include_self=include)
+        )
+    zero = torch.tensor(0)
+    check(lambda x, s: x.scatter_reduce(0, zero, s, reduce, include_self=include), numbers(), numbers(), ops=(op,))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("initial", [None, 2.0])
+def test_segments(reduce: str, initial: float | None) -> None:
+    ops = (aten.segment_reduce.default, aten._segment_reduce_backward.default)
+    lengths = torch.tensor([[2, 3, 1], [1, 1, 4]])
+    settings: dict[str, Any] = {"reduce": reduce, "initial": initial, "unsafe": True}
+    check(lambda x: torch.segment_reduce(x, lengths=lengths, axis=1, **settings), numbers(2, 6, 3), ops=ops)
+    offsets = torch.tensor([0, 2, 5, 6])
+    check(lambda x: torch.segment_reduce(x, offsets=offsets, axis=0, **settings), numbers(6), ops=ops)
+    # Equal extremes share the gradient.
+    check(lambda x: torch.segment_reduce(x, offsets=offsets, axis=0, **settings), numbers(6).round(), ops=ops)
+
+
+def test_a_segment_without_elements() -> None:
+    lengths = torch.tensor([2, 0, 4])
+    for reduce, initial in itertools.product(("sum", "mean", "max", "min", "prod"), (None, 2.0)):
+        result = FUNCTIONS[aten.segment_reduce.default](numbers(6), reduce, lengths=lengths, initial=initial)
+        expected = torch.segment_reduce(numbers(6) * 0, reduce, lengths=lengths, initial=initial)
+        torch.testing.assert_close(result[1], expected[1], equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align", [False, True])
+def test_grid_sample(mode: str, padding: str, align: bool) -> None:
+    ops = (aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default)
+    sample: Any = F.grid_sample
+    for sizes in ((5, 6), (1, 3)):
+        # Places up to twice as far out as the image reaches.
+        x, grid = numbers(2, 3, *sizes), numbers(2, 4, 3, 2)
+        check(lambda x, g: sample(x, g, mode, padding, align), x, grid, ops=ops)
+    if mode != "bicubic":
+        volume = (aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default)
+        check(
+            lambda x, g: sample(x, g, mode, padding, align), numbers(2, 3, 4, 5, 6), numbers(2, 2, 3, 4, 3), ops=volume
+        )
+
+
+def test_grid_sample_of_one_argument() -> None:
+    ops = (aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default)
+    x, grid = numbers(1, 2, 4, 4), numbers(1, 3, 3, 2)
+    check(lambda x: F.grid_sample(x, grid, align_corners=False), x, ops=ops)
+    check(lambda g: F.grid_sample(x, g, align_corners=False), grid, ops=ops)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (7, 9), (12, 2), (1, 1)])
+@pytest.mark.parametrize("align", [False, True])
+def test_resampling_with_a_filter(size: tuple[int, int], align: bool) -> None:
+    ops = (aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default)
+    for scales in ((None, None), (1.7, 0.6)):
+        check(lambda x, s=scales: aten._upsample_bilinear2d_aa(x, size, align, *s), numbers(2, 3, 6, 7), ops=ops)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags(mode: str, padding: int | None, last: bool) -> None:
+    indices, offsets = torch.tensor([1, 2, 4, 2, 2, 3, 0]), torch.tensor([0, 2, 2, 3, 5])
+    table = numbers(5, 3)
+    ops = (aten._embedding_bag.default, aten._embedding_bag_backward.default)
+    bag: Any = F.embedding_bag
+    settings: dict[str, Any] = {"mode": mode, "padding_idx": padding, "include_last_offset": last}
+    if last:
+        offsets = torch.tensor([0, 2, 2, 3, 5, 7])
+    check(lambda t: bag(indices, t, offsets, **settings), table, ops=ops)
+    if mode == "sum":
+        more = (*ops, aten._embedding_bag_per_sample_weights_backward.default)
+        check(lambda t, w: bag(indices, t, offsets, per_sample_weights=w, **settings), table, numbers(7), ops=more)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("batched", [False, True])
+def test_fractional_pooling(axes: int, batched: bool) -> None:
+    name = f"fractional_max_pool{axes}d"
+    ops = (getattr(aten, name).default, getattr(aten, f"{name}_backward").default)
+    lead = (2, 3) if batched else (3,)
+    samples = torch.rand(lead[0] if batched else 1, 3, axes, dtype=torch.float64)
+    for kernel, out in ((2, 3), (3, 1), (1, 5)):
+        kernels, outs = [kernel] * axes, [out, *[min(out + 1, 5)] * (axes - 1)]
+        x = numbers(*lead, 7, 6, 8)[..., :axes] if axes == 1 else numbers(*lead, *(7, 6, 8)[:axes])
+        check(lambda x, k=kernels, o=outs: getattr(aten, name)(x, k, o, samples)[0], x, ops=ops)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_replication_pad(axes: int) -> None:
+    op = getattr(aten, f"replication_pad{axes}d_backward").default
+    for amounts in ([2, 1, 0, 3, 1, 1], [-1, 2, 1, -2, 0, -1]):
+        pad = amounts[: 2 * axes]
+        check(lambda x, p=pad: F.pad(x, p, mode="replicate"), numbers(2, 3, *[5, 6, 4][:axes]), ops=(op,))
+
+
+def test_masked_scatter() -> None:
+    op = aten.masked_scatter_backward.default
+    mask = torch.tensor([[True], [False], [True]])
+    check(lambda x, s: x.masked_scatter(mask, s), numbers(3, 4), numbers(3, 5), ops=(op,))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_put(accumulate: bool) -> None:
+    index = torch.tensor([[0, 5], [-1, 3]])
+    check(lambda x, s: x.put(index, s, accumulate), numbers(3, 4), numbers(2, 2), ops=(aten.put.default,))
+
+
+@pytest.mark.parametrize("entry", copies.ENTRIES, ids=lambda entry: str(entry.op))
+def test_copies_of_views(entry: Any) -> None:
+    arguments = {"diagonal": (1,), "expand": ([2, 3, 4],), "permute": ([1, 0],), "select": (0, -1), "slice": (1, 1, 3)}
+    arguments |= {"split": (2,), "split_with_sizes": ([1, 2],), "squeeze.dim": (0,), "squeeze.dims": ([0],)}
+    arguments |= {"transpose": (0, 1), "unfold": (1, 2, 1), "unsqueeze": (1,), "view": ([4, 3],)}
+    name = str(entry.op).removeprefix("aten.").replace("_copy", "").removesuffix(".default")
+    given = arguments.get(name, arguments.get(name.partition(".")[0], ()) if not name.startswith("squeeze") else ())
+    x = numbers(3, 4)
+    ours, theirs = entry.function(x, *given), entry.op(x, *given)
+    for mine, reference in zip(*[[t] if isinstance(t, Tensor) else t for t in (ours, theirs)], strict=True):
+        torch.testing.assert_close(mine, reference, rtol=0, atol=0)
+        assert mine.is_contiguous() and mine.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_bags_that_are_kept() -> None:
+    indices, offsets = torch.tensor([1, 2]), torch.tensor([0])
+    grad, more = numbers(1, 3), (offsets, torch.tensor([0, 0]), torch.tensor([2]), torch.tensor([2]), 5)
+    backward = FUNCTIONS[aten._embedding_bag_backward.default]
+    for by_freq, sparse in ((True, False), (False, True)):
+        assert backward(grad, indices, *more, by_freq, 0, sparse, None) is NotImplemented
