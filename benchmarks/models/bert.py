@@ -46,7 +46,7 @@ class Bert(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.norm(self.embedding(tokens) + self.segment(segments) + self.position(places))
         is_text = tokens != PADDING
         for layer in self.layers:

@@ -18,7 +18,7 @@ GROUPS = 2
 
 def time_embedding(time: Tensor, size: int) -> Tensor:
     """Sines and cosines of the times [batch], f32: [batch, size]."""
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(size // 2) / (size // 2))
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(size // 2, device=time.device) / (size // 2))
     angles = time[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 

@@ -22,8 +22,7 @@ class GraphConvolution(nn.Module):
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         source, target = edges
-        ones = torch.ones(edges.shape[1], dtype=nodes.dtype)
-        degree = torch.ones(len(nodes), dtype=nodes.dtype).index_add(0, target, ones)
+        degree = nodes.new_ones(len(nodes)).index_add(0, target, nodes.new_ones(edges.shape[1]))
         scale = degree.rsqrt()
         x = self.linear(nodes)
         messages = x[source] * (scale[source] * scale[target]).unsqueeze(-1)

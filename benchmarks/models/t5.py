@@ -41,7 +41,8 @@ class RelativeBias(nn.Module):
         self.table = nn.Embedding(BUCKETS, heads)
 
     def forward(self, queries: int, keys: int) -> Tensor:
-        distance = torch.arange(keys)[None] - torch.arange(queries)[:, None]
+        device = self.table.weight.device
+        distance = torch.arange(keys, device=device)[None] - torch.arange(queries, device=device)[:, None]
         bias: Tensor = self.table(bucket_of_distance(distance, both_ways=self.both_ways))
         return bias.permute(2, 0, 1).unsqueeze(0)
 
@@ -104,7 +105,7 @@ class T5(nn.Module):
             memory = layer(memory, bias)
         memory = self.norms[0](memory)
         length = target.shape[1] - 1
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         bias = self.decoder_bias(length, length).masked_fill(future, -torch.inf)
         x = self.embedding(target[:, :-1])
         for layer in self.decoder:

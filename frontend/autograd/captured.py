@@ -145,8 +145,8 @@ class CapturedBackward:
         """
         frame = Frame(list(inputs), hooks, packed)
         numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
-        identity = HookIdentity()
-        inlined = read_sites(self._sites, frame, identity) if self._sites else ()
+        identity = HookIdentity() if self._sites else None
+        inlined = read_sites(self._sites, frame, identity) if identity is not None else ()
         last = self._last
         if last is not None and last.fits(options, inlined, frame.inputs, sizes, scalars):
             return _run_compiled(last, inputs, frame)
@@ -162,6 +162,7 @@ class CapturedBackward:
             known = not variant.work.is_done if isinstance(variant, _Pending) else key in self._variants
             if known or not (variant or self._has_room()):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
+            identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity)
             results = recorder.record(frame, sizes, scalars)
             if recorder.setting_up and self._set_ups < MOST_SET_UPS:

@@ -68,7 +68,7 @@ class Engine:
             if create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
                 return self._engine.run_backward(tensors, *args, **kwargs)
             try:
-                return self._run_captured(BackwardCall(tensors, inputs), args, kwargs)
+                return self._run_captured(tensors, inputs, args, kwargs)
             except Exception as error:
                 if self._began:
                     raise
@@ -85,11 +85,11 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def _run_captured(self, call: BackwardCall, args: Any, kwargs: Any) -> Any:
+    def _run_captured(self, tensors: Sequence[Any], inputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
         callbacks: list[Callable[[], None]] = []
         self._callbacks, self._began = callbacks, False
         try:
-            results = self._run_with(partial(OrderedCompiler, call, self._receive), call.roots, args, kwargs)
+            results = self._run_with(partial(self._make_compiler, tensors, inputs), tensors, args, kwargs)
             # A callback may queue another.
             while callbacks:
                 callbacks.pop(0)()
@@ -103,14 +103,19 @@ class Engine:
         ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
         context: this is done at each step.
         """
+        multithreaded = _C._is_multithreading_enabled()
+        _C._set_multithreading_enabled(False)
         before = _C._dynamo.compiled_autograd.set_autograd_compiler(compiler, False)
         enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
         try:
-            with torch.autograd.set_multithreading_enabled(False):
-                return self._engine.run_backward(tensors, *args, **kwargs)
+            return self._engine.run_backward(tensors, *args, **kwargs)
         finally:
+            _C._set_multithreading_enabled(multithreaded)
             compiled_autograd.compiled_autograd_enabled = enabled
             _C._dynamo.compiled_autograd.set_autograd_compiler(*before)
+
+    def _make_compiler(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> OrderedCompiler:
+        return OrderedCompiler(BackwardCall(tensors, inputs), self._receive)
 
     def _receive(self, capture: RuntimeCapture) -> CapturedFunction:
         function = self._client.receive(capture)

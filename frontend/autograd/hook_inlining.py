@@ -145,7 +145,9 @@ def watch_hook(
     if tape.problem is not None:
         return result, tape.problem
     sources = tuple(known[id(tape.tensors[number])] for number in tape.externals)
-    updates = tuple(n for n, s in zip(tape.externals, sources, strict=True) if n in tape.before and s != Gradient())
+    written = (n for n, s in zip(tape.externals, sources, strict=True) if n in tape.before and s != Gradient())
+    # What is worked out from another's new value comes after it, which may then be written already.
+    updates = tuple(sorted(written, key=tape.last_writes.__getitem__))
     if param is None and tape.before:
         return result, "it writes to a tensor"
     return result, SETTING_UP if tape.kept else InlinedCall(tape, sources, param, updates)

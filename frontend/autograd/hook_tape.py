@@ -40,13 +40,15 @@ class HookTape:
     """What a hook did. Tensors are known by their numbers in ``tensors``.
 
     ``externals`` are those that it found, in the order of first use; ``before`` has copies, as they were, of those that
-    it wrote to; ``results`` what it returned, ``kept`` how many of the tensors that it made are still alive afterwards
-    and are no results: the state of an optimizer at its first step. ``problem`` says why it cannot be a graph.
+    it wrote to, ``last_writes`` the numbers of the ops that wrote to these last; ``results`` what it returned, ``kept``
+    how many of the tensors that it made are still alive afterwards and are no results: the state of an optimizer at its
+    first step. ``problem`` says why it cannot be a graph.
     """
 
     tensors: list[Any] = field(default_factory=list)
     externals: list[int] = field(default_factory=list)
     before: dict[int, torch.Tensor] = field(default_factory=dict)
+    last_writes: dict[int, int] = field(default_factory=dict)
     ops: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     kept: int = 0
@@ -100,8 +102,10 @@ class _Watcher(TorchDispatchMode):
             storage = tensor.untyped_storage().data_ptr()
             for number in self.tape.externals:
                 known = self.tape.tensors[number]
-                if number not in self.tape.before and known.untyped_storage().data_ptr() == storage:
-                    self.tape.before[number] = known.detach().clone()
+                if known.untyped_storage().data_ptr() == storage:
+                    self.tape.last_writes[number] = len(self.tape.ops)
+                    if number not in self.tape.before:
+                        self.tape.before[number] = known.detach().clone()
 
     def _refuse(self, problem: str) -> None:
         self.tape.problem = self.tape.problem or problem

@@ -24,13 +24,15 @@ class Effect:
     an update of an input by a hook that was inlined, or ops that run in torch (an island).
 
     ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook
-    starts something that goes on while other work is done, ``random`` that the island draws random numbers.
+    starts something that goes on while other work is done, ``random`` that the island draws random numbers, ``large``
+    that the new value of an update is worth a stage of its own, so as not to be in memory together with others.
     """
 
     kind: str
     number: int = 0
     communication: bool = False
     random: bool = False
+    large: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class HookGraph:
         - a post-accumulate hook follows its accumulation, the nearest before it, and such hooks keep their order;
         - a post hook follows whatever was captured before it and takes a value of its: all that the node took is
           consumed; where that is an accumulation, its post-accumulate hooks too;
-        - an update of an input follows whatever was captured before it and takes the input or a view of it;
+        - an update of an input follows whatever was captured before it and takes the input or a view of it, though not
+          what takes the new value;
         - islands that draw random numbers, among themselves; other islands are compute that happens to run in torch;
         - final callbacks follow everything captured before them, and effects captured after them follow them.
         """
@@ -175,7 +178,9 @@ class HookGraph:
         elif kind == POST:
             needed |= sharing.union(*(self._hooks_of.get(n, ()) for n in sharing))
         elif kind == UPDATE:
-            needed |= sharing
+            # Whoever takes the new value may as well read it where it was written.
+            target, _, *views = task.takes
+            needed |= {n for v in (target, *views) for n in self._takers[v]}
         elif kind == FINAL_CALLBACKS:
             needed |= self.live
         return {n for n in needed if n < number}

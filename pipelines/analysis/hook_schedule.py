@@ -134,16 +134,23 @@ def _schedule(graph: HookGraph, keys: Mapping[int, _Key]) -> Order:
 
 def _group_effects(graph: HookGraph, order: Iterable[int]) -> list[list[int]]:
     """Accumulations with the effect that follows them: no code of the user's runs in between. What one hook updates is
-    a group, but what two update is not: the new values of one are written before those of the next exist."""
+    a group, but for large values; what two update is not: the new values of one are written before those of the next
+    exist."""
     groups: list[list[int]] = []
     for effect in order:
-        last = groups[-1][-1] if groups else effect
-        same_hook = graph.kind(last) == UPDATE and graph.tasks[last].effect == graph.tasks[effect].effect
-        if groups and (graph.kind(last) == ACCUMULATE or same_hook):
+        if groups and (graph.kind(groups[-1][-1]) == ACCUMULATE or _updates_together(graph, groups[-1], effect)):
             groups[-1].append(effect)
         else:
             groups.append([effect])
     return groups
+
+
+def _updates_together(graph: HookGraph, group: Sequence[int], number: int) -> bool:
+    """Whether an update is worked out with those of a group: of the same hook, one large value at the most."""
+    before, own = [graph.tasks[n].effect for n in group], graph.tasks[number].effect
+    if own is None or any(e is None or (e.kind, e.number) != (UPDATE, own.number) for e in before):
+        return False
+    return own.kind == UPDATE and not (own.large and any(e is not None and e.large for e in before))
 
 
 def _order_effects(graph: HookGraph, keys: Mapping[int, _Key]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import find_symbols, parse_shape
-from retrograd.pipelines.analysis.hook_graph import Task
+from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hook_schedule import find_stages
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
 from retrograd.pipelines.interface import SIZE
@@ -155,13 +155,21 @@ def _intermediate(value: int, name: str, shape: str) -> Port:
 
 def _find_steps(read: ReadHooks, sketches: Mapping[int, FunctionSketch], names: Sequence[str]) -> list[Step]:
     steps: list[Step] = []
+    # The arguments that values were written to: stages read these from there, so that nothing holds them twice. User
+    # code may write to arguments.
+    written: dict[int, int] = {}
     for number, task in enumerate(read.graph.tasks):
         if number in sketches:
             sketch = sketches[number]
-            taken, given = (tuple(names[p.value] for p in ports) for ports in (sketch.arguments, sketch.results))
-            steps.append(RunStage(sketch.name, taken, given))
+            taken = tuple(names[written.get(port.value, port.value)] for port in sketch.arguments)
+            steps.append(RunStage(sketch.name, taken, tuple(names[port.value] for port in sketch.results)))
         if task.effect is not None:
             steps.append(_effect_step(read, number, names))
+            if task.effect.kind != UPDATE:
+                written = {}
+                continue
+            target, value, *views = task.takes
+            written = {v: place for v, place in written.items() if place not in (target, *views)} | {value: target}
     return steps
 
 

@@ -30,6 +30,9 @@ UNTUPLE = "torch.prim.TupleUnpack"
 # An op with any number of operands and results, which runs in torch; its number, and whether it draws random numbers.
 ISLAND_OP = "torch.retrograd.island"
 ISLAND_NUMBER, ISLAND_RANDOM = "bwd.island", "bwd.random"
+# A new value of so many bytes is written before the next one of its hook is worked out. A stage more costs some 10 us,
+# for which memory is worth having from here on.
+LARGE_UPDATE_BYTES = 1 << 20
 _NUMBERS = {
     "bwd.call_hook": "hook",
     "bwd.call_backward": "function",
@@ -153,7 +156,8 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
         "bwd.update_input": UPDATE,
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
-    return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes)), tuple(ops)
+    large = kind == UPDATE and graph.values[takes[1]].bytes >= LARGE_UPDATE_BYTES
+    return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes, large=large)), tuple(ops)
 
 
 def has_islands(func: ir.Operation) -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from measure import Contender, Row, count_saved_bytes, gradients, time_in_turn
 from models import MODELS, SIZES, Case
+from models.precision import convert
 from suite import SUITE
 from torch import Tensor, nn
 
@@ -54,6 +55,14 @@ def test_every_size_is_given(name: str) -> None:
     assert set(MODELS[name].sizes) == set(SIZES)
     assert MODELS[name].name == name
     assert MODELS[name].sizes["test"].keys() == MODELS[name].sizes["bench"].keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_works_where_its_arguments_are(name: str) -> None:
+    """What it makes itself is not left on the CPU: on the meta device tensors of both are refused, as on a GPU."""
+    case = convert(MODELS[name].make("test"), "meta", "f32")
+    case.loss(case.model(*case.args)).backward()
+    assert all(leaf.grad is not None and leaf.grad.is_meta for leaf in case.leaves().values())
 
 
 def test_leaves_of_a_function_are_its_arguments() -> None:
@@ -149,14 +158,15 @@ def test_a_table_of_hooks_names_what_failed() -> None:
         return {}
 
     rows: dict[str, dict[str, Any]] = {"eager": {"us": 1.5}, "retrograd": {"failed": "RuntimeError: no such op"}}
-    assert hooks.table("overhead", figures, rows).splitlines() == [
+    assert hooks.table("overhead", figures, rows) == [
         "## overhead",
         "",
         "What it measures.",
         "",
-        "| | us | failed |",
+        "|  | us | failed |",
         "| --- | ---: | ---: |",
         "| eager | 1.5 |  |",
         "| retrograd |  | RuntimeError: no such op |",
+        "",
     ]
     assert hooks.engines_of("share") == ("retrograd",) and "eager" in hooks.engines_of("packed")

@@ -37,7 +37,9 @@ def test_a_busy_machine_is_no_reason_against_the_caller() -> None:
 
 
 def test_calls_that_are_not_short_stay_on_the_workers() -> None:
-    times = recorded((False, 5000), (False, 2500), (False, 2500))
+    assert not recorded(*[(False, 2500)] * 3).prefers_caller
+    assert recorded(*[(False, 2500)] * 10, (False, 60)).prefers_caller
+    times = recorded(*[(False, 2500)] * 20)
     assert not times.prefers_caller
     times.record(False, 10 * MICRO)
     assert not times.prefers_caller

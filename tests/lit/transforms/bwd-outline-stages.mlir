@@ -60,3 +60,41 @@ func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}
   %end = "bwd.update_input"(%pair, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
   return
 }
+
+// -----
+
+!t = !torch.vtensor<[512,512],f32>
+!pair = !torch.tuple<vtensor<[512,512],f32>, vtensor<[512,512],f32>>
+
+// What is worked out from a new value reads it from the argument that it was written to, and nothing holds it twice.
+// CHECK: {arguments = ["g", "m"], function = "stage_0", results = ["average"], step = "run_stage"}
+// CHECK-SAME: {step = "update_input", target = "m", value = "average"}, {step = "free", values = ["average"]}
+// CHECK-SAME: {arguments = ["w", "m"], function = "stage_1", results = ["new"], step = "run_stage"}
+// CHECK-SAME: {step = "update_input", target = "w", value = "new"}
+func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}, %m: !t {bwd.role = "saved", bwd.name = "m", bwd.value = "m"}, %w: !t {bwd.role = "param", bwd.name = "w", bwd.value = "w"}) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %average = torch.aten.mul.Tensor %g, %m {bwd.values = ["average"]} : !t, !t -> !t
+  %first = torch.prim.TupleConstruct %m, %average : !t, !t -> !pair
+  %written = "bwd.update_input"(%first, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  %new = torch.aten.mul.Tensor %w, %average {bwd.values = ["new"]} : !t, !t -> !t
+  %second = torch.prim.TupleConstruct %w, %new : !t, !t -> !pair
+  %end = "bwd.update_input"(%second, %written) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  return
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+!pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
+
+// A hook in Python may write to the argument: the value is kept.
+// CHECK: {arguments = ["average"], function = "stage_1", results = ["new"], step = "run_stage"}
+func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}, %m: !t {bwd.role = "saved", bwd.name = "m", bwd.value = "m"}) -> (!t {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %start = "bwd.create_token"() : () -> !bwd.token
+  %average = torch.aten.mul.Tensor %g, %m {bwd.values = ["average"]} : !t, !t -> !t
+  %first = torch.prim.TupleConstruct %m, %average : !t, !t -> !pair
+  %written = "bwd.update_input"(%first, %start) {hook = 0 : i64} : (!pair, !bwd.token) -> !bwd.token
+  %called, %end = "bwd.call_hook"(%g, %written) {kind = "tensor_pre", hook = 1 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %new = torch.aten.exp %average {bwd.values = ["new"]} : !t -> !t
+  return %new : !t
+}
