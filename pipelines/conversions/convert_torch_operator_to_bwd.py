@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import builders, bwd, ir
-from retrograd.pipelines.analysis.read_graph import operator_name, value_names
+from retrograd.pipelines.analysis.read_graph import SHAPES, operator_name, value_names
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
@@ -144,16 +144,19 @@ def _bundle_type(results: ir.Operation | None) -> ir.Type:
 
 
 def _replace(op: ir.Operation, results: ir.Operation | None, value: ir.Value, token: ir.Value) -> None:
-    """Put what a raised op gives in the place of what `op` gave; names of values go along."""
+    """Put what a raised op gives in the place of what `op` gave; names of values and open shapes go along."""
     op.results[1].replace_all_uses_with(token)
     if results is None:
         return
-    names = value_names(results)
+    texts = {"bwd.values": value_names(results)}
+    if SHAPES in results.attributes:
+        texts[SHAPES] = [ir.StringAttr(shape).value for shape in ir.ArrayAttr(results.attributes[SHAPES])]
     for old, new in zip(results.results, builders.unbundle(value), strict=True):
         old.replace_all_uses_with(new)
         named = new.owner
-    attributes = [*names, ""] if named == value.owner else names
-    named.attributes["bwd.values"] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in attributes])
+    for key, own in texts.items():
+        attributes = [*own, ""] if named == value.owner else own
+        named.attributes[key] = ir.ArrayAttr.get([ir.StringAttr.get(text) for text in attributes])
     results.erase()
 
 

@@ -78,3 +78,25 @@ func.func @update(%p: !tensor, %new: !tensor) {
   %t = torch.operator "torch.retrograd.update_input"(%both, %start, %three) : (!torch.list<vtensor>, !token, !torch.int) -> !token
   return
 }
+
+// -----
+
+!open = !torch.vtensor<[?],f32>
+!token = !torch.vtensor<[0],si8>
+
+// Open shapes of what a call gives stay with it, on the call or on what takes the results apart.
+// CHECK-LABEL: func.func @shapes(
+// CHECK: "bwd.call_hook"({{.*}}) {bwd.shapes = ["s0", ""], bwd.values = ["a", ""], hook = 0 : i64, kind = "tensor_pre"}
+// CHECK: torch.prim.TupleUnpack {{.*}} {bwd.shapes = ["s0", ""], bwd.values = ["b", "c"]}
+func.func @shapes(%x: !open {bwd.shape = "s0"}) -> !open {
+  %start = torch.operator "torch.retrograd.create_token"() : () -> !token
+  %list = torch.prim.ListConstruct %x : (!open) -> !torch.list<vtensor>
+  %kind = torch.constant.str "tensor_pre"
+  %zero = torch.constant.int 0
+  %h:2 = torch.operator "torch.retrograd.call_hook"(%list, %start, %kind, %zero) : (!torch.list<vtensor>, !token, !torch.str, !torch.int) -> (!torch.list<vtensor>, !token)
+  %a = torch.prim.ListUnpack %h#0 {bwd.values = ["a"], bwd.shapes = ["s0"]} : !torch.list<vtensor> -> !open
+  %one = torch.prim.ListConstruct %a : (!open) -> !torch.list<vtensor>
+  %b:2 = torch.operator "torch.retrograd.call_backward"(%one, %h#1, %zero) : (!torch.list<vtensor>, !token, !torch.int) -> (!torch.list<vtensor>, !token)
+  %g:2 = torch.prim.ListUnpack %b#0 {bwd.values = ["b", "c"], bwd.shapes = ["s0", ""]} : !torch.list<vtensor> -> !open, !torch.vtensor<[2],f32>
+  return %g#0 : !open
+}

@@ -98,3 +98,26 @@ func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g"}
   %new = torch.aten.exp %average {bwd.values = ["new"]} : !t -> !t
   return %new : !t
 }
+
+// -----
+
+!t = !torch.vtensor<[?],f32>
+
+// Open sizes go with the tensors that have them: into a stage that computes with no number, and not into others.
+// CHECK: steps = [{arguments = ["g", "size_s0"], function = "stage_0", results = ["a"], step = "run_stage"}
+// CHECK-SAME: {arguments = ["w"], function = "stage_1", results = ["z"], step = "run_stage"}
+// CHECK: func.func @stage_0(%{{.*}}: !torch.vtensor<[?],f32> {bwd.name = "g", bwd.role = "input", bwd.shape = "2 * s0", bwd.value = "g"}, %{{.*}}: !torch.int {bwd.name = "s0", bwd.role = "size", bwd.value = "size_s0"})
+// CHECK-SAME: -> (!torch.vtensor<[?],f32> {bwd.name = "a", bwd.role = "saved", bwd.shape = "2 * s0", bwd.value = "a"})
+// CHECK: func.func @stage_1(%{{.*}}: !torch.vtensor<[2],f32> {{.*}}) ->
+module attributes {bwd.sizes = {s0 = 3 : i64}} {
+  func.func @backward(%g: !t {bwd.role = "input", bwd.name = "g", bwd.value = "g", bwd.shape = "2 * s0"},
+                      %w: !torch.vtensor<[2],f32> {bwd.role = "saved", bwd.name = "w", bwd.value = "w"},
+                      %s0: !torch.int {bwd.role = "size", bwd.name = "s0", bwd.value = "size_s0"})
+      -> (!torch.vtensor<[2],f32> {bwd.role = "output", bwd.name = "z"}) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %a = torch.aten.exp %g {bwd.values = ["a"], bwd.shapes = ["2 * s0"]} : !t -> !t
+    %h:2 = "bwd.call_hook"(%a, %start) {bwd.values = ["h", ""], bwd.shapes = ["2 * s0", ""], kind = "tensor_pre", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    %z = torch.aten.exp %w {bwd.values = ["z"]} : !torch.vtensor<[2],f32> -> !torch.vtensor<[2],f32>
+    return %z : !torch.vtensor<[2],f32>
+  }
+}
