@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes
+from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.matrix_checks import drop_settled_checks, plain_checks
 from retrograd.frontend.outputs import output_specs
@@ -146,7 +146,7 @@ def capture_joint(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     if shapes is not None:
-        stack.enter_context(shapes.tracing())
+        stack.enter_context(size_oblivious())
         tensors = shapes.make_tensors(mode, tensors)
     flat.tracing = True
     try:

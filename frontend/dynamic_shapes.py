@@ -103,12 +103,6 @@ class DynamicShapes:
         axes = read_dynamic_shapes(model, args, kwargs, dynamic_shapes)
         return cls(axes, names) if any(axes) else None
 
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """While this is open, torch decides nothing about open sizes without a condition."""
-        with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            yield
-
     def make_tensors(self, mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Stand-ins for the tensor arguments, with symbols for the open sizes: one for each name."""
         self.mode, shared = mode, dict[str, torch.SymInt]()
@@ -149,7 +143,7 @@ class DynamicShapes:
                     derived.append((expr, spec))
         names = self._name(places)
         sizes = tuple(self._describe(names[symbol], where, env, symbol) for symbol, where in places.items())
-        conditions = [to_expression(expr, names) for expr in _find_conditions(env)]
+        conditions = [to_expression(expr, names) for expr in find_conditions(env)]
         for expr, spec in derived:
             value = to_expression(expr, names)
             conditions.append(("<=", spec.least, value))
@@ -185,6 +179,13 @@ class DynamicShapes:
         argument, axis = where[0]
         hint = int(env.backed_var_to_val[symbol])
         return SizeSpec(name, hint, max(s.least for s in specs), most, argument, axis)
+
+
+@contextlib.contextmanager
+def size_oblivious() -> Iterator[None]:
+    """While this is open, torch decides nothing about open sizes without a condition."""
+    with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        yield
 
 
 def read_dynamic_shapes(
@@ -266,7 +267,7 @@ def _enlarged(tensor: torch.Tensor, axes: Mapping[int, DimSpec]) -> torch.Tensor
     return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
 
 
-def _find_conditions(env: ShapeEnv) -> list[sympy.Basic]:
+def find_conditions(env: ShapeEnv) -> list[sympy.Basic]:
     """What the trace took for granted, in terms of the symbols that are left."""
     found = (env.replace(guard.expr) for guard in env.guards)
     return [expr for expr in dict.fromkeys(found) if expr is not sympy.true]

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from retrograd.api import COMPILING
 from retrograd.build import build_backward
-from retrograd.frontend.autograd.captured import CapturedBackward, History, Recompile
+from retrograd.frontend.autograd.captured import CapturedBackward
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
+from retrograd.frontend.autograd.history import History, Recompile
 from retrograd.options import BackwardOptions
 
 _LOG = logging.getLogger("retrograd")

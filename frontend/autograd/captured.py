@@ -1,16 +1,14 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A captured backward from its first run on: recorded eagerly, then compiled, for each set of shapes it meets."""
+"""A captured backward from its first run on: recorded eagerly, then compiled; for the sizes that it was met with, and
+from the second set of them on for all that differ as these two do."""
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,97 +16,28 @@ from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
 from retrograd.frontend.autograd.guards import StepGuard
+from retrograd.frontend.autograd.history import History
 from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import find_sites, read_sites
-from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
+from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes
+from retrograd.frontend.autograd.python_calls import Frame
+from retrograd.frontend.autograd.python_side import Compiled
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
-from retrograd.frontend.autograd.rehearsal import Rehearsal
+from retrograd.frontend.autograd.structure import Shape, Structure, find_fixed, read_skeleton, take_sample
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
+from retrograd.frontend.autograd.variants import Use, Variant, kind_of, rehearse
 from retrograd.frontend.hook_marks import describe_hook
-from retrograd.frontend.hook_ops import BACKWARD
+from retrograd.frontend.source import CaptureError
 
 # A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
 MOST_VARIANTS = 8
-
-# With how many of the compiled backwards a new one is compared, to say why it is new.
-MOST_SITUATIONS = 64
+# Of how many sets of sizes it is remembered which variant is for them.
+MOST_KEYS = 1024
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
 MOST_SET_UPS = 2
 
-
-class Compiled(Protocol):
-    """A compiled backward; ``notes`` are to be told with it."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What of it is not compiled, and why."""
-
-    def run(self, arguments: Sequence[torch.Tensor], python: Any) -> list[torch.Tensor]:
-        """Run it on the tensors that its graph takes, with a ``PythonSide`` to call."""
-
-
 # Compiles a graph; also says whether it was compiled before, for another capture.
 Builder = Callable[[TracedBackward], tuple[Compiled, bool]]
-
-
-@dataclass(frozen=True)
-class Recompile:
-    """One compilation of a backward, or the decision to run it eagerly.
-
-    ``reasons``: why nothing that was there served, or why it cannot be compiled.
-    """
-
-    number: int
-    outcome: str
-    nodes: tuple[str, ...]
-    reasons: tuple[str, ...]
-
-    def __str__(self) -> str:
-        named = ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
-        where = f" of {len(self.nodes)} nodes ({named})" if self.nodes else ""
-        return f"{self.number}: backward{where} {self.outcome}: {'; '.join(self.reasons)}"
-
-
-@dataclass
-class History:
-    """All that was compiled or refused, also written to a log."""
-
-    log: logging.Logger
-    entries: list[Recompile] = field(default_factory=list)
-    # What was compiled, the last of it.
-    situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
-
-    def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
-        """Add an entry."""
-        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), tuple(reasons)))
-        self.log.info("%s", self.entries[-1])
-
-    def add_refusal(self, error: Exception) -> None:
-        """Add a backward that PyTorch could not capture; the same reason is told once."""
-        reasons = (f"PyTorch cannot capture it: {error}",)
-        if all(entry.reasons != reasons for entry in self.entries):
-            self.add("runs eagerly", (), reasons)
-
-
-@dataclass
-class _Variant:
-    """What was compiled for one set of shapes; the ``guard`` holds for most of the steps that it is for."""
-
-    traced: TracedBackward
-    compiled: Compiled
-    guard: StepGuard | None = None
-
-    def fits(self, *step: Any) -> bool:
-        """Whether it is known at a glance to be for a step."""
-        return self.guard is not None and self.guard.holds(*step)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """What is being compiled."""
-
-    traced: TracedBackward
-    work: BackgroundWork[tuple[Compiled, bool]]
 
 
 class CapturedBackward:
@@ -118,12 +47,16 @@ class CapturedBackward:
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
-        # None for what runs eagerly.
-        self._variants: dict[Hashable, _Variant | _Pending | None] = {}
+        self._skeleton = read_skeleton(self._module.graph)
+        # Which variant runs for a key; None for what runs eagerly.
+        self._uses: dict[Hashable, Use | None] = {}
+        # The variants of open sizes, and the keys that something was compiled for.
+        self._open: list[Variant] = []
+        self._compiled: set[Hashable] = set()
         # The tensors that the hooks of a variant read of their own.
         self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
-        # The one that ran at the last step that found one.
-        self._last: _Variant | None = None
+        # What ran at the last step that found something.
+        self._last: Use | None = None
         self._is_full = False
         self._set_ups = 0
 
@@ -144,23 +77,22 @@ class CapturedBackward:
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
         frame = Frame(list(inputs), hooks, packed)
-        numbers = tuple(s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes)
+        numbers = [s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes]
         identity = HookIdentity() if self._sites else None
         inlined = read_sites(self._sites, frame, identity) if identity is not None else ()
         last = self._last
-        if last is not None and last.fits(options, inlined, frame.inputs, sizes, scalars):
-            return _run_compiled(last, inputs, frame)
+        if last is not None and last.fits(options, inlined, frame.inputs, numbers, scalars):
+            return last.run(inputs, frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
-        key = (options, numbers, tuple(scalars), like, inlined)
+        key = (options, tuple(numbers), tuple(scalars), like, inlined)
         with torch.no_grad():
-            variant = self._variants.get(key)
-            if isinstance(variant, _Variant):
-                if variant.guard is None:
-                    variant.guard = StepGuard(options, inlined, frame.inputs, sizes, scalars)
-                self._last = variant
-                return _run_compiled(variant, inputs, frame)
-            known = not variant.work.is_done if isinstance(variant, _Pending) else key in self._variants
-            if known or not (variant or self._has_room()):
+            use = self._uses.get(key) or self._find(key, frame)
+            if use is not None and use.is_right:
+                use.guard = use.guard or StepGuard(options, inlined, frame.inputs, numbers, scalars)
+                self._last = use
+                return use.run(inputs, frame)
+            waits = key in self._uses if use is None else not use.is_done
+            if waits or not (use or self._has_room()):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity)
@@ -171,27 +103,53 @@ class CapturedBackward:
                 return results
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
-            self._variants[key] = self._compile(recorder, build, frame, key, variant, background)
+            if use is None or not self._try(use, recorder, frame, key):
+                self._compile(recorder, build, frame, key, background)
             return results
+
+    def _find(self, key: Any, frame: Frame) -> Use | None:
+        """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong."""
+        if key in self._uses or not self._open:
+            return None
+        kind, (shapes, numbers) = kind_of(key), self._sizes(frame, key)
+        for variant in self._open:
+            sizes = variant.guard.read(shapes, numbers) if variant.kind == kind else None
+            if sizes is not None and (use := Use(variant, sizes)).is_right is not False:
+                if use.is_right:
+                    self._remember(key, use)
+                return use
+        return None
+
+    def _sizes(self, frame: Frame, key: Any) -> tuple[list[Shape], list[int]]:
+        """The shapes of the inputs that are computed with, and the numbers of the structure, in its order."""
+        skeleton = self._skeleton
+        return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key[1]) for slot in skeleton.slots]
+
+    def _remember(self, key: Hashable, use: Use | None) -> None:
+        """Keep what runs for a key; what a guard lets through can be found again."""
+        if len(self._uses) >= MOST_KEYS:
+            self._uses = {k: u for k, u in self._uses.items() if u is None or u.variant.structure is None}
+        self._uses[key] = use
 
     def _has_room(self) -> bool:
         """Whether one more variant may be compiled; the first time that it may not, this is told.
 
         Variants with hooks of tensors that are gone can run no more.
         """
-        if len(self._variants) >= MOST_VARIANTS:
+        if len(self._compiled) >= MOST_VARIANTS:
             for key in [key for key, tensors in self._reads.items() if any(tensor() is None for tensor in tensors)]:
-                del self._variants[key], self._reads[key]
-        if len(self._variants) >= MOST_VARIANTS and not self._is_full:
+                del self._reads[key]
+                self._uses.pop(key, None)
+                self._compiled.discard(key)
+        if len(self._compiled) >= MOST_VARIANTS and not self._is_full:
             self._is_full = True
             reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
             self._history.add("runs eagerly", self._nodes, (reason,))
         return not self._is_full
 
-    def _describe(
-        self, frame: Frame, sizes: Sequence[int], scalars: Any, options: Hashable, inlined: Hashable
-    ) -> Situation:
+    def _describe(self, frame: Frame, key: Any) -> Situation:
         """What is compiled now, in the words of the user's code."""
+        options, numbers, scalars, _, inlined = key
         names = name_tensors(frame.inputs)
         leaves = [t for t in frame.inputs if t.is_leaf and t.requires_grad]
         gradients = {id(t.grad) for t in leaves}
@@ -201,88 +159,97 @@ class CapturedBackward:
             inlined,
             tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, frame.inputs, strict=True)]),
             sum(id(t) in gradients for t in frame.inputs),
-            tuple(sizes),
+            tuple(numbers),
             tuple(scalars),
             options,
         )
 
-    def _compile(
-        self,
-        recorder: Recorder,
-        build: Builder,
-        frame: Frame,
-        key: Any,
-        pending: _Pending | None,
-        background: bool,
-    ) -> _Variant | _Pending | None:
-        """The variant; None where there can be none, and the history says why. In the background it is compiled first,
-        and another recorded run is what it is rehearsed on: to keep the first one would keep its tensors."""
-        options, sizes, scalars, _, inlined = key
-        situation = self._describe(frame, sizes, scalars, options, inlined)
+    def _compile(self, recorder: Recorder, build: Builder, frame: Frame, key: Any, background: bool) -> None:
+        """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
+        be compiled runs eagerly, and the history says why."""
+        self._compiled.add(key)
+        structure = self._history.structure((self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)))
+        structure.learn(take_sample(self._skeleton, frame.inputs, key[1], recorder.results))
+        make = partial(self._add, build=build, recorder=recorder, frame=frame, key=key, background=background)
+        if structure.is_open and not self._has_tried(structure, key):
+            try:
+                if make(self._trace_open(structure, recorder, frame, key)):
+                    return
+            except Exception as error:  # noqa: BLE001 (it is compiled for these sizes alone)
+                structure.refusal = f"{type(error).__name__}: {error}"
+        notes = () if structure.refusal is None else (f"no size is left open: {structure.refusal}",)
         try:
-            if pending is not None:
-                traced = pending.traced
-                compiled, known = pending.work.result()
-            else:
-                traced = trace_backward(recorder, frame.inputs, sizes, scalars)
-                if background:
-                    return _Pending(traced, BackgroundWork(partial(build, traced)))
-                compiled, known = build(traced)
-            problem = _rehearse(traced, compiled, recorder, frame)
+            traced = trace_backward(recorder, frame.inputs, key[1], key[2])
+            make(Use(Variant(kind_of(key), traced, self._describe(frame, key), (*recorder.notes, *notes))))
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
-            self._history.add("runs eagerly", self._nodes, (f"{type(error).__name__}: {error}",))
-            return None
-        if problem is not None:
-            self._history.add("runs eagerly", self._nodes, (f"compiled, it is wrong: {problem}; report it",))
-            return None
-        reasons = (*explain_difference(situation, self._history.situations), *recorder.notes, *compiled.notes)
-        self._history.situations.append(situation)
-        self._history.add("runs what was compiled before" if known else "compiled", self._nodes, reasons)
-        return _Variant(traced, compiled)
+            self._refuse(key, f"{type(error).__name__}: {error}")
 
+    def _has_tried(self, structure: Structure, key: Any) -> bool:
+        """Whether what is known of the sizes was compiled already, and is not for these."""
+        return any(v.samples == len(structure.samples) and v.kind == kind_of(key) for v in self._open)
 
-def _rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
-    """What the compiled backward gets wrong on the recorded run; nothing where a hook in Python wrote to what it reads
-    since."""
-    rehearsal = Rehearsal(traced, recorder)
-    arguments = rehearsal.restore(traced.arguments(frame))
-    if arguments is None:
-        return None
-    results = compiled.run(arguments, rehearsal)
-    return rehearsal.find_difference(results)
+    def _trace_open(self, structure: Structure, recorder: Recorder, frame: Frame, key: Any) -> Use:
+        """What is to be compiled for all sizes that differ as they did so far.
 
+        Raises:
+            CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
+        """
+        sizes = OpenSizes(structure)
+        traced = trace_backward(recorder, frame.inputs, key[1], key[2], OpenLayout(sizes, self._skeleton))
+        situation = self._describe(frame, key)
+        tensors = [situation.tensors[number][0] for number in self._skeleton.inputs]
+        notes = (*recorder.notes, *[f"from now on for any {size}" for size in sizes.describe(traced.sizes, tensors)])
+        variant = Variant(kind_of(key), traced, situation, notes, structure, len(structure.samples))
+        given = variant.guard.read(*self._sizes(frame, key))
+        if given is None:
+            raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
+        return Use(variant, given)
 
-def _run_compiled(variant: _Variant, inputs: Sequence[torch.Tensor], frame: Frame) -> list[Any]:
-    # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
-    if isinstance(inputs, list):
-        inputs.clear()
-    traced = variant.traced
-    arguments = traced.arguments(frame)
-    traced.release(frame)
-    given = variant.compiled.run(arguments, _PythonSide(traced, frame))
-    return [None if number is None else given[number] for number in traced.results]
-
-
-@dataclass(slots=True)
-class _PythonSide:
-    """The calls of a graph, on this step's frame."""
-
-    traced: TracedBackward
-    frame: Frame
-
-    def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.traced.calls.calls[kind, hook](self.frame, values)
-
-    def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.traced.calls.calls[BACKWARD, function](self.frame, values)
-
-    def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
-        parameter = self.frame.inputs[self.traced.params[param]]
-        if owned and parameter.grad is None and gradient.stride() == parameter.stride():
-            # As AccumulateGrad takes over a gradient that nobody else has; it counts references, and a plan has one.
-            parameter.grad = gradient
+    def _add(
+        self, use: Use, *, build: Builder, recorder: Recorder, frame: Frame, key: Hashable, background: bool
+    ) -> bool:
+        """Compile a variant, now or in the background; says whether the key is done with. In the background it is
+        rehearsed on another recorded run: to keep the first one would keep its tensors."""
+        variant = use.variant
+        if background:
+            variant.work = BackgroundWork(partial(build, variant.traced))
         else:
-            accumulate_into(parameter, None, gradient)
+            variant.compiled, variant.known = build(variant.traced)
+        if variant.structure is not None:
+            self._open.append(variant)
+        elif background:
+            self._remember(key, use)
+        return background or self._try(use, recorder, frame, key)
 
-    def final_callbacks(self) -> None:
-        """The engine calls them when the backward has returned."""
+    def _try(self, use: Use, recorder: Recorder, frame: Frame, key: Hashable) -> bool:
+        """Rehearse a variant on a recorded run; says whether the key is done with: not where it is wrong for open sizes
+        and these may be compiled for by themselves."""
+        variant = use.variant
+        try:
+            if variant.compiled is None:
+                assert variant.work is not None
+                variant.compiled, variant.known = variant.work.result()
+            frame.sizes = use.sizes
+            problem = rehearse(variant.traced, variant.compiled, recorder, frame)
+            problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
+        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
+            problem = f"{type(error).__name__}: {error}"
+        if problem is None and not any(variant.right.values()):
+            reasons = explain_difference(variant.situation, self._history.situations)
+            self._history.situations.append(variant.situation)
+            outcome = "runs what was compiled before" if variant.known else "compiled"
+            assert variant.compiled is not None
+            self._history.add(outcome, self._nodes, (*reasons, *variant.notes, *variant.compiled.notes))
+        variant.right[use.ones] = problem is None
+        if problem is None:
+            self._remember(key, use)
+        elif variant.structure is None:
+            self._refuse(key, problem)
+        elif not use.ones:
+            variant.structure.refusal = problem
+            self._open.remove(variant)
+        return problem is None or variant.structure is None
+
+    def _refuse(self, key: Hashable, reason: str) -> None:
+        self._remember(key, None)
+        self._history.add("runs eagerly", self._nodes, (reason,))

@@ -10,21 +10,25 @@ each call.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd
 
+from retrograd.dialects.sizes import Size, evaluate_size
+
 
 @dataclass(slots=True)
 class Frame:
-    """The arguments of one backward, as compiled autograd gives them."""
+    """The arguments of one backward, as compiled autograd gives them, and its sizes."""
 
     inputs: Sequence[torch.Tensor]
     hooks: Sequence[Any]
     packed: Sequence[Any]
+    # Of those that a graph leaves open, by name.
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 # A part of a call's arguments: built from this step's frame and the tensors that the graph computed.
@@ -75,7 +79,7 @@ class PythonCall:
     """One call: ``function`` on the filled-in ``arguments``, whose result has tensors where ``present`` says so.
 
     ``single``: the result is one tensor and not a sequence. ``node`` is its name in the capture, ``label`` names
-    the call for messages. ``results`` are meta tensors for those present.
+    the call for messages. ``results`` are meta tensors for those present, ``shapes`` their shapes where sizes are open.
     """
 
     kind: str
@@ -87,32 +91,47 @@ class PythonCall:
     node: str
     label: str
     results: tuple[torch.Tensor, ...] = field(repr=False)
+    shapes: tuple[tuple[Size, ...], ...] | None = None
 
     def __call__(self, frame: Frame, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of the result.
 
         Raises:
             RuntimeError: a gradient where there was none when this was compiled, which the compiled graph has no place
-                for. Besides, whatever the user's code raises.
+                for; or sizes that do not follow from this step's as they did. Besides, whatever the user's code raises.
         """
         result = self.function(*[argument(frame, values) for argument in self.arguments])
-        if self.single and self.present[0] and result is not None:
+        if self.single and self.present[0] and result is not None and self.shapes is None:
             return [result]
-        return self._completed((result,) if self.single else result, values)
+        return self._completed(frame, (result,) if self.single else result, values)
 
-    def _completed(self, given: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _completed(self, frame: Frame, given: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
         place = next((value.device for value in values), torch.device("cpu"))
         for index, (present, tensor) in enumerate(zip(self.present, given, strict=True)):
             if present:
-                # A gradient of None is a gradient of zeros.
-                tensors.append(torch.zeros_like(self.results[len(tensors)], device=place) if tensor is None else tensor)
+                tensors.append(self._complete(frame, len(tensors), tensor, place))
             elif tensor is not None:
                 raise RuntimeError(
                     f"{self.label} returned a gradient as result {index}, where it returned None when this backward "
                     "was compiled; return zeros instead of None, or run this backward outside of retrograd.enable()"
                 )
         return tensors
+
+    def _complete(self, frame: Frame, number: int, tensor: torch.Tensor | None, place: torch.device) -> torch.Tensor:
+        """A tensor of the result, of the size that the graph takes; a gradient of None is a gradient of zeros."""
+        like = self.results[number]
+        if self.shapes is None:
+            return torch.zeros_like(like, device=place) if tensor is None else tensor
+        shape = tuple([evaluate_size(size, frame.sizes) for size in self.shapes[number]])
+        if tensor is None:
+            return torch.zeros(shape, dtype=like.dtype, device=place)
+        if tuple(tensor.shape) != shape:
+            raise RuntimeError(
+                f"{self.label} returned a tensor of shape {list(tensor.shape)}, which at earlier steps would have been "
+                f"{list(shape)}; have its shape follow from the backward's, or run outside of retrograd.enable()"
+            )
+        return tensor
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,18 @@ class Rehearsal:
         self._updated: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
 
-    def restore(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    def restore(self, arguments: Sequence[torch.Tensor | int]) -> list[torch.Tensor | int] | None:
         """The arguments as they were before hooks that are part of the graph wrote to them; None where others did."""
         before = {
             id(call.tape.tensors[n]): (call.tape.tensors[n], call.tape.before[n].clone())
             for call in reversed(self._recorded.inlined.values())
             for n in call.updates
         }
-        restored = [_restored(argument, before) for argument in arguments]
+        restored = [a if isinstance(a, int) else _restored(a, before) for a in arguments]
+        # Sizes come last.
         lost = [
             number
-            for number, argument, own in zip(self._traced.inputs, arguments, restored, strict=True)
+            for number, argument, own in zip(self._traced.inputs, arguments, restored, strict=False)
             if number in self._recorded.written and own is argument
         ]
         self._updated = list(before.values())

@@ -8,7 +8,7 @@ from steps import relative_error, require_device
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend.autograd.captured import Recompile
+from retrograd.frontend.autograd.history import Recompile
 
 
 def setup_module() -> None:

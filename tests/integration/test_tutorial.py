@@ -125,7 +125,7 @@ def test_a_structure_that_changes() -> None:
 
 
 def test_shapes_that_change() -> None:
-    """The tutorial's count is 2 for 10, 100, 10."""
+    """The tutorial's count is 2 for 10, 100, 10; here no size that follows adds to it."""
 
     def run(size: int) -> torch.Tensor:
         x = torch.linspace(0, 1, size).requires_grad_()
@@ -134,9 +134,9 @@ def test_shapes_that_change() -> None:
         return x.grad
 
     before = now()
-    for size in (10, 100, 10):
+    for size in (10, 100, 10, 1, 37):
         expected = run(size)
         with retrograd.enable():
             found = run(size)
         torch.testing.assert_close(found, expected)
-    assert outcomes(before).count("compiled") <= 2 and "runs eagerly" not in outcomes(before)
+    assert outcomes(before) == ["compiled", "compiled"]

@@ -1,0 +1,66 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What was compiled of the backwards that ran, what runs eagerly, and why; and what their sizes were."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from retrograd.frontend.autograd.differences import Situation
+from retrograd.frontend.autograd.structure import Structure
+
+# With how many of the compiled backwards a new one is compared, to say why it is new.
+MOST_SITUATIONS = 64
+# Of how many structures the sizes are remembered: of those that were met last.
+MOST_STRUCTURES = 256
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """One compilation of a backward, or the decision to run it eagerly.
+
+    ``reasons``: why nothing that was there served, or why it cannot be compiled.
+    """
+
+    number: int
+    outcome: str
+    nodes: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
+        where = f" of {len(self.nodes)} nodes ({named})" if self.nodes else ""
+        return f"{self.number}: backward{where} {self.outcome}: {'; '.join(self.reasons)}"
+
+
+@dataclass
+class History:
+    """All that was compiled or refused, also written to a log."""
+
+    log: logging.Logger
+    entries: list[Recompile] = field(default_factory=list)
+    # What was compiled, the last of it.
+    situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
+    _structures: OrderedDict[Hashable, Structure] = field(default_factory=OrderedDict)
+
+    def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
+        """Add an entry."""
+        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), tuple(reasons)))
+        self.log.info("%s", self.entries[-1])
+
+    def add_refusal(self, error: Exception) -> None:
+        """Add a backward that PyTorch could not capture; the same reason is told once."""
+        reasons = (f"PyTorch cannot capture it: {error}",)
+        if all(entry.reasons != reasons for entry in self.entries):
+            self.add("runs eagerly", (), reasons)
+
+    def structure(self, key: Hashable) -> Structure:
+        """What is known of a structure so far."""
+        found = self._structures.setdefault(key, Structure())
+        self._structures.move_to_end(key)
+        if len(self._structures) > MOST_STRUCTURES:
+            self._structures.popitem(last=False)
+        return found

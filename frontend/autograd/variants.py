@@ -1,0 +1,101 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is compiled of a captured backward, and for which of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from retrograd.frontend.autograd.background import BackgroundWork
+from retrograd.frontend.autograd.differences import Situation
+from retrograd.frontend.autograd.guards import StepGuard
+from retrograd.frontend.autograd.open_sizes import SizeGuard
+from retrograd.frontend.autograd.python_calls import Frame
+from retrograd.frontend.autograd.python_side import Compiled, run_compiled
+from retrograd.frontend.autograd.recorder import Recorder
+from retrograd.frontend.autograd.rehearsal import Rehearsal
+from retrograd.frontend.autograd.structure import Structure
+from retrograd.frontend.autograd.trace import TracedBackward
+
+
+@dataclass
+class Variant:
+    """What is compiled: for one set of sizes, or for all that its guard lets through.
+
+    ``kind`` are the options, numbers and hooks that it is for, ``situation`` what it was first met with, ``structure``
+    what was known of the sizes, with so many ``samples``, where some are open. It is built by ``work`` if that is done
+    in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
+    what eager does.
+    """
+
+    kind: Hashable
+    traced: TracedBackward
+    situation: Situation
+    notes: tuple[str, ...]
+    structure: Structure | None = None
+    samples: int = 0
+    work: BackgroundWork[tuple[Compiled, bool]] | None = None
+    compiled: Compiled | None = None
+    known: bool = False
+    right: dict[frozenset[str], bool] = field(default_factory=dict)
+
+    @property
+    def guard(self) -> SizeGuard:
+        """For which sizes it is, where some are open."""
+        assert self.traced.guard is not None
+        return self.traced.guard
+
+
+class Use:
+    """A variant that a step may use, and the open sizes of the step; ``ones`` are those that are 1. The ``guard`` holds
+    for most of the steps that it is for."""
+
+    def __init__(self, variant: Variant, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.variant, self.sizes = variant, sizes
+        self.guard: StepGuard | None = None
+        self.ones = frozenset([name for name, n in sizes.items() if n == 1])
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether it gives what eager does; None where that was not tried."""
+        return self.variant.right.get(self.ones)
+
+    def fits(self, *step: Any) -> bool:
+        """Whether it is known at a glance to be for a step."""
+        return self.guard is not None and self.guard.holds(*step)
+
+    def run(self, inputs: Sequence[torch.Tensor], frame: Frame) -> list[Any]:
+        """The results of a step whose inputs are also in the list that it came in."""
+        # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
+        if isinstance(inputs, list):
+            inputs.clear()
+        frame.sizes = self.sizes
+        assert self.variant.compiled is not None
+        return run_compiled(self.variant.traced, self.variant.compiled, frame)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.variant.work is None or self.variant.work.is_done
+
+
+def kind_of(key: Any) -> Hashable:
+    """What of a key is other than sizes."""
+    options, _, scalars, like, inlined = key
+    return options, scalars, tuple([tuple(rest) for _, *rest in like]), inlined
+
+
+def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
+    """What the compiled backward gets wrong on the recorded run; nothing where a hook in Python wrote to what it reads
+    since."""
+    rehearsal = Rehearsal(traced, recorder)
+    arguments = rehearsal.restore(traced.arguments(frame))
+    if arguments is None:
+        return None
+    results = compiled.run(arguments, rehearsal)
+    return rehearsal.find_difference(results)

@@ -1,0 +1,152 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Sizes that change from step to step under ``retrograd.enable()``: two compilations, whatever sizes follow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import retrograd
+from retrograd.frontend.source import CaptureError
+
+# Takes a model and sizes, and gives its loss.
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def train(model: nn.Module, loss: Loss, steps: Sequence[Any], *, keep: int = 2) -> list[str]:
+    """Train two copies of a model, without updates; gradients are added up over ``keep`` steps, and equal eager's.
+    Returns what was compiled."""
+    eager, ours = copy.deepcopy(model), copy.deepcopy(model)
+    before = len(retrograd.explain_recompiles())
+    for number, sizes in enumerate(steps):
+        for m in (eager, ours):
+            if number % keep == 0:
+                m.zero_grad()
+            torch.manual_seed(number)
+            value = loss(m, sizes)
+            if m is eager:
+                value.backward()
+                continue
+            with retrograd.enable():
+                value.backward()
+        expected = [p.grad for p in eager.parameters()]
+        torch.testing.assert_close([p.grad for p in ours.parameters()], expected, rtol=2e-5, atol=1e-6)
+    return [str(entry) for entry in retrograd.explain_recompiles()[before:]]
+
+
+def count(entries: Sequence[str]) -> int:
+    """How many programs were compiled, where none of the steps runs eagerly for good."""
+    assert not any("runs eagerly" in entry for entry in entries), entries
+    return sum(" compiled: " in entry for entry in entries)
+
+
+class Product(torch.autograd.Function):
+    """A product that keeps its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient @ w.t(), x.t() @ gradient
+
+
+class Classifier(nn.Module):
+    """Two layers, of which the second is a custom function's, with hooks that scale and hooks that pack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 5, bias=False)
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: self.look(t.float())):
+            h = torch.tanh(self.first(x))
+        h.register_hook(lambda gradient: self.look(gradient) * 3)
+        return Product.apply(h, self.second.weight.t())  # type: ignore[no-any-return, no-untyped-call]
+
+    def look(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.seen.append(tuple(tensor.shape))
+        return tensor
+
+
+def test_batches_with_hooks_and_a_custom_function() -> None:
+    """Gradients are there already in each second step, which makes other captures of the same program."""
+
+    def loss(model: Any, batch: int) -> torch.Tensor:
+        model.seen.clear()
+        value = F.cross_entropy(model(torch.randn(batch, 6)), torch.randint(5, (batch,)))
+        shapes.append(model.seen)
+        return value
+
+    shapes: list[list[tuple[int, ...]]] = []
+    batches = [4, 7, 1, 13, 2, 1, 30]
+    entries = train(Classifier(), loss, batches)
+    assert count(entries) == 2, entries
+    assert "from now on for any axis 0 of saved tensor" in entries[1] and "(so far 4, 7)" in entries[1]
+    # The last step's: what hooks were given has its sizes, in eager's order.
+    eager, ours = shapes[-2:]
+    assert eager == ours and (30, 8) in ours
+
+
+def test_images() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+    def loss(model: Any, batch: int) -> torch.Tensor:
+        return F.cross_entropy(model(torch.randn(batch, 2, 4, 4)), torch.randint(3, (batch,)))
+
+    assert count(train(model, loss, [3, 5, 1, 8], keep=1)) == 2
+
+
+class Attention(nn.Module):
+    """Tokens that look at those before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.project, self.head = nn.Embedding(7, 8), nn.Linear(8, 24), nn.Linear(8, 7)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(self.embedding(ids)).unflatten(-1, (2, 12)).transpose(1, 2).chunk(3, -1)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        found: torch.Tensor = self.head(h.transpose(1, 2).flatten(2))
+        return found
+
+
+def test_batches_of_token_rows() -> None:
+    def loss(model: Any, sizes: tuple[int, int]) -> torch.Tensor:
+        ids = torch.randint(7, sizes)
+        return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    entries = train(Attention(), loss, [(2, 5), (3, 4), (4, 7), (1, 6), (5, 1), (2, 2)], keep=1)
+    assert count(entries) == 2, entries
+
+
+def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of sizes by itself then, and of these a limited number in one capture; both are told."""
+
+    class Refusal:
+        def __init__(self, structure: Any) -> None:
+            raise CaptureError("this size is special", "keep it")
+
+    monkeypatch.setattr("retrograd.frontend.autograd.captured.OpenSizes", Refusal)
+    monkeypatch.setattr("retrograd.frontend.autograd.captured.MOST_VARIANTS", 1)
+
+    def loss(model: Any, rows: int) -> torch.Tensor:
+        found: torch.Tensor = (torch.randn(rows, 3) * model.weight).sin().sum()
+        return found
+
+    entries = train(nn.LayerNorm(3, bias=False), loss, [2, 3, 4, 5, 2, 3], keep=1)
+    outcomes = ["compiled" if " compiled: " in e else "eager" if "runs eagerly" in e else "" for e in entries]
+    assert outcomes == ["compiled", "compiled", "eager"], entries
+    assert "no size is left open: CaptureError: capture: this size is special" in entries[1]
+    assert "compiled for 1 sets" in entries[2]
