@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What is written to memory when the ops of a function run: an approximation of the kernels that IREE forms.
 
-Views are free; one that is returned is written by the kernel that makes what it looks at. A pointwise op whose only
+Views are free, but for those that ``kernel_inputs`` says are copies; one that is returned is written by the kernel that
+makes what it looks at, unless that is more. A pointwise op whose only
 user is pointwise or a reduction runs inside it, and its result takes no memory; one that takes no tensor (a fill, a
 range) is repeated in each user. A matrix product gives a plain result; one that is large (see ``packed_products``)
 reads packed copies of its operands, each written by a kernel of its own. Pointwise ops that alone use a product run in
@@ -12,11 +13,12 @@ themselves. A product that is split (see ``split_products``) reads its operands 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
+from retrograd.pipelines.analysis.kernel_inputs import find_inputs
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.packed_products import PRODUCTS
 
@@ -43,28 +45,6 @@ class Steps:
     bytes: dict[int, int]
 
 
-def find_inputs(
-    graph: JointGraph, ops: Iterable[int], work: Iterable[int], available: Collection[int]
-) -> tuple[Sequence[tuple[int, ...]], Mapping[int, tuple[int, ...]] | Sequence[tuple[int, ...]]]:
-    """For each value those that hold its data, and for each op of ``work`` those that it reads from memory, unless it
-    computes them itself, where the values of ``available`` have storage of their own."""
-    storage = graph.storage
-    views = [v for v in available if storage[v] != (v,)]
-    if not views:
-        return storage, graph.reads
-    found = list(storage)
-    for view in views:
-        found[view] = (view,)
-    for op in (graph.ops[number] for number in ops):
-        if op.kind in (OpKind.VIEW, OpKind.CONSTANT):
-            taken = op.operands[:1] if op.kind is OpKind.VIEW else op.operands
-            held = tuple(dict.fromkeys(s for v in taken for s in found[v]))
-            for result in op.results:
-                if result not in available:
-                    found[result] = held
-    return found, {n: tuple(dict.fromkeys(s for v in graph.ops[n].operands for s in found[v])) for n in work}
-
-
 def find_steps(graph: JointGraph, ops: tuple[int, ...], available: Collection[int], kept: Collection[int]) -> Steps:
     """The kernels that run ``ops`` in this order on ``available`` values; ``kept`` ones are written to storage of the
     caller's."""
@@ -76,16 +56,15 @@ class _Former:
         self, graph: JointGraph, ops: tuple[int, ...], available: frozenset[int], kept: frozenset[int]
     ) -> None:
         self.graph, self.available = graph, available
-        self.work = [n for n in ops if graph.ops[n].kind not in (OpKind.VIEW, OpKind.CONSTANT)]
-        self.sources, self.inputs = find_inputs(graph, ops, self.work, available)
+        self.work, self.sources, self.inputs = find_inputs(graph, ops, available)
         self.users: dict[int, list[int]] = {}
         for number in self.work:
             for source in self.inputs[number]:
                 self.users.setdefault(source, []).append(number)
         # A view that is returned is written to its storage by the kernel that makes what it looks at; of what is at
-        # hand, or of several values, it is a copy.
+        # hand, of several values or of a part of one, it is a copy.
         looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
-        self.copied = [v for v, found in looks.items() if len(found) != 1 or not available.isdisjoint(found)]
+        self.copied = [v for v, found in looks.items() if not (available.isdisjoint(found) and self.is_whole(v, found))]
         self.kept = kept.union(*(found for v, found in looks.items() if v not in self.copied))
         self.steps: list[Step] = []
         self.bytes: dict[int, int] = {}
@@ -94,6 +73,10 @@ class _Former:
         self.inside: dict[int, tuple[int, ...]] = {}
         self.done: set[int] = set()
         self.places = {number: place for place, number in enumerate(self.work)}
+
+    def is_whole(self, view: int, sources: tuple[int, ...]) -> bool:
+        """Whether a view of ``sources`` has all the data of the one value that they are."""
+        return len(sources) == 1 and self.graph.values[view].bytes == self.graph.values[sources[0]].bytes
 
     def only_user(self, value: int) -> int | None:
         users = self.users.get(value, ())

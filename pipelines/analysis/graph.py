@@ -7,12 +7,18 @@ Values and ops are numbered in program order. Multi-result ops are flattened: ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
 from retrograd.pipelines.analysis.op_kinds import OpKind
+
+_REORDERS = ("torch.aten.permute", "torch.aten.transpose.int", "torch.aten.t")
+_PARTS = ("torch.aten.select.int", "torch.aten.slice.Tensor", "torch.aten.narrow")
+_LIKE = tuple(f"torch.aten.{name}_like" for name in ("empty", "full", "ones", "zeros"))
+_LIKE += tuple(f"torch.aten.new_{name}" for name in ("empty", "full", "ones", "zeros"))
+_SPLITS = ("torch.aten.unbind.int", "torch.aten.split.Tensor", "torch.aten.split_with_sizes", "torch.aten.chunk")
 
 
 class Tag(Enum):
@@ -75,7 +81,8 @@ class JointGraph:
 
     ``arguments`` are all its arguments; those in ``tangents`` exist in the backward only, the others in both halves, at
     no cost, but for those in ``mutated``: the step overwrites them, so that the backward finds them only where they
-    were saved.
+    were saved. ``same`` numbers the ops that do what others do too, were their operands the
+    same: equal ones have equal numbers.
     """
 
     values: tuple[Value, ...]
@@ -85,6 +92,7 @@ class JointGraph:
     forward_results: tuple[int, ...]
     backward_results: tuple[int, ...]
     mutated: frozenset[int] = frozenset()
+    same: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -98,20 +106,64 @@ class JointGraph:
     @cached_property
     def storage(self) -> tuple[tuple[int, ...], ...]:
         """For each value those that hold its data: itself, or through views and lists others; none for constants."""
+        return self._find_storage(frozenset())
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the values that hold the data it takes."""
+        return self._find_reads(self.storage)
+
+    @cached_property
+    def copied_views(self) -> frozenset[int]:
+        """Views that are copies in compiled code: those that reorder the axes of a value of which several parts are
+        then taken, as of queries, keys and values that one product gives."""
+        views = (op for op in self.ops if op.kind is OpKind.VIEW and op.name in _REORDERS)
+        return frozenset(op.id for op in views if self._count_parts(op.results[0]) > 1)
+
+    @cached_property
+    def buffers(self) -> tuple[tuple[int, ...], ...]:
+        """As ``storage``, where ``copied_views`` have memory of their own."""
+        return self._find_storage(self.copied_views)
+
+    @cached_property
+    def buffer_reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the values of ``buffers`` that it reads; what takes only a shape and a type reads nothing."""
+        reads = self._find_reads(self.buffers)
+        return tuple(() if self.ops[n].name in _LIKE else values for n, values in enumerate(reads))
+
+    @cached_property
+    def buffer_views(self) -> Mapping[int, tuple[int, ...]]:
+        """For each value of ``buffers`` the others whose data it holds."""
+        pairs = ((source, v) for v, held in enumerate(self.buffers) for source in held if source != v)
+        return _group(pairs)
+
+    @cached_property
+    def buffer_readers(self) -> Mapping[int, tuple[int, ...]]:
+        """For each value of ``buffers`` the ops that read it, in order."""
+        return _group((value, op) for op, values in enumerate(self.buffer_reads) for value in values)
+
+    def _find_storage(self, copied: frozenset[int]) -> tuple[tuple[int, ...], ...]:
         found: list[tuple[int, ...]] = [(v.id,) for v in self.values]
         for op in self.ops:
-            if op.kind in (OpKind.VIEW, OpKind.CONSTANT):
+            if op.kind in (OpKind.VIEW, OpKind.CONSTANT) and op.id not in copied:
                 taken = op.operands[:1] if op.kind is OpKind.VIEW else op.operands
                 held = tuple(dict.fromkeys(s for v in taken for s in found[v]))
                 for result in op.results:
                     found[result] = held
         return tuple(found)
 
-    @cached_property
-    def reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each op the values that hold the data it takes."""
-        storage = self.storage
+    def _find_reads(self, storage: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(dict.fromkeys(s for v in op.operands for s in storage[v])) for op in self.ops)
+
+    def _count_parts(self, value: int) -> int:
+        """How many parts are taken of ``value``, itself or through views; 2 stands for any more than one."""
+        parts = 0
+        for op in (self.ops[user] for user in self.users[value]):
+            if op.name in _SPLITS:
+                return 2
+            if op.kind is OpKind.VIEW:
+                parts += 1 if op.name in _PARTS else self._count_parts(op.results[0])
+        return min(parts, 2)
 
     @cached_property
     def forward_ops(self) -> frozenset[int]:
@@ -157,3 +209,10 @@ class JointGraph:
         while (producer := self.values[value].producer) is not None and self.ops[producer].kind is OpKind.VIEW:
             value = self.ops[producer].operands[0]
         return value
+
+
+def _group(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, list[int]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,6 +17,7 @@ from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.split_products import find_parts
+from retrograd.pipelines.analysis.value_numbering import number_repeated
 
 _VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
 _BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
@@ -34,6 +35,10 @@ INLINE = "bwd.inline"
 STORED = "bwd.saved_dtype"
 # The functions that pack its results where they are saved, by name; an empty name packs nothing.
 PACKED = "bwd.packed_as"
+# What was asked of an op is no part of what it computes.
+MARKS = (TAG, BLOCK, "bwd.label")
+_VALUES = "bwd.values"
+_IGNORED = (_VALUES, SHAPES, STORED, PACKED, *MARKS)
 _OPERATOR = "torch.operator"
 _LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
@@ -103,7 +108,8 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         mutated=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.name") in written),
         backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
-    return ReadGraph(graph, tuple(ir_ops), tuple(ir_values))
+    same = number_repeated(graph, [op_meaning(op) for op in ir_ops])
+    return ReadGraph(replace(graph, same=same), tuple(ir_ops), tuple(ir_values))
 
 
 def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[Op]) -> bool:
@@ -169,9 +175,18 @@ def function_type(func: ir.Operation) -> ir.FunctionType:
 
 def value_names(op: ir.Operation) -> list[str]:
     """Names that the import gave the results of an op; empty where it gave none."""
-    if "bwd.values" not in op.attributes:
+    if _VALUES not in op.attributes:
         return [""] * len(op.results)
-    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes["bwd.values"])]
+    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[_VALUES])]
+
+
+def op_meaning(op: ir.Operation) -> Hashable | None:
+    """What an op does, whatever its results are called; ``None`` for one with regions or on mutable tensors."""
+    if len(op.regions) or any(str(v.type).startswith("!torch.tensor") for v in (*op.operands, *op.results)):
+        return None
+    # Attributes are unique in their context and compared by address, so that a large constant is not written out.
+    attributes = frozenset((name, op.attributes[name]) for name in op.attributes if name not in _IGNORED)
+    return (operator_name(op), attributes, tuple(r.type for r in op.results))
 
 
 class ShapeReader:

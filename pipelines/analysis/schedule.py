@@ -90,5 +90,11 @@ def find_low_schedule(graph: JointGraph, ops: Sequence[int], available: Collecti
     return min(orders, key=lambda order: _scratch(graph, order, available))
 
 
+def schedule_plan(graph: JointGraph, plan: PartitionPlan) -> PartitionPlan:
+    """``plan`` with its backward in the order that ``bwd-sink-recompute`` brings it to."""
+    kept = (a for a in graph.arguments if a not in graph.mutated)
+    return dataclasses.replace(plan, backward=find_low_schedule(graph, plan.backward, (*kept, *plan.saved)))
+
+
 def _scratch(graph: JointGraph, ops: tuple[int, ...], available: Collection[int]) -> int:
     return compute_scratch(find_steps(graph, ops, available, graph.backward_results))

@@ -52,3 +52,9 @@ def find_duplicates(
             for result, original in zip(op.results, graph.ops[earlier].results, strict=True):
                 same[result] = original
     return duplicates
+
+
+def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> dict[int, int]:
+    """The ops that give the same as others, in whichever half, with equal numbers where they do."""
+    found = find_duplicates(graph, meanings, across_halves=True)
+    return found | {earlier: earlier for earlier in found.values()}

@@ -10,14 +10,10 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import (
-    BLOCK,
     INLINE,
-    PACKED,
-    SHAPES,
-    STORED,
-    TAG,
+    MARKS,
     ReadGraph,
-    operator_name,
+    op_meaning,
     read_joint,
     value_names,
 )
@@ -27,9 +23,6 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 
 MERGED = "bwd.merged"
 _VALUES = "bwd.values"
-# What was asked of an op is no part of what it computes.
-_MARKS = (TAG, BLOCK, "bwd.label")
-_IGNORED = (_VALUES, SHAPES, STORED, PACKED, *_MARKS)
 
 
 @dataclass(frozen=True)
@@ -87,17 +80,8 @@ def merge_duplicates(read: ReadGraph, *, across_halves: bool) -> dict[str, str]:
     return merged
 
 
-def op_meaning(op: ir.Operation) -> Hashable | None:
-    """What an op does, whatever its results are called; ``None`` for one with regions or on mutable tensors."""
-    if len(op.regions) or any(str(v.type).startswith("!torch.tensor") for v in (*op.operands, *op.results)):
-        return None
-    # Attributes are unique in their context and compared by address, so that a large constant is not written out.
-    attributes = frozenset((name, op.attributes[name]) for name in op.attributes if name not in _IGNORED)
-    return (operator_name(op), attributes, tuple(r.type for r in op.results))
-
-
 def _op_marks(op: ir.Operation) -> Hashable | None:
-    return tuple(op.attributes[name] for name in _MARKS if name in op.attributes) or None
+    return tuple(op.attributes[name] for name in MARKS if name in op.attributes) or None
 
 
 def _join_names(name: str, kept: str, merged: dict[str, str]) -> str:

@@ -32,6 +32,7 @@ from retrograd.pipelines.analysis.read_graph import (
     read_joint,
     tensor_shape,
 )
+from retrograd.pipelines.analysis.schedule import schedule_plan
 from retrograd.pipelines.analysis.tags import TagError, resolve_tags
 from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
@@ -267,7 +268,7 @@ def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any]) -> i
         "recomputed_ops": len(plan.recomputed),
         "forward_ops": _count_work(graph, plan.forward),
         "backward_ops": _count_work(graph, plan.backward),
-        "peak_bytes_planned": compute_peak(graph, plan).bytes,
+        "peak_bytes_planned": compute_peak(graph, schedule_plan(graph, plan)).bytes,
     }
     if spared := sum(graph.values[v].bytes - graph.values[v].saved_bytes for v in plan.saved):
         numbers["narrowed_bytes"] = spared

@@ -8,7 +8,7 @@
     forward y            results of the forward, then of the backward
     backward t
 
-`mm`, `clone` and `cat` are the ops of these names. A `!` before the kind says that the op costs 100 floating-point
+The names in `NAMED` are the ops of these names. A `!` before the kind says that the op costs 100 floating-point
 operations in place of none; `@prefer` after it what the user asked of the op, and `#1` after that the checkpointed
 block that it is in.
 """
@@ -21,7 +21,14 @@ from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 # Ops that kernels are formed around, by their names in the text.
-NAMED = {"mm": OpKind.COMPUTE, "clone": OpKind.POINTWISE, "cat": OpKind.DATA_MOVEMENT}
+NAMED = {
+    "mm": OpKind.COMPUTE,
+    "clone": OpKind.POINTWISE,
+    "full_like": OpKind.POINTWISE,
+    "cat": OpKind.DATA_MOVEMENT,
+    "permute": OpKind.VIEW,
+    "select.int": OpKind.VIEW,
+}
 ARGUMENTS = ("input", "tangent", "mutated")
 
 

@@ -15,6 +15,7 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.partition_plan import plan_from_saved
 from retrograd.pipelines.analysis.split_products import find_part, find_parts
+from retrograd.pipelines.analysis.value_numbering import number_repeated
 
 
 def peak(text: str, saved: str = "") -> Peak:
@@ -263,3 +264,62 @@ def test_sizes_that_are_unreadable(size: object) -> None:
 def test_fractions_are_of_the_whole() -> None:
     assert resolve_memory_size(0.5, 101) == 50
     assert resolve_memory_size(7, 100) == 7
+
+
+def test_axes_reordered_once_for_several_parts_are_a_copy() -> None:
+    # q, k and v of one product: the parts are cut from a reordered copy, beside what it is of.
+    text = "input x 64\n a = compute x 6400\n p = permute a 6400\n {0}\n forward y\n backward x"
+    one = "q = select.int p 640\n y = compute q 64"
+    two = "q = select.int p 640\n k = select.int p 640\n y = compute q k 64"
+    assert peak(text.format(one)).forward_scratch == 6400
+    assert peak(text.format(two)).forward_scratch == 2 * 6400
+
+
+def test_a_part_that_is_kept_is_a_copy() -> None:
+    text = "input x 64\n a = compute x 640\n q = {0} a {1}\n y = compute a 64\n forward q y\n backward x"
+    assert peak(text.format("select.int", 64)).forward_scratch == 640
+    # The whole is written to the caller's storage right away.
+    assert peak(text.format("permute", 640)).forward_scratch == 0
+
+
+def test_what_takes_only_a_shape_reads_nothing() -> None:
+    text = "input x 64\n a = compute x 640\n b = compute a 64\n z = full_like a 640\n y = scatter z b 64\n"
+    assert peak(text + " forward y\n backward x").forward_scratch == 640 + 64
+
+
+TWICE = """
+    input x 640
+    tangent t 640
+    a = pointwise x 640
+    y = mm a 64
+    ga = compute t a 640
+    b = pointwise x 640
+    g = compute ga b 64
+    forward y
+    backward g
+"""
+
+
+def test_what_the_backward_computes_twice_runs_once() -> None:
+    graph = parse_graph(TWICE)
+    same = number_repeated(graph, [(op.name, op.kind) for op in graph.ops])
+    assert same == {0: 0, 3: 0}
+    merged = dataclasses.replace(graph, same=same)
+    plan = plan_from_saved(graph, (), "test")
+    formed = find_steps(merged, plan.backward, (*graph.arguments,), graph.backward_results)
+    a, ga, g = numbers(graph, "a ga g")
+    x, t = numbers(graph, "x t")
+    assert formed.steps == (Step((x,), (a,)), Step((t, a), (ga,)), Step((ga, a), (g,)))
+    # With the first at hand, the second is no other's.
+    formed = find_steps(merged, plan.backward[1:], (*graph.arguments, a), graph.backward_results)
+    assert len(formed.steps) == 3
+
+
+def test_a_kept_value_that_is_another_s_is_written_once() -> None:
+    graph = parse_graph(TWICE.replace("y = mm a 64", "y = mm a 64\n m = mm a 64"))
+    merged = dataclasses.replace(graph, same=number_repeated(graph, [(op.name, op.kind) for op in graph.ops]))
+    x, a, y, m = numbers(graph, "x a y m")
+    formed = find_steps(merged, (0, 1, 2), graph.arguments, (m,))
+    # The packed copy of a is read by the one product, whose result is the caller's.
+    assert [step.writes for step in formed.steps if step.reads != (x,)] == [(len(graph.values),), (y,)]
+    assert formed.bytes.keys() == {a, len(graph.values)}
