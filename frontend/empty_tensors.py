@@ -17,7 +17,7 @@ def fill_empty_tensors(graph_module: GraphModule) -> None:
     others are joined with them. Nodes keep their names; what only such an op used is gone."""
     unused: list[Node] = []
     for node in graph_module.graph.nodes:
-        if node.op != "call_function" or _is_random(node):
+        if not _is_pure(node) or _is_random(node):
             continue
         before = node.all_input_nodes
         if is_empty(node):
@@ -35,12 +35,18 @@ def _erase(graph_module: GraphModule, unused: list[Node]) -> None:
     """Erase nodes that nothing uses, then those that only these used. What hooks and checks do is no node's result."""
     while unused:
         node = unused.pop()
-        pure = node.target is operator.getitem or getattr(node.target, "namespace", "") in ("aten", "prims")
-        if node.users or node.op != "call_function" or not pure or node.is_impure():
+        if node.users or not _is_pure(node) or node.is_impure():
             continue
         before = node.all_input_nodes
         graph_module.graph.erase_node(node)
         unused += [n for n in before if not n.users and n not in unused]
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node does nothing but give its result: tokens of hooks have no elements either, and stand for calls."""
+    if node.target is operator.getitem:
+        return _is_pure(node.all_input_nodes[0])
+    return node.op == "call_function" and getattr(node.target, "namespace", "") in ("aten", "prims")
 
 
 def _is_random(node: Node) -> bool:
