@@ -28,6 +28,7 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
 from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.fingerprint import source_fingerprint
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
@@ -356,10 +357,14 @@ class _Store:
         self._cache = Cache()
 
     def get(self, parts: dict[str, str]) -> bytes | None:
-        return self._cache.get(cache_key(parts))
+        return self._cache.get(self._key(parts))
 
     def put(self, parts: dict[str, str], data: bytes) -> None:
-        self._cache.put(cache_key(parts), data)
+        self._cache.put(self._key(parts), data)
+
+    @staticmethod
+    def _key(parts: dict[str, str]) -> str:
+        return cache_key({**parts, "sources": source_fingerprint()})
 
 
 def _versions() -> dict[str, str]:

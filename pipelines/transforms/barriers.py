@@ -11,7 +11,7 @@ from retrograd.dialects import ir
 BARRIER = "util.optimization_barrier"
 _TIE = "flow.tensor.tie_shape"
 # Ops whose result may share storage with their first operand.
-_VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
+VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
 
 
 def add_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
@@ -50,7 +50,7 @@ def read_open_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Locatio
 
 def view_root(value: ir.Value) -> ir.Value:
     """The value whose storage ``value`` may look at."""
-    while isinstance(value, ir.OpResult) and value.owner.name in _VIEWS:
+    while isinstance(value, ir.OpResult) and value.owner.name in VIEWS:
         value = value.owner.operands[0]
     return value
 

@@ -1,24 +1,29 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-isolate-scatters``: what a scatter adds up is computed before it, in a kernel of its own."""
+"""``bwd-isolate-scatters``: what a scatter adds up, and where need be what reads it, is not part of its kernel."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import VIEWS, take_behind_barrier, view_root, walk
 
 _SCATTER = "tm_tensor.scatter"
-_UPDATES = 0
+_UPDATES, _TENSOR = 0, 2
 
 
 @dataclass(frozen=True)
 class BwdIsolateScatters(ModulePass):
-    """Puts a barrier between a scatter and the elementwise op that computes its updates.
+    """Puts barriers between a scatter and the elementwise op that computes its updates, and between a scatter whose
+    tensor has other uses and what reads the result.
+
+    A scatter writes into its tensor. IREE forms one kernel of it and an elementwise op that reads the result, with
+    what else that op reads: a gather from the tensor as it was would find there what the scatter has written by then.
 
     IREE copies a widening of its operands into whatever uses it, a scatter too, and its code generator for GPUs cannot
     tile the two together: the gradient of an embedding in bf16, added up in f32, does not compile for CUDA. Elementwise
@@ -34,6 +39,7 @@ class BwdIsolateScatters(ModulePass):
                 for op in list(walk(block)):
                     if op.name == _SCATTER:
                         isolate_updates(op)
+                        isolate_result(op)
 
 
 def isolate_updates(scatter: ir.Operation) -> None:
@@ -46,3 +52,30 @@ def isolate_updates(scatter: ir.Operation) -> None:
     root = view_root(updates)
     if isinstance(root, ir.OpResult) and root.owner.name == "linalg.generic":
         scatter.operands[_UPDATES] = take_behind_barrier(updates, scatter)
+
+
+def isolate_result(scatter: ir.Operation) -> None:
+    """Where what ``scatter`` writes into is used elsewhere too, have its result read from behind a barrier."""
+    if not is_shared(scatter.operands[_TENSOR]):
+        return
+    (result,) = scatter.results
+    uses = [(use.owner, use.operand_number) for use in result.uses]
+    hidden = take_behind_barrier(result, next_op(scatter))
+    for owner, number in uses:
+        owner.operands[number] = hidden
+
+
+def is_shared(value: ir.Value) -> bool:
+    """Whether the storage that ``value`` looks at has uses other than this one."""
+    while len([*value.uses]) == 1:
+        if not (isinstance(value, ir.OpResult) and value.owner.name in VIEWS):
+            return False
+        value = value.owner.operands[0]
+    return True
+
+
+def next_op(op: ir.Operation) -> ir.Operation:
+    """What follows an op in its block: its terminator at the latest."""
+    following = itertools.dropwhile(lambda view: view.operation != op, op.block.operations)
+    next(following)
+    return next(following).operation

@@ -230,3 +230,20 @@ def test_a_move_between_devices_is_a_copy() -> None:
     x = torch.randn(3, 4)
     with torch.no_grad():
         assert torch.allclose(torch.compile(move, backend="retrograd")(x), 2 * x.tanh(), rtol=TOLERANCE)
+
+
+def test_what_a_scatter_overwrites_is_read_beside_it() -> None:
+    """One kernel that did both read numbers that the scatter had written already."""
+
+    def overwrite(x: Tensor, scale: Tensor) -> Tensor:
+        flat = (torch.tanh(x) * 2).view(-1)
+        places = torch.arange(6) * 3
+        old = flat[places]
+        new = torch.ops.aten.index_put(flat, [places], torch.zeros(6)).view(4, 4)
+        joined: Tensor = torch.ops.aten.slice_scatter(torch.zeros(16), old * scale, 0, 0, 6).view(4, 4) + new
+        return joined
+
+    x, scale = torch.randn(4, 4), torch.randn(6)
+    with torch.no_grad():
+        found = torch.compile(overwrite, backend="retrograd", dynamic=False)(x, scale)
+    torch.testing.assert_close(found, overwrite(x, scale))

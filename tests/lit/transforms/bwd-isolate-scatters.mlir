@@ -39,3 +39,22 @@ func.func @argument(%rows: tensor<2x1xf32>, %places: tensor<2x1xi32>, %table: te
   }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
   return %r : tensor<4x1xf32>
 }
+
+// -----
+
+// The tensor written into is read as it was, too: what reads the result is no part of the scatter's kernel.
+// CHECK-LABEL: func.func @read_before(
+// CHECK: %[[NEW:.*]] = "tm_tensor.scatter"
+// CHECK: %[[HIDDEN:.*]] = "util.optimization_barrier"(%[[NEW]]) : (tensor<4x1xf32>) -> tensor<4x1xf32>
+// CHECK: tensor.extract %{{.*}}[
+// CHECK: return %[[HIDDEN]], %{{.*}} : tensor<4x1xf32>, f32
+func.func @read_before(%rows: tensor<2x1xf32>, %places: tensor<2x1xi32>, %flat: tensor<4xf32>) -> (tensor<4x1xf32>, f32) {
+  %zero = arith.constant 0 : index
+  %table = tensor.expand_shape %flat [[0, 1]] output_shape [4, 1] : tensor<4xf32> into tensor<4x1xf32>
+  %r = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  %first = tensor.extract %flat[%zero] : tensor<4xf32>
+  return %r, %first : tensor<4x1xf32>, f32
+}
