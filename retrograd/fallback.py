@@ -75,8 +75,9 @@ class Fallback:
             except ImportFailure as error:
                 failure, found = error, {error.node: f"import: {error.message}"}
             except CompileError as error:
-                if error.phase != "lower" and find_heads(graph_module.graph):
-                    # Open sizes fail in iree-compile for how ops are joined: no one op is to blame.
+                if not error.replay or (error.phase != "lower" and find_heads(graph_module.graph)):
+                    # No tool failed: the functions' types are refused, which islands leave as they are. And open sizes
+                    # fail in iree-compile for how ops are joined: no one op is to blame.
                     raise
                 failure, found = error, _name_ops(find_failed_ops(staged, self.target, error), staged.merged)
             else:
