@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -123,13 +123,12 @@ def weights_backward(
     return torch.where(indices != padding_idx, along, 0.0)
 
 
-_BACKWARD = "torch-mlir has no lowering for it"
 _FORWARD = "torch-mlir gives the bags alone, and the backward needs to know what is in them"
 
 ENTRIES = (
     Decomposition(aten._embedding_bag.default, embedding_bag, _FORWARD),
     Decomposition(aten._embedding_bag_forward_only.default, embedding_bag, _FORWARD),
-    Decomposition(aten._embedding_bag_backward.default, any_backward, _BACKWARD),
-    Decomposition(aten._embedding_bag_dense_backward.default, embedding_bag_backward, _BACKWARD),
-    Decomposition(aten._embedding_bag_per_sample_weights_backward.default, weights_backward, _BACKWARD),
+    Decomposition(aten._embedding_bag_backward.default, any_backward, NO_LOWERING),
+    Decomposition(aten._embedding_bag_dense_backward.default, embedding_bag_backward, NO_LOWERING),
+    Decomposition(aten._embedding_bag_per_sample_weights_backward.default, weights_backward, NO_LOWERING),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -89,11 +89,9 @@ def _slope(difference: Tensor, p: float, distance: Tensor) -> Tensor:
     return torch.where(none, 0.0, sign * (ratio if p == 2 else ratio ** (p - 1)))
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = (
-    Decomposition(aten._cdist_forward.default, cdist, _MISSING),
-    Decomposition(aten._cdist_backward.default, cdist_backward, _MISSING),
-    Decomposition(aten._pdist_forward.default, pdist, _MISSING),
-    Decomposition(aten._pdist_backward.default, pdist_backward, _MISSING),
+    Decomposition(aten._cdist_forward.default, cdist, NO_LOWERING),
+    Decomposition(aten._cdist_backward.default, cdist_backward, NO_LOWERING),
+    Decomposition(aten._pdist_forward.default, pdist, NO_LOWERING),
+    Decomposition(aten._pdist_backward.default, pdist_backward, NO_LOWERING),
 )

@@ -10,6 +10,9 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+NO_LOWERING = "torch-mlir has no lowering for it"
+"""The reason of most entries."""
+
 
 @dataclass(frozen=True)
 class Decomposition:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 from retrograd.frontend.decompositions.triangular import is_small, solve_rows
 
 aten = torch.ops.aten
@@ -279,10 +279,8 @@ def _apply(vectors: Tensor, factors: Tensor, other: Tensor, *, transposed: bool)
     return other
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = tuple(
-    Decomposition(op, function, _MISSING)
+    Decomposition(op, function, NO_LOWERING)
     for op, function in (
         (aten.linalg_lu_factor_ex.default, lu_factor_ex),
         (aten.linalg_lu.default, lu),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -70,10 +70,8 @@ def _starts(sample: Tensor, size: int, window: int, output: int) -> Tensor:
     return torch.cat([places, last], -1)
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = tuple(
-    Decomposition(op, function, _MISSING)
+    Decomposition(op, function, NO_LOWERING)
     for op, function in (
         (aten.fractional_max_pool2d.default, fractional_max_pool),
         (aten.fractional_max_pool3d.default, fractional_max_pool),

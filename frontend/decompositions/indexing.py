@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 from retrograd.frontend.decompositions.sums import HALF
 
 aten = torch.ops.aten
@@ -172,20 +172,20 @@ ENTRIES = (
     Decomposition(aten.scatter.src, scatter, _ONE_FORM),
     Decomposition(aten.scatter.value, scatter_value, _ONE_FORM),
     Decomposition(aten.scatter_add.default, scatter_add, _ONE_FORM),
-    Decomposition(aten.diagonal_scatter.default, diagonal_scatter, "torch-mlir has no lowering for it"),
+    Decomposition(aten.diagonal_scatter.default, diagonal_scatter, NO_LOWERING),
     Decomposition(
         aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"
     ),
     *(
-        Decomposition(op, replication_pad_backward, "torch-mlir has no lowering for it")
+        Decomposition(op, replication_pad_backward, NO_LOWERING)
         for op in (
             aten.replication_pad1d_backward.default,
             aten.replication_pad2d_backward.default,
             aten.replication_pad3d_backward.default,
         )
     ),
-    Decomposition(aten.put.default, put, "torch-mlir has no lowering for it"),
-    Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, "torch-mlir has no lowering for it"),
+    Decomposition(aten.put.default, put, NO_LOWERING),
+    Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, NO_LOWERING),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(
         aten.embedding_dense_backward.default,

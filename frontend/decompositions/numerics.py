@@ -13,7 +13,7 @@ from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -123,9 +123,7 @@ ENTRIES = (
     ),
     Decomposition(aten.log1p.default, log1p, "IREE's f64 code rounds 1 + x first: ten digits are lost for a small x"),
     Decomposition(aten.bmm.default, batch_of_products, "IREE's compiler divides by a size of zero"),
-    Decomposition(
-        aten._weight_norm_interface_backward.default, weight_norm_backward, "torch-mlir has no lowering for it"
-    ),
+    Decomposition(aten._weight_norm_interface_backward.default, weight_norm_backward, NO_LOWERING),
     Decomposition(
         aten.gelu.default,
         _from_pytorch(aten.gelu.default),

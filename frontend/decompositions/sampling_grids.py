@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.derivatives import pull_back
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -171,17 +171,15 @@ def _filters(
     return found
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = (
     *(
         Decomposition(op, grid_sampler, "torch-mlir lowers some modes and paddings, in two dimensions")
         for op in (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
     ),
     *(
-        Decomposition(op, grid_sampler_backward, _MISSING)
+        Decomposition(op, grid_sampler_backward, NO_LOWERING)
         for op in (aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
     ),
-    Decomposition(aten._upsample_bilinear2d_aa.default, upsample_aa, _MISSING),
-    Decomposition(aten._upsample_bilinear2d_aa_backward.default, upsample_aa_backward, _MISSING),
+    Decomposition(aten._upsample_bilinear2d_aa.default, upsample_aa, NO_LOWERING),
+    Decomposition(aten._upsample_bilinear2d_aa_backward.default, upsample_aa_backward, NO_LOWERING),
 )

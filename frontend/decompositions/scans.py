@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -93,8 +93,8 @@ def _is_long(x: Tensor, dim: int) -> bool:
 
 
 ENTRIES = (
-    Decomposition(aten.cummax.default, cummax, "torch-mlir has no lowering for it"),
-    Decomposition(aten.cummin.default, cummin, "torch-mlir has no lowering for it"),
+    Decomposition(aten.cummax.default, cummax, NO_LOWERING),
+    Decomposition(aten.cummin.default, cummin, NO_LOWERING),
     Decomposition(aten.cumprod.default, cumprod, "torch-mlir's lowering fails for floating-point rows"),
     Decomposition(
         aten.logcumsumexp.default, logcumsumexp, "torch-mlir's form overflows where an element is large, and gives inf"

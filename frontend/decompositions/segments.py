@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.derivatives import pull_back
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -165,15 +165,13 @@ def _combine(total: Tensor, other: Tensor | float, reduce: str) -> Tensor:
     return total * other if reduce == "prod" else total + other
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = (
-    Decomposition(aten.index_reduce.default, index_reduce, _MISSING),
+    Decomposition(aten.index_reduce.default, index_reduce, NO_LOWERING),
     Decomposition(
         aten.scatter_reduce.two,
         scatter_reduce,
         "torch-mlir writes to the wrong axis, or aborts, where it is counted from the end; for scalars, too",
     ),
-    Decomposition(aten.segment_reduce.default, segment_reduce, _MISSING),
-    Decomposition(aten._segment_reduce_backward.default, segment_reduce_backward, _MISSING),
+    Decomposition(aten.segment_reduce.default, segment_reduce, NO_LOWERING),
+    Decomposition(aten._segment_reduce_backward.default, segment_reduce_backward, NO_LOWERING),
 )

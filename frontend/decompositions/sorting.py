@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -235,9 +235,9 @@ ENTRIES = (
     Decomposition(aten.sort.stable, sort_stable, _ABORTS),
     Decomposition(aten.topk.default, topk, _ABORTS),
     Decomposition(aten.kthvalue.default, kthvalue, _ABORTS),
-    Decomposition(aten.median.dim, median, "torch-mlir has no lowering for it"),
-    Decomposition(aten.nanmedian.dim, nanmedian, "torch-mlir has no lowering for it"),
-    Decomposition(aten.median.default, median_of_all, "torch-mlir has no lowering for it"),
-    Decomposition(aten.nanmedian.default, nanmedian_of_all, "torch-mlir has no lowering for it"),
-    Decomposition(aten.mode.default, mode, "torch-mlir has no lowering for it"),
+    Decomposition(aten.median.dim, median, NO_LOWERING),
+    Decomposition(aten.nanmedian.dim, nanmedian, NO_LOWERING),
+    Decomposition(aten.median.default, median_of_all, NO_LOWERING),
+    Decomposition(aten.nanmedian.default, nanmedian_of_all, NO_LOWERING),
+    Decomposition(aten.mode.default, mode, NO_LOWERING),
 )

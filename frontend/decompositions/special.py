@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -347,7 +347,6 @@ def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
-_MISSING = "torch-mlir has no lowering for it"
 _DOUBLE = "IREE has no such function in f64"
 
 ENTRIES = (
@@ -358,7 +357,7 @@ ENTRIES = (
     Decomposition(aten.copysign.Scalar, copysign_scalar, "torch-mlir's form does not lower where shapes differ"),
     Decomposition(aten._efficientzerotensor.default, zero_tensor, "a tensor with no memory is one in eager alone"),
     *(
-        Decomposition(op, function, _MISSING)
+        Decomposition(op, function, NO_LOWERING)
         for op, function in (
             (aten.erfc.default, erfc),
             (aten.erfinv.default, erfinv),
@@ -376,7 +375,7 @@ ENTRIES = (
         )
     ),
     *(
-        Decomposition(op, _from_pytorch(op), _MISSING)
+        Decomposition(op, _from_pytorch(op), NO_LOWERING)
         for op in (
             aten.addmv.default,
             aten.dist.default,

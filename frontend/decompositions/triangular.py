@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -125,13 +125,11 @@ def _factor(a: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(columns, -1), info
 
 
-_MISSING = "torch-mlir has no lowering for it"
-
 ENTRIES = (
-    Decomposition(aten.linalg_solve_triangular.default, solve_triangular, _MISSING),
-    Decomposition(aten.triangular_solve.default, triangular_solve, _MISSING),
-    Decomposition(aten.linalg_cholesky_ex.default, cholesky_ex, _MISSING),
-    Decomposition(aten.cholesky.default, cholesky, _MISSING),
-    Decomposition(aten.cholesky_solve.default, cholesky_solve, _MISSING),
-    Decomposition(aten.cholesky_inverse.default, cholesky_inverse, _MISSING),
+    Decomposition(aten.linalg_solve_triangular.default, solve_triangular, NO_LOWERING),
+    Decomposition(aten.triangular_solve.default, triangular_solve, NO_LOWERING),
+    Decomposition(aten.linalg_cholesky_ex.default, cholesky_ex, NO_LOWERING),
+    Decomposition(aten.cholesky.default, cholesky, NO_LOWERING),
+    Decomposition(aten.cholesky_solve.default, cholesky_solve, NO_LOWERING),
+    Decomposition(aten.cholesky_inverse.default, cholesky_inverse, NO_LOWERING),
 )

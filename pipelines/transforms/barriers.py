@@ -14,20 +14,19 @@ _TIE = "flow.tensor.tie_shape"
 VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
 
 
-def add_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
-    """``value`` behind a barrier that stands right before an op."""
+def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
+    """``value`` behind a barrier."""
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    op = ir.Operation.create(
-        BARRIER, operands=[value], results=[value.type], loc=before.location, ip=ir.InsertionPoint(before)
-    )
+    op = ir.Operation.create(BARRIER, operands=[value], results=[value.type], loc=location, ip=ip)
     return op.results[0]
 
 
-def take_behind_barrier(value: ir.Value, before: ir.Operation) -> ir.Value:
-    """``value`` behind a barrier, for use in its place. IREE reads no sizes off one: open sizes are tied to it."""
-    ip, location = ir.InsertionPoint(before), before.location
+def take_behind_barrier(value: ir.Value, op: ir.Operation, *, after: bool = False) -> ir.Value:
+    """``value`` behind a barrier that stands right before ``op``, or after it, for use in its place. IREE reads no
+    sizes off one: open sizes are tied to it."""
+    ip, location = ir.InsertionPoint.after(op) if after else ir.InsertionPoint(op), op.location
     sizes = [size.result for size in read_open_sizes(value, ip, location)]
-    hidden = add_barrier(value, before)
+    hidden = add_barrier(value, ip, location)
     if not sizes:
         return hidden
     tied = ir.Operation.create(_TIE, operands=[hidden, *sizes], results=[value.type], loc=location, ip=ip)

@@ -47,9 +47,10 @@ class BwdIsolateArguments(ModulePass):
 def keep_arguments(block: ir.Block) -> None:
     """Use every tensor argument once more right before the block's terminator."""
     terminator = list(block.operations)[-1].operation
+    ip = ir.InsertionPoint(terminator)
     for argument in block.arguments:
         if _is_tensor(argument):
-            add_barrier(argument, terminator)
+            add_barrier(argument, ip, terminator.location)
 
 
 def separate_reads(op: ir.Operation) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,7 +59,7 @@ def isolate_result(scatter: ir.Operation) -> None:
         return
     (result,) = scatter.results
     uses = [(use.owner, use.operand_number) for use in result.uses]
-    hidden = take_behind_barrier(result, next_op(scatter))
+    hidden = take_behind_barrier(result, scatter, after=True)
     for owner, number in uses:
         owner.operands[number] = hidden
 
@@ -72,10 +71,3 @@ def is_shared(value: ir.Value) -> bool:
             return False
         value = value.owner.operands[0]
     return True
-
-
-def next_op(op: ir.Operation) -> ir.Operation:
-    """What follows an op in its block: its terminator at the latest."""
-    following = itertools.dropwhile(lambda view: view.operation != op, op.block.operations)
-    next(following)
-    return next(following).operation

@@ -69,16 +69,22 @@ def test_more_memory_never_means_more_recomputation(name: str) -> None:
         curve.pick(low - 1)
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
-def test_budgets_are_honoured(name: str) -> None:
+@pytest.mark.parametrize(
+    # What a plan can save of the peak, and a budget above that: less of the small transformer's, whose results and
+    # gradients are most of it.
+    ("name", "fraction", "bound"),
+    [("mlp", 0.75, 0.75), ("transformer", 0.9, 0.85)],
+    ids=["mlp", "transformer"],
+)
+def test_budgets_are_honoured(name: str, fraction: float, bound: float) -> None:
     ours, theirs = make(name), make(name)
     expected = gradients(theirs, theirs.model)
     with pytest.raises(retrograd.InfeasibleBudget, match="the least feasible one is") as caught:
         retrograd.compile_backward(ours.model, ours.args, partition="budget", memory_budget=0.01)
     least, whole = caught.value.least, caught.value.budget / 0.01
-    assert least < 0.85 * whole
+    assert least < bound * whole
     reports = []
-    for budget in (1.0, 0.9, least):
+    for budget in (1.0, fraction, least):
         case = make(name)
         size = budget if budget <= 1 else int(budget)
         step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=size)
