@@ -53,7 +53,7 @@ integration: $(STAMP) ## the integration tests: graphs captured, compiled and ru
 	$(PYTEST) tests/integration
 
 fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table and what went wrong go to build/fuzz
-	$(BIN)/python tests/fuzz/run.py --graphs $(or $(GRAPHS),2000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/fuzz/run.py --graphs $(or $(GRAPHS),2000) --seed $(or $(SEED),0) $(ARGS)
 
 coverage: $(STAMP) ## PyTorch's operator database through the compiler: docs/coverage.md (hours; goes on where it stopped)
 	nice -n 10 $(BIN)/python tests/coverage/op_sweep.py --table docs/coverage.md $(ARGS)

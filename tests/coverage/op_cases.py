@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Case:
-    """One entry of a database; ``samples`` makes its samples anew, the same ones each time."""
+    """One entry of a database; ``samples`` makes its samples anew, the same ones each time, on the case's device.
+
+    ``make`` can be pickled, for processes that are not forked.
+    """
 
     name: str
     make: Callable[[], Iterator[Sample]]
@@ -56,25 +60,30 @@ class Case:
         return [every[i * len(every) // limit] for i in range(limit)]
 
 
-def all_cases() -> list[Case]:
-    """Every case, ops before modules, each by name."""
+def all_cases(device: str = "cpu") -> list[Case]:
+    """Every case, ops before modules, each by name; their samples are on ``device`` (``cpu``, ``cuda``)."""
+    kind = torch.device(device).type
     ops = [
-        Case(_op_name(info), lambda info=info: _op_samples(info))  # type: ignore[misc]
-        for info in op_db
-        if info.supports_autograd and torch.float32 in info.supported_backward_dtypes("cpu")
+        Case(_op_name(info), partial(_op_samples, index, device))
+        for index, info in enumerate(op_db)
+        if info.supports_autograd and torch.float32 in info.supported_backward_dtypes(kind)
     ]
     modules = [
-        Case(f"nn.{info.name.removeprefix('nn.')}", lambda info=info: _module_samples(info))  # type: ignore[misc]
-        for info in module_db
-        if torch.float32 in info.supported_dtypes("cpu") and not info.is_lazy
+        Case(f"nn.{info.name.removeprefix('nn.')}", partial(_module_samples, index, device))
+        for index, info in enumerate(module_db)
+        if torch.float32 in info.supported_dtypes(kind) and not info.is_lazy
     ]
     return sorted(ops, key=lambda case: case.name) + sorted(modules, key=lambda case: case.name)
 
 
+def shuffle(cases: Sequence[Case], key: str) -> list[Case]:
+    """The cases in an order that ``key`` selects, the same on every machine: of it, any part is a random share."""
+    return sorted(cases, key=lambda case: hashlib.sha256(f"{key}:{case.name}".encode()).digest())
+
+
 def rotate(cases: Sequence[Case], fraction: float, key: str) -> list[Case]:
     """A share of the cases that ``key`` (a date) selects: in 1 / fraction days each comes up about once."""
-    ranked = sorted(cases, key=lambda case: hashlib.sha256(f"{key}:{case.name}".encode()).digest())
-    chosen = {case.name for case in ranked[: max(1, round(len(cases) * fraction))]}
+    chosen = {case.name for case in shuffle(cases, key)[: max(1, round(len(cases) * fraction))]}
     return [case for case in cases if case.name in chosen]
 
 
@@ -82,19 +91,21 @@ def _op_name(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def _op_samples(info: Any) -> Iterator[Sample]:
-    for sample in info.sample_inputs("cpu", torch.float32, requires_grad=True):
+def _op_samples(index: int, device: str) -> Iterator[Sample]:
+    info = op_db[index]
+    for sample in info.sample_inputs(device, torch.float32, requires_grad=True):
         yield Sample(info.op, (sample.input, *sample.args), dict(sample.kwargs), sample.output_process_fn_grad)
 
 
-def _module_samples(info: Any) -> Iterator[Sample]:
+def _module_samples(index: int, device: str) -> Iterator[Sample]:
+    info = module_db[index]
     for training in (True, False) if info.train_and_eval_differ else (True,):
-        made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+        made = info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=True, training=training)
         for sample in made:
             if sample.forward_input is None:
                 continue
             module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
-            module.train(training)
+            module.to(device).train(training)
             yield Sample(module, tuple(sample.forward_input.args), dict(sample.forward_input.kwargs), _unchanged)
 
 

@@ -211,7 +211,9 @@ def _leaves_of_own(value: Any) -> Any:
             if t.layout == torch.strided:
                 # A copy of the whole storage keeps the strides, overlapping ones too.
                 storage = t.detach().untyped_storage().clone()
-                fresh = torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
+                fresh = torch.empty(0, dtype=t.dtype, device=t.device).set_(
+                    storage, t.storage_offset(), t.shape, t.stride()
+                )
                 fresh = fresh.conj() if t.is_conj() else fresh
                 fresh = fresh._neg_view() if t.is_neg() else fresh
             else:
@@ -415,7 +417,7 @@ def digest(t: torch.Tensor) -> str:
     """A hash of the bytes of a tensor."""
     dense = t.detach().resolve_conj().resolve_neg()
     dense = dense.to_dense() if dense.layout != torch.strided else dense
-    return hashlib.sha256(dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(dense.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,38 +10,49 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from op_check import Verdict
 
 OUTCOMES = ("native", "islands", "refused", "wrong", "crashed")
 _ORDER = ("wrong", "crashed", "refused", "islands")
 
 
-def read_verdict(path: Path) -> Verdict:
-    """A verdict that was kept."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
+def read_verdicts(path: Path) -> dict[str, Verdict]:
+    """The verdicts that were kept, by name, the last of each; none where there is no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = map(_read_verdict, filter(None, lines))
+    return {verdict.name: verdict for verdict in found}
+
+
+def _read_verdict(line: str) -> Verdict:
+    fields = json.loads(line)
     fields["failures"] = [tuple(f) for f in fields["failures"]]
     return Verdict(**fields)
 
 
-def write_table(verdicts: Sequence[Verdict], samples: int | None, cases: int) -> str:
+def write_table(verdicts: Sequence[Verdict], samples: int | None, cases: int, device: str = "cpu") -> str:
     """Markdown: counts, one line each; then what is not native, the worst first, each with its first reason.
 
-    ``cases`` is how many there are in all, of which these verdicts may be a part.
+    ``cases`` is how many there are in all, of which these verdicts may be a part; ``device`` what they ran on.
     """
     counts = Counter(v.outcome for v in verdicts)
     lines = [f"{outcome}: {counts[outcome]}" for outcome in OUTCOMES]
     lines = ["# Coverage", "", "```", *lines, "```", ""]
     if len(verdicts) < cases:
-        lines += [f"A partial sweep: {len(verdicts)} of {cases}; `make coverage` goes on with the rest.", ""]
+        lines += [
+            f"A partial sweep: {len(verdicts)} of {cases}, in a random order; `make coverage` goes on with the rest.",
+            "",
+        ]
     most = "all their samples" if samples is None else f"at most {samples} samples each, spread over all that there are"
+    where = "the CPU" if device == "cpu" else "CUDA"
     total = sum(v.samples for v in verdicts)
     good, islands = sum(v.native for v in verdicts), sum(v.islands for v in verdicts)
     lines += [
-        "Ops of PyTorch's operator database (`op_db`) and modules of `module_db` that have a gradient in f32,",
-        f"with {most}:",
+        "Ops of PyTorch's operator database (`op_db`) and modules of `module_db` that have a gradient in f32 on",
+        f"{where} (PyTorch {torch.__version__}), with {most}:",
         f"{total} samples, of which {good} compile and agree with eager, and {islands} more with ops that run in torch",
         "(eager islands). An op counts by the worst of its samples.",
-        f"{counts['none']} more have no sample with a gradient in eager on the CPU.",
+        f"{counts['none']} more have no sample with a gradient in eager there.",
         "",
     ]
     rest = sorted((v for v in verdicts if v.outcome in _ORDER), key=lambda v: (_ORDER.index(v.outcome), v.name))

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,17 +42,19 @@ class Run:
     values: dict[str, Tensor | None]
 
 
-def judge(program: Program) -> Verdict:
-    """Compile a program and compare outputs, arguments and gradients with eager's, measured against f64."""
+def judge(program: Program, device: str = "cpu") -> Verdict:
+    """Compile a program for a device and compare outputs, arguments and gradients with eager's there, measured against
+    f64."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _judge(program)
+        return _judge(program, device)
 
 
-def _judge(program: Program) -> Verdict:
+def _judge(program: Program, device: str) -> Verdict:
+    arguments = partial(program.arguments, device=device)
     try:
-        eager = run(program, program.function(), program.arguments())
-        precise = run(program, program.function(precise=True), program.arguments(precise=True))
+        eager = run(program, program.function(), arguments())
+        precise = run(program, program.function(precise=True), arguments(precise=True))
     except Exception as error:  # noqa: BLE001  (whatever eager refuses is no program)
         return Verdict("no program", type(error).__name__)
     if not all(v is None or bool(v.isfinite().all()) for v in (*eager.values.values(), *precise.values.values())):
@@ -59,7 +62,7 @@ def _judge(program: Program) -> Verdict:
     try:
         step = retrograd.compile_backward(
             program.function(),
-            program.arguments(),
+            arguments(),
             partition=program.partition,  # type: ignore[arg-type]
             cache=False,
         )
@@ -68,7 +71,7 @@ def _judge(program: Program) -> Verdict:
     except Exception as error:  # noqa: BLE001  (what it is goes into the report)
         return Verdict("failed", reason_of(error, program))
     try:
-        compiled = run(program, step, program.arguments())
+        compiled = run(program, step, arguments())
     except Exception as error:  # noqa: BLE001  (what it is goes into the report)
         return Verdict("failed", reason_of(error, program))
     problems = compare(compiled, eager, precise)
@@ -76,7 +79,7 @@ def _judge(program: Program) -> Verdict:
 
 
 def run(program: Program, function: Callable[..., Any], arguments: Sequence[Tensor]) -> Run:
-    """Run forward and backward, of a sum of the outputs that is weighted with random numbers."""
+    """Run forward and backward, of a sum of the outputs that is weighted with random numbers. Values are on the CPU."""
     generator = torch.Generator().manual_seed(program.seed + 1)
     leaves = {i.name: a for i, a in zip(program.inputs, arguments, strict=True) if a.requires_grad}
     outputs = function(*arguments)
@@ -86,9 +89,10 @@ def run(program: Program, function: Callable[..., Any], arguments: Sequence[Tens
     for output, used in zip(outputs, program.differentiated, strict=True):
         weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
         if used and output.requires_grad:
-            loss = loss + (output.double() * weights).sum()
+            loss = loss + (output.double() * weights.to(output.device)).sum().cpu()
     gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return Run(values | {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)})
+    values |= {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
+    return Run({name: None if value is None else value.cpu() for name, value in values.items()})
 
 
 def compare(compiled: Run, eager: Run, precise: Run) -> list[str]:

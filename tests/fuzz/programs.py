@@ -26,13 +26,13 @@ class Input:
     requires_grad: bool = False
     indices: bool = False
 
-    def make(self, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
+    def make(self, generator: torch.Generator, dtype: torch.dtype | None = None, device: str = "cpu") -> Tensor:
         """The tensor; the same values for the same generator, whatever ``dtype`` takes the place of its own."""
         if self.indices:
-            return torch.randint(2, self.shape, generator=generator)
+            return torch.randint(2, self.shape, generator=generator).to(device)
         own: torch.dtype = getattr(torch, self.dtype)
         # Through the program's own dtype, so that a reference of higher precision starts from the same numbers.
-        values = torch.randn(self.shape, generator=generator, dtype=torch.float64).to(own).to(dtype or own)
+        values = torch.randn(self.shape, generator=generator, dtype=torch.float64).to(own).to(device, dtype or own)
         return self._lay_out(values).requires_grad_(self.requires_grad)
 
     def _lay_out(self, values: Tensor) -> Tensor:
@@ -75,10 +75,10 @@ class Program:
         function: Callable[..., tuple[Tensor, ...]] = scope["model"]
         return function
 
-    def arguments(self, *, precise: bool = False) -> list[Tensor]:
-        """New arguments, the same each time."""
+    def arguments(self, *, precise: bool = False, device: str = "cpu") -> list[Tensor]:
+        """New arguments, the same each time, on ``device``."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [i.make(generator, torch.float64 if precise else None) for i in self.inputs]
+        return [i.make(generator, torch.float64 if precise else None, device) for i in self.inputs]
 
     def describe(self) -> str:
         """All that a report needs to run it again."""

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Random programs, compiled and compared with eager by the thousand: ``python tests/fuzz/run.py --graphs 2000``.
 
-Programs run in child processes: where one ends, the program that it was at is counted as a crash, and the rest goes on.
-The exit status is 1 where a gradient was wrong, a process crashed, or an error was no refusal.
+Programs run in child processes: where one ends, or takes too long, the program that it was at is counted as a crash,
+and the rest goes on. Verdicts are kept, a line of JSON for each batch of programs, and a run goes on where the last one
+stopped. The exit status is 1 where a gradient was wrong, a process crashed, or an error was no refusal.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 BATCH = 25
 BAD = ("wrong", "failed", "crashed")
+Event = tuple[str, str, str]
+"""Kind, reason and report of a program."""
 
 
 @dataclass
@@ -52,52 +57,106 @@ class Tally:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Compile random programs and compare them with eager.")
-    parser.add_argument("--graphs", type=int, default=2000, help="how many to compile")
-    parser.add_argument("--seed", type=int, default=0, help="of the first batch")
-    parser.add_argument("--report", type=Path, default=Path("build/fuzz"), help="folder for the table and the programs")
-    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = _make_parser().parse_args()
+    if options.device.startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            sys.exit(f"--device {options.device}: PyTorch finds no CUDA device on this machine")
     if options.batch is not None:
-        work(options.batch)
+        work(options.batch, options.device)
         return 0
     options.report.mkdir(parents=True, exist_ok=True)
-    tally, seed, start = Tally(), options.seed, time.monotonic()
-    while tally.graphs < options.graphs:
-        for kind, reason, report in run_batch(seed):
-            tally.add(kind, reason, report)
-        seed += 1
-        (options.report / "table.txt").write_text(f"{tally.text()}\n", encoding="utf-8")
-        (options.report / "bad.py").write_text("\n\n".join(tally.bad), encoding="utf-8")
-        print(f"{tally.graphs} graphs, {time.monotonic() - start:.0f} s: {dict(tally.kinds)}", file=sys.stderr)
+    tally = fuzz(options)
     print(tally.text())
     return 1 if tally.bad else 0
 
 
-def run_batch(seed: int) -> Iterator[tuple[str, str, str]]:
-    """Verdict, reason and report of each program of a batch, from a process of its own."""
-    with subprocess.Popen(worker_command(seed), stdout=subprocess.PIPE, text=True) as process:
-        pending = None
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Compile random programs and compare them with eager.")
+    parser.add_argument("--graphs", type=int, default=2000, help="how many to compile")
+    parser.add_argument("--seed", type=int, default=0, help="of the first batch")
+    parser.add_argument("--device", default="cpu", help="what to run and compile them for: cpu, cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one program, made smaller included")
+    parser.add_argument(
+        "--report", type=Path, default=Path("build/fuzz"), help="folder for verdicts, table and programs"
+    )
+    parser.add_argument("--again", action="store_true", help="forget the verdicts that the folder has")
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def fuzz(options: argparse.Namespace) -> Tally:
+    """Batch after batch, ``options.jobs`` at a time, until there are as many graphs as are wanted."""
+    kept = options.report / f"verdicts-{options.device.replace(':', '-')}.jsonl"
+    if options.again:
+        kept.unlink(missing_ok=True)
+    tally, done, seed, start = Tally(), set(), options.seed, time.monotonic()
+    for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
+        batch = json.loads(line)
+        if batch["seed"] >= options.seed:
+            done.add(batch["seed"])
+            for event in batch["events"]:
+                tally.add(*event)
+    running: dict[Future[list[Event]], int] = {}
+    with ThreadPoolExecutor(options.jobs) as pool, kept.open("a", encoding="utf-8") as file:
+        while tally.graphs < options.graphs or running:
+            while tally.graphs < options.graphs and len(running) < options.jobs:
+                if seed not in done:
+                    running[pool.submit(list, run_batch(seed, options.device, options.timeout))] = seed
+                seed += 1
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                events = future.result()
+                file.write(f"{json.dumps({'seed': running.pop(future), 'events': events})}\n")
+                file.flush()
+                for event in events:
+                    tally.add(*event)
+            (options.report / "table.txt").write_text(f"{tally.text()}\n", encoding="utf-8")
+            (options.report / "bad.py").write_text("\n\n".join(tally.bad), encoding="utf-8")
+            print(f"{tally.graphs} graphs, {time.monotonic() - start:.0f} s: {dict(tally.kinds)}", file=sys.stderr)
+    return tally
+
+
+def run_batch(seed: int, device: str = "cpu", timeout: float = 300.0) -> Iterator[Event]:
+    """Verdict, reason and report of each program of a batch, from a process of its own, which is ended when it has been
+    silent for ``timeout`` seconds."""
+    with subprocess.Popen(worker_command(seed, device), stdout=subprocess.PIPE, text=True) as process:
+        pending, told, late = None, False, threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.start()
         for line in process.stdout or ():
-            event = json.loads(line)
+            timer.cancel()
+            timer = threading.Timer(timeout, end)
+            timer.start()
+            event, told = json.loads(line), True
             if "program" in event:
                 pending = event["program"]
             else:
                 yield event["kind"], event["reason"], event["report"]
                 pending = None
-    if pending is not None:
-        yield "crashed", f"exit status {process.returncode}", pending
-    elif process.returncode:
-        raise RuntimeError(f"batch {seed} ended with exit status {process.returncode} between two programs")
+        timer.cancel()
+    if not told and not late.is_set():
+        raise RuntimeError(f"batch {seed} ended with exit status {process.returncode} before its first program")
+    if pending is not None or process.returncode:
+        reason = f"not done within {timeout:.0f} s" if late.is_set() else f"exit status {process.returncode}"
+        yield "crashed", reason, pending or f"# batch {seed}, between two programs"
 
 
-def worker_command(seed: int) -> list[str]:
+def worker_command(seed: int, device: str = "cpu") -> list[str]:
     """The command that runs a batch."""
-    return [sys.executable, __file__, "--batch", str(seed)]
+    return [sys.executable, __file__, "--batch", str(seed), "--device", device]
 
 
-def work(seed: int) -> None:
+def work(seed: int, device: str) -> None:
     """Run a batch, telling the parent on standard output of each program before and after it runs."""
+    from functools import partial
+
     import hypothesis
     import torch
     from judge import judge, shrink
@@ -105,6 +164,10 @@ def work(seed: int) -> None:
     from strategies import programs
 
     torch.set_num_threads(1)
+    # Eager is the reference: in f32, not in what the tensor cores make of it.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+    judged = partial(judge, device=device)
 
     def tell(**event: str) -> None:
         print(json.dumps(event), flush=True)
@@ -120,8 +183,8 @@ def work(seed: int) -> None:
     @hypothesis.given(programs())
     def check(program: Program) -> None:
         tell(program=program.describe())
-        verdict = judge(program)
-        report = shrink(program, verdict.kind).describe() if verdict.kind in BAD else ""
+        verdict = judged(program)
+        report = shrink(program, verdict.kind, judged).describe() if verdict.kind in BAD else ""
         tell(kind=verdict.kind, reason=verdict.reason, report=report)
 
     check()

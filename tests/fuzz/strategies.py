@@ -192,7 +192,7 @@ def index(b: Builder) -> str:
     d = b.axis(x, least=2)
     size = b.values[x].shape[d]
     places = b.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=4))
-    constant, leading = f"torch.tensor({places})", ":, " * (d % b.values[x].dim())
+    constant, leading = f"torch.tensor({places}, device={x}.device)", ":, " * (d % b.values[x].dim())
     ids = b.choose([i.name for i in b.inputs if i.indices])
     return b.choose(
         (
@@ -201,7 +201,7 @@ def index(b: Builder) -> str:
             f"{x}[{leading}{ids}]",
             f"{x}[{leading}{places}]",
             f"{x}.index_add({d}, {ids}, torch.index_select({x}, {d}, {ids}) * 0.5)",
-            f"{x}.index_copy({d}, torch.tensor([{places[0]}]), {x}.narrow({d}, 0, 1) * 2)",
+            f"{x}.index_copy({d}, torch.tensor([{places[0]}], device={x}.device), {x}.narrow({d}, 0, 1) * 2)",
             f"torch.gather({x}, {d}, torch.zeros_like({x}, dtype=torch.int64) + {places[0]})",
             f"torch.scatter_add({x}, {d}, torch.zeros_like({x}, dtype=torch.int64) + {places[0]}, {x} * 0.5)",
             f"{x}.repeat_interleave(2, {d})",

@@ -17,7 +17,7 @@ import pytest
 import torch
 from op_cases import Case, Sample, all_cases, rotate
 from op_sweep import sweep
-from op_table import read_native, read_verdict, write_table
+from op_table import read_native, read_verdicts, write_table
 
 import retrograd
 
@@ -40,14 +40,14 @@ def test_a_tenth_of_what_is_native_stays_native(tmp_path: Path) -> None:
         FRACTION,
         "--samples",
         SAMPLES,
-        "--folder",
-        tmp_path,
+        "--results",
+        tmp_path / "verdicts.jsonl",
         "--listed",
         ROOT / "docs/coverage.md",
     ]
     options += ["--rotate", datetime.date.today(), "--timeout", 300, "--together", 16]
     run_alone(ROOT / "tests/coverage/op_sweep.py", *options)
-    verdicts = [read_verdict(path) for path in tmp_path.glob("*.json")]
+    verdicts = read_verdicts(tmp_path / "verdicts.jsonl").values()
     assert len(verdicts) > 10
     assert [(v.name, v.outcome, v.failures) for v in verdicts if v.outcome != "native"] == []
 
@@ -96,14 +96,14 @@ def check_verdicts(folder: Path) -> None:
         case_of("killed", killed, torch.ones(3)),
         case_of("none", torch.detach, torch.ones(3)),
     ]
-    verdicts = sweep(cases, folder, jobs=2, samples=None, timeout=120)
+    verdicts = sweep(cases, folder / "verdicts.jsonl", jobs=2, samples=None, timeout=120)
     assert [v.outcome for v in verdicts] == ["native", "refused", "islands", "crashed", "none"]
     assert verdicts[0].native == verdicts[0].samples == 2
     assert (verdicts[2].native, verdicts[2].islands) == (0, 1)
     assert "complex64" in verdicts[2].failures[0][2]
     assert "SIGKILL" in verdicts[3].failures[0][2]
     # Kept verdicts are not worked out anew: there is no time to.
-    assert sweep(cases, folder, jobs=1, samples=None, timeout=0) == verdicts
+    assert sweep(cases, folder / "verdicts.jsonl", jobs=1, samples=None, timeout=0) == verdicts
     text = write_table(verdicts, None, 5)
     assert "native: 1\nislands: 1\nrefused: 1\nwrong: 0\ncrashed: 1\n" in text
     assert read_native(text) == {"fine"}

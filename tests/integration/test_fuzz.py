@@ -117,7 +117,7 @@ def test_a_process_that_ends_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None
     lines = [{"program": "first"}, {"kind": "right", "reason": "", "report": ""}, {"program": "second"}]
     child = f"import os; [print(l) for l in {[json.dumps(line) for line in lines]!r}]"
     child += "; import sys; sys.stdout.flush(); os.abort()"
-    monkeypatch.setattr(fuzz, "worker_command", lambda seed: [sys.executable, "-c", child])
+    monkeypatch.setattr(fuzz, "worker_command", lambda seed, device: [sys.executable, "-c", child])
     tally = fuzz.Tally()
     for event in fuzz.run_batch(0):
         tally.add(*event)
