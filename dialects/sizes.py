@@ -81,13 +81,14 @@ def evaluate_size(size: Size, symbols: Mapping[str, int]) -> int:
     """
     if isinstance(size, str):
         return symbols[size]
-    if isinstance(size, int):
+    # Conditions compare with other numbers too.
+    if not isinstance(size, tuple):
         return size
     head, left, right = size
     return OPERATORS[head](evaluate_size(left, symbols), evaluate_size(right, symbols))
 
 
-def holds(condition: Any, symbols: Mapping[str, int]) -> bool:
+def holds(condition: Any, symbols: Mapping[str, Any]) -> bool:
     """Whether a condition (``("!=", "batch", 1)``) is fulfilled.
 
     Raises:

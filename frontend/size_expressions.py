@@ -59,6 +59,8 @@ def to_expression(expr: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> Any:
     kind = type(expr)
     if isinstance(expr, sympy.Integer):
         return int(expr)
+    if isinstance(expr, sympy.Float):
+        return float(expr)
     if isinstance(expr, sympy.Symbol):
         if expr in names:
             return names[expr]

@@ -239,7 +239,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable]:
         return staged, build_executable(staged, target, _versions(), phases, store)[0]
 
-    fallback = Fallback("error" if traced.sizes else options.fallback, target, _versions(), store)
+    fallback = Fallback(options.fallback, target, _versions(), store)
     try:
         (staged, executable), islands = fallback.compile(traced.graph_module, stage, finish)
     except _Known as known:

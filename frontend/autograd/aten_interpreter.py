@@ -117,6 +117,8 @@ class AtenInterpreter(torch.fx.Interpreter):
         return tuple(None if leaf is None else next(remaining) for leaf in recorded)
 
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
+        if self._layout is not None:
+            self._layout.check_call(node)
         values: list[torch.Tensor] = []
         arguments = tuple(self._template(argument, values) for argument in node.args)
         recorded = self.recorded[node.name]

@@ -6,7 +6,7 @@ from the second set of them on for all that differ as these two do."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,17 @@ from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.python_side import Compiled
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
-from retrograd.frontend.autograd.structure import Shape, Structure, find_fixed, read_skeleton, take_sample
+from retrograd.frontend.autograd.structure import (
+    Number,
+    Shape,
+    Structure,
+    find_fixed,
+    read_skeleton,
+    take_sample,
+    translate_sample,
+)
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
-from retrograd.frontend.autograd.variants import Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.variants import Layout, Use, Variant, kind_of, rehearse
 from retrograd.frontend.hook_marks import describe_hook
 from retrograd.frontend.source import CaptureError
 
@@ -50,8 +58,7 @@ class CapturedBackward:
         self._skeleton = read_skeleton(self._module.graph)
         # Which variant runs for a key; None for what runs eagerly.
         self._uses: dict[Hashable, Use | None] = {}
-        # The variants of open sizes, and the keys that something was compiled for.
-        self._open: list[Variant] = []
+        # The keys that something was compiled for.
         self._compiled: set[Hashable] = set()
         # The tensors that the hooks of a variant read of their own.
         self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
@@ -92,7 +99,7 @@ class CapturedBackward:
                 self._last = use
                 return use.run(inputs, frame)
             waits = key in self._uses if use is None else not use.is_done
-            if waits or not (use or self._has_room()):
+            if waits or not (use or self._has_room(frame)):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity)
@@ -108,19 +115,37 @@ class CapturedBackward:
             return results
 
     def _find(self, key: Any, frame: Frame) -> Use | None:
-        """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong."""
-        if key in self._uses or not self._open:
+        """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.
+        That of another capture has to be known to be right: it cannot be tried here."""
+        if key in self._uses or not (variants := self._structure(frame).variants):
             return None
-        kind, (shapes, numbers) = kind_of(key), self._sizes(frame, key)
-        for variant in self._open:
+        layout, (shapes, numbers) = self._layout(frame), self._sizes(frame, key)
+        kind = kind_of(key, layout)
+        for variant in variants:
             sizes = variant.guard.read(shapes, numbers) if variant.kind == kind else None
-            if sizes is not None and (use := Use(variant, sizes)).is_right is not False:
+            use = None if sizes is None else Use(variant, layout, sizes)
+            if use is not None and (use.is_right or (use.is_right is None and variant.layout == layout)):
                 if use.is_right:
                     self._remember(key, use)
                 return use
         return None
 
-    def _sizes(self, frame: Frame, key: Any) -> tuple[list[Shape], list[int]]:
+    def _layout(self, frame: Frame) -> Layout:
+        skeleton = self._skeleton
+        return Layout(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
+
+    def _structure(self, frame: Frame) -> Structure:
+        """What is known of the sizes of backwards like this one."""
+        key = self._structure_key(frame)
+        structure = self._history.structure(key)
+        if structure.fixed_floats is None:
+            return structure
+        return self._history.structure((*key, self._skeleton.floats))
+
+    def _structure_key(self, frame: Frame) -> tuple[Hashable, ...]:
+        return self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)
+
+    def _sizes(self, frame: Frame, key: Any) -> tuple[list[Shape], list[Number]]:
         """The shapes of the inputs that are computed with, and the numbers of the structure, in its order."""
         skeleton = self._skeleton
         return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key[1]) for slot in skeleton.slots]
@@ -131,7 +156,7 @@ class CapturedBackward:
             self._uses = {k: u for k, u in self._uses.items() if u is None or u.variant.structure is None}
         self._uses[key] = use
 
-    def _has_room(self) -> bool:
+    def _has_room(self, frame: Frame) -> bool:
         """Whether one more variant may be compiled; the first time that it may not, this is told.
 
         Variants with hooks of tensors that are gone can run no more.
@@ -141,7 +166,10 @@ class CapturedBackward:
                 del self._reads[key]
                 self._uses.pop(key, None)
                 self._compiled.discard(key)
-        if len(self._compiled) >= MOST_VARIANTS and not self._is_full:
+        whole = self._history.structure(self._structure_key(frame))
+        is_new = whole.fixed_floats is not None and self._skeleton.floats not in whole.float_sets
+        most = max(len(self._compiled), len(whole.float_sets) if is_new else 0)
+        if most >= MOST_VARIANTS and not self._is_full:
             self._is_full = True
             reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
             self._history.add("runs eagerly", self._nodes, (reason,))
@@ -160,7 +188,7 @@ class CapturedBackward:
             tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, frame.inputs, strict=True)]),
             sum(id(t) in gradients for t in frame.inputs),
             tuple(numbers),
-            tuple(scalars),
+            (*scalars, *self._skeleton.floats),
             options,
         )
 
@@ -168,25 +196,54 @@ class CapturedBackward:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
         be compiled runs eagerly, and the history says why."""
         self._compiled.add(key)
-        structure = self._history.structure((self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)))
-        structure.learn(take_sample(self._skeleton, frame.inputs, key[1], recorder.results))
         make = partial(self._add, build=build, recorder=recorder, frame=frame, key=key, background=background)
-        if structure.is_open and not self._has_tried(structure, key):
-            try:
-                if make(self._trace_open(structure, recorder, frame, key)):
-                    return
-            except Exception as error:  # noqa: BLE001 (it is compiled for these sizes alone)
-                structure.refusal = f"{type(error).__name__}: {error}"
-        notes = () if structure.refusal is None else (f"no size is left open: {structure.refusal}",)
+        notes: list[str] = []
+        for structure in self._learn(recorder, frame, key):
+            if structure.is_open and not self._has_tried(structure, frame, key):
+                try:
+                    if make(self._trace_open(structure, recorder, frame, key)):
+                        return
+                except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
+                    structure.refuse(f"{type(error).__name__}: {error}")
+            notes += structure.notes
         try:
             traced = trace_backward(recorder, frame.inputs, key[1], key[2])
-            make(Use(Variant(kind_of(key), traced, self._describe(frame, key), (*recorder.notes, *notes))))
+            layout = self._layout(frame)
+            kind, notes = kind_of(key, layout), [*recorder.notes, *notes]
+            make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), layout), layout))
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._refuse(key, f"{type(error).__name__}: {error}")
 
-    def _has_tried(self, structure: Structure, key: Any) -> bool:
+    def _learn(self, recorder: Recorder, frame: Frame, key: Any) -> Iterator[Structure]:
+        """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
+        not left open, of those with the same floats."""
+        sample = take_sample(self._skeleton, frame.inputs, key[1], recorder.results)
+        whole = self._history.structure(self._structure_key(frame))
+        whole.float_sets.add(self._skeleton.floats)
+        kind = (self._nodes, find_fixed(self._skeleton, frame.inputs))
+        alike = self._history.exchange_last(kind, sample, self._skeleton)
+        if alike is not None and not whole.samples:
+            earlier = translate_sample(*alike, self._skeleton, sample)
+            whole.samples += [] if earlier is None else [earlier]
+            whole.is_borrowed = earlier is not None
+        if whole.fixed_floats is None:
+            whole.learn(sample)
+        yield whole
+        if whole.fixed_floats is not None:
+            structure = self._structure(frame)
+            structure.learn(sample)
+            yield structure
+
+    def _has_tried(self, structure: Structure, frame: Frame, key: Any) -> bool:
         """Whether what is known of the sizes was compiled already, and is not for these."""
-        return any(v.samples == len(structure.samples) and v.kind == kind_of(key) for v in self._open)
+        layout, numbers = self._layout(frame), self._sizes(frame, key)
+        kind = kind_of(key, layout)
+        return any(
+            v.samples == len(structure.samples)
+            and v.kind == kind
+            and (v.layout == layout or v.guard.read(*numbers) is None)
+            for v in structure.variants
+        )
 
     def _trace_open(self, structure: Structure, recorder: Recorder, frame: Frame, key: Any) -> Use:
         """What is to be compiled for all sizes that differ as they did so far.
@@ -198,12 +255,16 @@ class CapturedBackward:
         traced = trace_backward(recorder, frame.inputs, key[1], key[2], OpenLayout(sizes, self._skeleton))
         situation = self._describe(frame, key)
         tensors = [situation.tensors[number][0] for number in self._skeleton.inputs]
-        notes = (*recorder.notes, *[f"from now on for any {size}" for size in sizes.describe(traced.sizes, tensors)])
-        variant = Variant(kind_of(key), traced, situation, notes, structure, len(structure.samples))
+        assert traced.guard is not None
+        known = sizes.describe(traced.guard.names, tensors, self._skeleton)
+        notes = (*recorder.with_calls().notes, *[f"from now on for any {size}" for size in known])
+        layout = self._layout(frame)
+        kind = kind_of(key, layout)
+        variant = Variant(kind, traced, situation, notes, layout, structure, len(structure.samples))
         given = variant.guard.read(*self._sizes(frame, key))
         if given is None:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
-        return Use(variant, given)
+        return Use(variant, layout, given)
 
     def _add(
         self, use: Use, *, build: Builder, recorder: Recorder, frame: Frame, key: Hashable, background: bool
@@ -216,7 +277,7 @@ class CapturedBackward:
         else:
             variant.compiled, variant.known = build(variant.traced)
         if variant.structure is not None:
-            self._open.append(variant)
+            variant.structure.variants.append(variant)
         elif background:
             self._remember(key, use)
         return background or self._try(use, recorder, frame, key)
@@ -230,6 +291,7 @@ class CapturedBackward:
                 assert variant.work is not None
                 variant.compiled, variant.known = variant.work.result()
             frame.sizes = use.sizes
+            recorder = recorder if variant.structure is None else recorder.with_calls()
             problem = rehearse(variant.traced, variant.compiled, recorder, frame)
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
@@ -246,8 +308,7 @@ class CapturedBackward:
         elif variant.structure is None:
             self._refuse(key, problem)
         elif not use.ones:
-            variant.structure.refusal = problem
-            self._open.remove(variant)
+            variant.structure.refuse(problem)
         return problem is None or variant.structure is None
 
     def _refuse(self, key: Hashable, reason: str) -> None:

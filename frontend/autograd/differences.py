@@ -11,7 +11,11 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+# Names of parameters; None for those that were part of no module when they were looked for, which takes a look at every
+# object there is.
+_NAMES: Any = WeakIdKeyDictionary()
 # Of many tensors that changed, the first few tell it.
 MOST_NAMED = 3
 
@@ -88,9 +92,11 @@ def _tensor_differences(before: Situation, now: Situation) -> Iterator[str]:
 
 def name_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
     """Parameters by the path in the outermost module that they are part of, other tensors by their place."""
-    wanted = {id(t) for t in tensors if t.is_leaf and t.requires_grad}
-    names = _parameter_names(wanted) if wanted else {}
-    return [names.get(id(t), f"saved tensor {number}") for number, t in enumerate(tensors)]
+    leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
+    if new := {id(t) for t in leaves if t not in _NAMES}:
+        found = _parameter_names(new)
+        _NAMES.update({t: found.get(id(t)) for t in leaves if id(t) in new})
+    return [_NAMES.get(t) or f"saved tensor {number}" for number, t in enumerate(tensors)]
 
 
 def _parameter_names(wanted: set[int]) -> Mapping[int, str]:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.frontend.autograd.differences import Situation
-from retrograd.frontend.autograd.structure import Structure
+from retrograd.frontend.autograd.structure import Sample, Skeleton, Structure
 
 # With how many of the compiled backwards a new one is compared, to say why it is new.
 MOST_SITUATIONS = 64
@@ -45,6 +45,8 @@ class History:
     # What was compiled, the last of it.
     situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
     _structures: OrderedDict[Hashable, Structure] = field(default_factory=OrderedDict)
+    # By what structures have in common that differ in where their numbers come from: the last sample, and its skeleton.
+    _last: OrderedDict[Hashable, tuple[Sample, Skeleton]] = field(default_factory=OrderedDict)
 
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
@@ -64,3 +66,11 @@ class History:
         if len(self._structures) > MOST_STRUCTURES:
             self._structures.popitem(last=False)
         return found
+
+    def exchange_last(self, key: Hashable, sample: Sample, skeleton: Skeleton) -> tuple[Sample, Skeleton] | None:
+        """The last sample of any structure of this key, whose place this one takes."""
+        before = self._last.pop(key, None)
+        self._last[key] = (sample, skeleton)
+        if len(self._last) > MOST_STRUCTURES:
+            self._last.popitem(last=False)
+        return before

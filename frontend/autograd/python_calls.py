@@ -28,7 +28,7 @@ class Frame:
     hooks: Sequence[Any]
     packed: Sequence[Any]
     # Of those that a graph leaves open, by name.
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
 # A part of a call's arguments: built from this step's frame and the tensors that the graph computed.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -81,8 +82,9 @@ class Recorder(torch.fx.Interpreter):
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number. ``inlined`` are the
-    hooks that are to be part of the graph, by node, ``notes`` why others that should be are not (``setting_up``: one
-    that may be next time); ``communication`` are the nodes of hooks that start communication.
+    hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that should be
+    are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks that start
+    communication.
     """
 
     def __init__(self, graph_module: torch.fx.GraphModule, identity: HookIdentity) -> None:
@@ -90,12 +92,16 @@ class Recorder(torch.fx.Interpreter):
         self.capture = graph_module
         self._identity = identity
         self.inlined: dict[str, InlinedCall] = {}
+        self.watched: dict[str, InlinedCall] = {}
         self.notes: list[str] = []
         self.setting_up = False
         self.communication: set[str] = set()
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.gradients: dict[int, list[torch.Tensor]] = {}
+        # As they were accumulated, before hooks that are part of the graph took them.
+        self._accumulated: dict[int, list[torch.Tensor]] = {}
+        self._hooks: dict[str, str] = {}
         self.outputs: list[Any] = []
         self.written: set[int] = set()
         # The inputs whose gradients were added to what was there.
@@ -113,6 +119,16 @@ class Recorder(torch.fx.Interpreter):
         self.outputs = [_copy(result) for result in results]
         return results
 
+    def with_calls(self) -> Recorder:
+        """The same run, with all hooks called in Python: their code was seen for these sizes alone."""
+        if not self.inlined:
+            return self
+        called = copy.copy(self)
+        called.inlined, called.gradients = {}, self._accumulated
+        why = "it was watched for one set of sizes, and these differ"
+        called.notes = [*self.notes, *[f"hook {self._hooks[n]} is called in Python: {why}" for n in self.inlined]]
+        return called
+
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
             (variable, _, gradient, *_), _ = self.fetch_args_kwargs_from_env(n)
@@ -129,6 +145,8 @@ class Recorder(torch.fx.Interpreter):
 
     def _settle_accumulations(self) -> None:
         """Of an accumulation, inline all post-accumulate hooks or none: the gradient is theirs alone, or everyone's."""
+        self.watched = dict(self.inlined)
+        self._accumulated = {number: [*given] for number, given in self.gradients.items()}
         for hooks in find_accumulations(self.capture).values():
             calls = [self.inlined.get(hook) for hook in hooks]
             if None in calls:
@@ -152,6 +170,7 @@ class Recorder(torch.fx.Interpreter):
             watched = "its parameter has a gradient already"
         if isinstance(watched, InlinedCall):
             self.inlined[node.name] = watched
+            self._hooks[node.name] = describe_hook(hook)
         else:
             self.setting_up = self.setting_up or watched is SETTING_UP
             self.notes.append(f"hook {describe_hook(hook)} is called in Python: {watched}")

@@ -30,7 +30,7 @@ class Rehearsal:
         """The arguments as they were before hooks that are part of the graph wrote to them; None where others did."""
         before = {
             id(call.tape.tensors[n]): (call.tape.tensors[n], call.tape.before[n].clone())
-            for call in reversed(self._recorded.inlined.values())
+            for call in reversed(self._recorded.watched.values())
             for n in call.updates
         }
         restored = [a if isinstance(a, int) else _restored(a, before) for a in arguments]
@@ -40,7 +40,7 @@ class Rehearsal:
             for number, argument, own in zip(self._traced.inputs, arguments, restored, strict=False)
             if number in self._recorded.written and own is argument
         ]
-        self._updated = list(before.values())
+        self._updated = list(before.values()) if self._recorded.inlined else []
         return None if lost else restored
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.autograd.aten_interpreter import AtenInterpreter
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
+from retrograd.frontend.autograd.open_numbers import take_floats
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder
@@ -88,9 +89,8 @@ def trace_backward(
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
     """
+    recorded = recorded if layout is None else recorded.with_calls()
     hooks = InlinedHooks(recorded, inputs)
-    if layout is not None and hooks.calls:
-        raise CaptureError("a hook is part of the graph", "leave it in Python")
     inputs = [*inputs, *[tensor for tensor, _ in hooks.extras]]
     for tensor in inputs:
         _check_input(tensor)
@@ -114,7 +114,7 @@ def trace_backward(
         results,
         tuple(interpreter.communication),
         frozenset(interpreter.kept_inputs).union(params),
-        tuple([find for _, find in hooks.extras]),
+        tuple([find for _, find in hooks.extras]) if layout is None else layout.sizes.finders(),
         hooks.bodies(),
         guard,
         tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
@@ -145,14 +145,16 @@ def _trace_open(
             return interpreter.trace(*arguments[: len(fake)])
 
         function = dispatch_functionalize(trace)
-        return make_fx(function, decomposition_table(), tracing_mode="real")(*fake, *sizes.symbols)
+        return make_fx(function, decomposition_table(), tracing_mode="real")(*fake, *sizes.floats, *sizes.integers)
 
 
 def _share_sizes(graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes) -> SizeGuard:
     """Have all sizes of the graph worked out from one argument each, and the calls know what they are to give."""
     names = sizes.names()
     guard = sizes.guard(names)
-    known = {symbol: name for symbol, name in names.items() if name in guard.names}
+    integers = {symbol.node.expr for symbol in sizes.integers}
+    known = {symbol: name for symbol, name in names.items() if name in guard.names and symbol in integers}
+    take_floats(graph_module, sizes.mode)
     share_sizes(graph_module, known)
     for key, call in interpreter.calls.calls.items():
         shapes = tuple([tuple([to_size(n, known) for n in shape]) for shape in interpreter.given[key]])

@@ -14,7 +14,7 @@ import torch
 from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.differences import Situation
 from retrograd.frontend.autograd.guards import StepGuard
-from retrograd.frontend.autograd.open_sizes import SizeGuard
+from retrograd.frontend.autograd.open_sizes import SizeGuard, ones_of
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.python_side import Compiled, run_compiled
 from retrograd.frontend.autograd.recorder import Recorder
@@ -23,12 +23,25 @@ from retrograd.frontend.autograd.structure import Structure
 from retrograd.frontend.autograd.trace import TracedBackward
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What captures of one structure may differ in: how many inputs there are; the numbers of those that are computed
+    with, in the order that all captures of the structure have them in; the nodes of its opaque calls; and what it
+    holds of its own."""
+
+    count: int
+    used: tuple[int, ...]
+    calls: tuple[str, ...]
+    held: Hashable
+
+
 @dataclass
 class Variant:
     """What is compiled: for one set of sizes, or for all that its guard lets through.
 
-    ``kind`` are the options, numbers and hooks that it is for, ``situation`` what it was first met with, ``structure``
-    what was known of the sizes, with so many ``samples``, where some are open. It is built by ``work`` if that is done
+    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``layout`` how
+    the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
+    open. It is built by ``work`` if that is done
     in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
     what eager does.
     """
@@ -37,6 +50,7 @@ class Variant:
     traced: TracedBackward
     situation: Situation
     notes: tuple[str, ...]
+    layout: Layout
     structure: Structure | None = None
     samples: int = 0
     work: BackgroundWork[tuple[Compiled, bool]] | None = None
@@ -52,13 +66,15 @@ class Variant:
 
 
 class Use:
-    """A variant that a step may use, and the open sizes of the step; ``ones`` are those that are 1. The ``guard`` holds
-    for most of the steps that it is for."""
+    """A variant that a step of a capture may use, and the open sizes of the step; ``ones`` are those that are 1. The
+    ``guard`` holds for most of the steps that it is for."""
 
-    def __init__(self, variant: Variant, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self, variant: Variant, layout: Layout, sizes: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.variant, self.sizes = variant, sizes
         self.guard: StepGuard | None = None
-        self.ones = frozenset([name for name, n in sizes.items() if n == 1])
+        self.ones = ones_of(sizes)
+        # Where the variant's capture, if it is another one, has what this one has in these places.
+        self._moves = () if layout == variant.layout else tuple(zip(variant.layout.used, layout.used, strict=True))
 
     @property
     def is_right(self) -> bool | None:
@@ -74,6 +90,8 @@ class Use:
         # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
         if isinstance(inputs, list):
             inputs.clear()
+        if self._moves:
+            _move(frame, self.variant.layout.count, self._moves)
         frame.sizes = self.sizes
         assert self.variant.compiled is not None
         return run_compiled(self.variant.traced, self.variant.compiled, frame)
@@ -84,10 +102,19 @@ class Use:
         return self.variant.work is None or self.variant.work.is_done
 
 
-def kind_of(key: Any) -> Hashable:
-    """What of a key is other than sizes."""
-    options, _, scalars, like, inlined = key
-    return options, scalars, tuple([tuple(rest) for _, *rest in like]), inlined
+def kind_of(key: Any, layout: Layout) -> Hashable:
+    """What of a key is other than sizes, whichever capture of a structure it is of. Where sizes are open, hooks are
+    called in Python."""
+    options, _, scalars, like, _ = key
+    return options, scalars, tuple([tuple(like[number][1:]) for number in layout.used]), layout.held
+
+
+def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
+    """Number the inputs of a step as another capture does."""
+    moved: list[Any] = [None] * count
+    for there, here in moves:
+        moved[there] = frame.inputs[here]
+    frame.inputs = moved
 
 
 def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:

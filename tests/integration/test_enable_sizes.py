@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import retrograd
+from retrograd.fallback import EagerIslandWarning
 from retrograd.frontend.source import CaptureError
 
 # Takes a model and sizes, and gives its loss.
@@ -129,6 +130,79 @@ def test_batches_of_token_rows() -> None:
 
     entries = train(Attention(), loss, [(2, 5), (3, 4), (4, 7), (1, 6), (5, 1), (2, 2)], keep=1)
     assert count(entries) == 2, entries
+
+
+def test_numbers_of_layers() -> None:
+    """A slope and a divisor that change with each step, with batches that do, and gradients added up: PyTorch captures
+    each number anew, and what was compiled for others serves."""
+
+    def loss(model: Any, step: tuple[int, float]) -> torch.Tensor:
+        rows, slope = step
+        h = F.leaky_relu(model[1](model[0](torch.randn(rows, 3))), slope)
+        return h.clamp(max=4 * slope).div(slope + 2).square().sum()
+
+    steps = [(4, 0.1), (5, 0.25), (5, 0.5), (1, -0.5), (7, 1.0), (2, 0.0), (1, 0.75), (7, 1.0)]
+    entries = train(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), loss, steps)
+    assert count(entries) == 2, entries
+    assert "a number is 0.25 instead of 0.1" in entries[1]
+    assert "from now on for any number of leaky_relu_backward0 (so far 0.1, 0.25)" in entries[1]
+
+
+def test_a_forward_that_dynamo_compiled() -> None:
+    """Dynamo's second graph has its sizes as numbers, another structure than the first's; what the first one's sizes
+    were tells which are open."""
+    layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    call = torch.compile(lambda x, model: model(x), backend="aot_eager")
+
+    def loss(model: Any, rows: int) -> torch.Tensor:
+        return F.mse_loss(call(torch.randn(rows, 3), model), torch.zeros(rows, 2))
+
+    assert count(train(layers, loss, [3, 5, 8, 2], keep=1)) == 2
+
+
+def test_islands_take_open_sizes() -> None:
+    def loss(model: Any, rows: int) -> torch.Tensor:
+        found: torch.Tensor = torch.fft.rfft(model(torch.randn(rows, 3)).tanh()).abs().sum()
+        return found
+
+    with pytest.warns(EagerIslandWarning):
+        entries = train(nn.Linear(3, 4), loss, [2, 4, 5, 3], keep=1)
+    assert count(entries) == 2 and all("runs in torch" in entry for entry in entries), entries
+
+
+def test_inlined_hooks_are_called_once_sizes_differ() -> None:
+    """Their code, which goes by the size, was seen for one of them."""
+
+    @retrograd.inlineable
+    def mean(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / len(gradient)
+
+    def loss(model: Any, rows: int) -> torch.Tensor:
+        h = model(torch.randn(rows, 3))
+        h.register_hook(mean)
+        found: torch.Tensor = h.sin().sum()
+        return found
+
+    entries = train(nn.Linear(3, 4), loss, [2, 4, 5, 2, 1], keep=1)
+    assert count(entries) == 2, entries
+    assert "called in Python: it was watched for one set of sizes" in entries[1], entries
+
+
+def test_a_number_that_an_op_takes_as_such_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are left open all the same, for each number by itself; of these a limited number."""
+    monkeypatch.setattr("retrograd.frontend.autograd.captured.MOST_VARIANTS", 2)
+
+    def loss(model: Any, step: tuple[int, float]) -> torch.Tensor:
+        rows, power = step
+        found: torch.Tensor = model(torch.randn(rows, 3)).abs().pow(power).sum()
+        return found
+
+    steps = [(4, 1.5), (4, 2.5), (6, 2.5), (5, 2.5), (3, 3.5), (9, 2.5)]
+    entries = train(nn.LayerNorm(3), loss, steps, keep=1)
+    outcomes = ["compiled" if " compiled: " in e else "eager" if "runs eagerly" in e else "" for e in entries]
+    assert outcomes == ["compiled", "compiled", "compiled", "eager"], entries
+    assert "no number is left open: CaptureError: capture: a number that was 1.5 and 2.5 is traced" in entries[1]
+    assert "from now on for any axis 0" in entries[2] and "compiled for 2 sets" in entries[3]
 
 
 def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:

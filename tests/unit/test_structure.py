@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.open_sizes import OpenSizes, SizeGuard
+from retrograd.frontend.autograd.open_sizes import OpenSizes, SizeGuard, ones_of
 from retrograd.frontend.autograd.python_calls import accumulate_into, call_user_hook
-from retrograd.frontend.autograd.structure import MOST_SAMPLES, Sample, Structure, put, read_skeleton
+from retrograd.frontend.autograd.structure import (
+    MOST_SAMPLES,
+    Sample,
+    Skeleton,
+    Slot,
+    Structure,
+    put,
+    read_skeleton,
+    translate_sample,
+)
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.source import CaptureError
 
@@ -32,6 +41,9 @@ def capture(size: int | None, *, gradient: bool = False, dim: int = 0) -> torch.
     graph.call_function(accumulate_into, (variable, old[0] if gradient else None, wide, False))
     graph.output([])
     return graph
+
+
+SKELETON = Skeleton((), (0, 1), (Slot("expand", (), 4, None), Slot("sum", (), 7, None)), ("call",))
 
 
 def sample(rows: int, tokens: int = 3) -> Sample:
@@ -100,13 +112,70 @@ def test_equal_sizes_are_one_symbol() -> None:
     (rows, fixed), _ = sizes.shapes
     assert fixed == 3 and sizes.numbers[0] is rows and sizes.numbers[1] == 7
     # What a hook gave is none of them, so that the trace has to tell.
-    assert len(sizes.symbols) == 1 and sizes.results[0][0][0] is not rows
+    assert len(sizes.integers) == 1 and sizes.results[0][0][0] is not rows
     names = sizes.names()
     guard = sizes.guard(names)
     assert guard.read(((5, 3), (5,)), (5, 7)) == {"s0": 5}
     assert guard.read(((5, 3), (5,)), (6, 7)) is None and guard.read(((5, 4), (5,)), (5, 7)) is None
     assert guard.read(((0, 3), (5,)), (0, 7)) is None
-    assert sizes.describe(guard.names, ["x", "y"]) == ["axis 0 of x (so far 4, 6)"]
+    assert sizes.describe(guard.names, ["x", "y"], SKELETON) == ["axis 0 of x (so far 4, 6)"]
+
+
+def test_floats_are_open_and_are_no_sizes() -> None:
+    """One that is as often 1.0 as a size is 1, and has the numbers that a size has."""
+    structure = learned(*[Sample(((n, 3), (5,)), (n, 7, float(n), 0.5), ()) for n in (4, 6)])
+    sizes = OpenSizes(structure)
+    assert structure.has_open_floats and len(sizes.integers) == len(sizes.floats) == 1
+    guard = sizes.guard(sizes.names())
+    assert guard.read(((5, 3), (5,)), (5, 7, 1.0, 0.5)) == {"s0": 5, "s1": 1.0}
+    assert guard.read(((5, 3), (5,)), (5, 7, -2.5, 0.25)) is None
+    assert ones_of({"s0": 5, "s1": 1.0}) == frozenset() and ones_of({"s0": 1, "s1": 1.0}) == {"s0"}
+    structure.refuse("an op takes the number as such")
+    assert not structure.is_open and structure.refusal is None
+    assert structure.notes == ("no number is left open: an op takes the number as such",)
+
+
+def test_a_condition_on_a_float_is_no_matter_of_trial() -> None:
+    sizes = OpenSizes(learned(*[Sample(((4, 3),), (n,), ()) for n in (0.25, 0.5)]))
+    (number,) = sizes.floats
+    assert number < 0.75
+    guard = sizes.guard(sizes.names())
+    assert guard.not_one == () and guard.read(((4, 3),), (0.7,)) is not None and guard.read(((4, 3),), (0.8,)) is None
+
+
+def test_a_sample_of_another_structure_tells_what_differs() -> None:
+    """Dynamo captured the forward again: a constant is now a number that PyTorch gives. The other slot was there."""
+    known = Skeleton((), (0,), (Slot("expand", (0,), 4, None), Slot("mean", (1,), 12, None)), ())
+    again = Skeleton((), (0,), (Slot("aot", (2,), None, 0), Slot("mean", (1,), 18, None)), ())
+    earlier, now = Sample(((4, 3),), (4, 12), ()), Sample(((6, 3),), (6, 18), ())
+    assert translate_sample(earlier, known, again, now) == Sample(((4, 3),), (4, 12), ())
+    assert translate_sample(now, known, again, now) is None
+    assert translate_sample(Sample(((4,),), (4, 12), ()), known, again, now) is None
+    structure = Structure([earlier], is_borrowed=True)
+    structure.learn(now)
+    assert [structure.is_open, structure.samples] == [True, [earlier, now]]
+    # What was guessed may be wrong: two sets of its own sizes are waited for.
+    structure.refuse("it is traced as a number")
+    assert [structure.is_open, structure.samples, structure.refusal] == [False, [now], None]
+
+
+def test_captures_hold_what_has_no_name_of_its_own() -> None:
+    """Functions that are made for a capture look alike; one capture does not run what was compiled of the other."""
+
+    def closure() -> torch.fx.Graph:
+        def prologue(x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        graph = capture(4)
+        (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+        node.target = prologue
+        graphs.append(graph)
+        return graph
+
+    graphs: list[torch.fx.Graph] = []
+    one, other = read_skeleton(closure()), read_skeleton(closure())
+    assert one.signature == other.signature and one.held != other.held
+    assert one.held == read_skeleton(graphs[0]).held
 
 
 def test_a_size_that_the_trace_fixed_is_refused() -> None:
