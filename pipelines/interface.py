@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import Size, evaluate_size, parse_shape
-from retrograd.pipelines.analysis.read_graph import SHAPE, attribute_dicts, function_type, read_hints, tensor_shape
+from retrograd.pipelines.analysis.read_graph import SHAPE, attribute_dicts, function_type, read_hints
+from retrograd.pipelines.analysis.tensor_types import tensor_shape
 
 _ELEMENT = re.compile(r"!torch\.vtensor<\[[\d,?]*\],\s*([\w!.<>]+)>")
 SIZE = "size"

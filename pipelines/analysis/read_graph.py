@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,10 +16,15 @@ from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.split_products import find_parts
+from retrograd.pipelines.analysis.tensor_types import (
+    element_bytes,
+    element_type,
+    fixed_shape,
+    parse_tensor_type,
+    tensor_shape,
+)
 from retrograd.pipelines.analysis.value_numbering import number_repeated
 
-_VTENSOR = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([\w!.]+(?:<\w+>)?)>")
-_BITS = re.compile(r"(?:f|bf|si|ui|i)(\d+)")
 BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
 MUTATION = "mutation"
@@ -40,6 +44,8 @@ MARKS = (TAG, BLOCK, "bwd.label")
 _VALUES = "bwd.values"
 _IGNORED = (_VALUES, SHAPES, STORED, PACKED, *MARKS)
 _OPERATOR = "torch.operator"
+# Types of tensors that ops write to.
+_MUTABLE = "!torch.tensor"
 _LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
@@ -47,11 +53,13 @@ _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
 
 @dataclass(frozen=True)
 class ReadGraph:
-    """A graph with the MLIR ops and values it was read from, each at the place that its number says."""
+    """A graph with the MLIR ops and values it was read from, and what each op does with its operands (see
+    ``op_meaning``), each at the place that its number says."""
 
     graph: JointGraph
     ops: tuple[ir.Operation, ...]
     values: tuple[ir.Value, ...]
+    meanings: tuple[Hashable | None, ...]
 
 
 def read_joint(func: ir.Operation) -> ReadGraph:
@@ -59,25 +67,30 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     block = func.regions[0].blocks[0]
     numbers: dict[ir.Value, int] = {}
     values: list[Value] = []
+    sizes: list[tuple[int, ...] | None] = []
+    mutable: set[int] = set()
     ir_values: list[ir.Value] = []
     ops: list[Op] = []
     ir_ops: list[ir.Operation] = []
 
     shapes = ShapeReader(func)
-    packed = packed_sizes(func)
 
     def add(value: ir.Value, name: str, producer: int | None) -> int:
-        shape = shapes.read(value)
+        text = str(value.type)
+        known = parse_tensor_type(text)
+        shape = None if known is None else shapes.resolve(value, known.shape)
+        if text.startswith(_MUTABLE):
+            mutable.add(len(values))
         numbers[value] = len(values)
-        size = 0 if shape is None else prod(shape) * element_bytes(value.type)
+        size = 0 if shape is None or known is None else prod(shape) * known.element_bytes
         values.append(Value(len(values), name, size, producer, shape is not None))
+        sizes.append(shape)
         ir_values.append(value)
         return numbers[value]
 
     roles = attribute_dicts(func, "arg_attrs")
     arguments = [add(arg, roles[i].get("bwd.value", f"arg{i}"), None) for i, arg in enumerate(block.arguments)]
     returned: list[int] = []
-    stored: dict[int, int | None] = {}
     for view in block.operations:
         op = view.operation
         operands = tuple(numbers[o] for o in op.operands)
@@ -86,21 +99,23 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             continue
         names = value_names(op)
         results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
-        stored |= {v: stored_bytes(r, shapes.read(r), packed) for v, r in zip(results, op.results, strict=True)}
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
         if name == _LIST_UNPACK and _are_views(operands, values, ops):
             kind = OpKind.VIEW
-        taken = [shapes.read(o) for o in op.operands]
-        flops = count_flops(name, taken, [shapes.read(r) for r in op.results])
+        taken = [sizes[o] for o in operands]
+        flops = count_flops(name, taken, [sizes[r] for r in results])
         packing = (find_parts(name, taken), repays_packing(name, taken, _result_type(op)))
         ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
     written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
-    stored = {v: s for v, s in stored.items() if v not in returned}
+    given = len(block.arguments)
+    packed = packed_sizes(func)
+    narrowed = [stored_bytes(r, shape, packed) for r, shape in zip(ir_values[given:], sizes[given:], strict=True)]
+    stored = {v: size for v, size in enumerate(narrowed, given) if size is not None and v not in returned}
     graph = JointGraph(
-        values=tuple(replace(v, stored=stored.get(v.id)) for v in values),
+        values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in values),
         ops=mark_seeded(ops, values, [a for a, role in zip(arguments, roles, strict=True) if _is_seed(role)]),
         arguments=tuple(arguments),
         tangents=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.role") == TANGENT),
@@ -108,8 +123,10 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         mutated=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.name") in written),
         backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
     )
-    same = number_repeated(graph, [op_meaning(op) for op in ir_ops])
-    return ReadGraph(replace(graph, same=same), tuple(ir_ops), tuple(ir_values))
+    merges = (mutable.isdisjoint((*op.operands, *op.results)) for op in ops)
+    meanings = tuple(op_meaning(op) if is_pure else None for op, is_pure in zip(ir_ops, merges, strict=True))
+    same = number_repeated(graph, meanings)
+    return ReadGraph(replace(graph, same=same), tuple(ir_ops), tuple(ir_values), meanings)
 
 
 def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[Op]) -> bool:
@@ -181,8 +198,8 @@ def value_names(op: ir.Operation) -> list[str]:
 
 
 def op_meaning(op: ir.Operation) -> Hashable | None:
-    """What an op does, whatever its results are called; ``None`` for one with regions or on mutable tensors."""
-    if len(op.regions) or any(str(v.type).startswith("!torch.tensor") for v in (*op.operands, *op.results)):
+    """What an op does, whatever its results are called; ``None`` for one with regions."""
+    if len(op.regions):
         return None
     # Attributes are unique in their context and compared by address, so that a large constant is not written out.
     attributes = frozenset((name, op.attributes[name]) for name in op.attributes if name not in _IGNORED)
@@ -212,11 +229,13 @@ class ShapeReader:
 
     def read(self, value: ir.Value) -> tuple[int, ...] | None:
         """The shape of a ``!torch.vtensor``; ``None`` for a value of any other type."""
-        fixed = tensor_shape(value.type)
-        if fixed is None or None not in fixed:
-            return tuple(n for n in fixed if n is not None) if fixed is not None else None
-        text = self.text(value)
-        return evaluate_shape(text, self._hints) if text else tuple(1 if n is None else n for n in fixed)
+        declared = tensor_shape(value.type)
+        return None if declared is None else self.resolve(value, declared)
+
+    def resolve(self, value: ir.Value, declared: tuple[int | None, ...]) -> tuple[int, ...]:
+        """The shape of a tensor of which the type says so much."""
+        text = self.text(value) if None in declared else ""
+        return evaluate_shape(text, self._hints) if text else tuple(1 if n is None else n for n in declared)
 
 
 def read_hints(module: ir.Operation) -> dict[str, int]:
@@ -231,31 +250,9 @@ def evaluate_shape(text: str, hints: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(evaluate_size(size, hints) for size in parse_shape(text))
 
 
-def tensor_shape(type_: ir.Type) -> tuple[int | None, ...] | None:
-    """Shape of a ``!torch.vtensor``, with ``None`` for open sizes; ``None`` for any other type."""
-    match = _VTENSOR.fullmatch(str(type_))
-    if match is None:
-        return None
-    return tuple(None if n == "?" else int(n) for n in match[1].split(",") if n)
-
-
-def fixed_shape(type_: ir.Type) -> tuple[int, ...] | None:
-    """Shape of a ``!torch.vtensor`` all of whose sizes are fixed; ``None`` for any other type."""
-    shape = tensor_shape(type_) or ()
-    if tensor_shape(type_) is None or None in shape:
-        return None
-    return tuple(n for n in shape if n is not None)
-
-
 def _result_type(op: ir.Operation) -> str:
     """Element type of the first result of ``op``; empty where that is no tensor."""
     return element_type(op.results[0].type) if len(op.results) else ""
-
-
-def element_type(type_: ir.Type) -> str:
-    """Element type of a ``!torch.vtensor`` as MLIR spells it (``f32``, ``si64``, ``i1``); empty for any other type."""
-    match = _VTENSOR.fullmatch(str(type_))
-    return "" if match is None else match[2]
 
 
 def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:
@@ -295,11 +292,3 @@ def packed_sizes(func: ir.Operation) -> dict[str, int]:
 
 def _bytes_of(types: Iterable[ir.Type]) -> int:
     return sum(prod(fixed_shape(type_) or ()) * element_bytes(type_) for type_ in types)
-
-
-def element_bytes(type_: ir.Type) -> int:
-    """Bytes of an element of a ``!torch.vtensor``; booleans (``i1``) take a byte each."""
-    element = element_type(type_)
-    bits = _BITS.match(element.removeprefix("complex<"))
-    width = max(1, int(bits[1]) // 8) if bits else 1
-    return width * 2 if element.startswith("complex<") else width

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import Size, parse_shape
-from retrograd.pipelines.analysis.read_graph import SHAPES, ShapeReader, element_type, read_hints, tensor_shape
+from retrograd.pipelines.analysis.read_graph import SHAPES, ShapeReader, read_hints
+from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure

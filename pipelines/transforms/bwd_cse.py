@@ -13,7 +13,6 @@ from retrograd.pipelines.analysis.read_graph import (
     INLINE,
     MARKS,
     ReadGraph,
-    op_meaning,
     read_joint,
     value_names,
 )
@@ -62,8 +61,8 @@ class BwdCse(ModulePass):
 
 def merge_duplicates(read: ReadGraph, *, across_halves: bool) -> dict[str, str]:
     """Merge what computes the same; returns for each name that is gone the name of the value in its place."""
-    meanings, marks = [op_meaning(op) for op in read.ops], [_op_marks(op) for op in read.ops]
-    duplicates = find_duplicates(read.graph, meanings, marks, across_halves=across_halves)
+    marks = [_op_marks(op) for op in read.ops]
+    duplicates = find_duplicates(read.graph, read.meanings, marks, across_halves=across_halves)
     merged: dict[str, str] = {}
     for number, earlier in duplicates.items():
         duplicate, original = read.ops[number], read.ops[earlier]

@@ -14,7 +14,8 @@ from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import operator_name, tensor_shape
+from retrograd.pipelines.analysis.read_graph import operator_name
+from retrograd.pipelines.analysis.tensor_types import tensor_shape
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 

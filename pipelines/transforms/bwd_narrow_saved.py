@@ -15,12 +15,11 @@ from retrograd.pipelines.analysis.read_graph import (
     PACKED,
     STORED,
     attribute_dicts,
-    fixed_shape,
     function_type,
     packed_as,
     stored_format,
-    tensor_shape,
 )
+from retrograd.pipelines.analysis.tensor_types import fixed_shape, tensor_shape
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_inline_hooks import check_body, copy_body

@@ -30,10 +30,10 @@ from retrograd.pipelines.analysis.read_graph import (
     attribute_dicts,
     read_hints,
     read_joint,
-    tensor_shape,
 )
 from retrograd.pipelines.analysis.schedule import schedule_plan
 from retrograd.pipelines.analysis.tags import TagError, resolve_tags
+from retrograd.pipelines.analysis.tensor_types import tensor_shape
 from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function

@@ -11,7 +11,7 @@ from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
-from retrograd.pipelines.analysis.read_graph import element_type, fixed_shape
+from retrograd.pipelines.analysis.tensor_types import element_type, fixed_shape
 
 # torch's numbers of dtypes.
 _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}

@@ -10,7 +10,8 @@ import pytest
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.read_graph import element_bytes, read_joint, tensor_shape
+from retrograd.pipelines.analysis.read_graph import read_joint
+from retrograd.pipelines.analysis.tensor_types import element_bytes, tensor_shape
 from retrograd.pipelines.interface import FunctionInterface, TensorPort, read_interface
 
 JOINT = """
