@@ -6,7 +6,9 @@ The whole trade between peak and recomputation is worked out once, as a curve, a
 budget is taken: more memory never gives more recomputation, less never a higher peak. Candidates are the cuts at a
 range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
 forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
-curve, one for the first layers and the other for the rest; all judged by their peak over the schedule that will run.
+curve, one for the first layers and the other for the rest; and where a gap stays, the sets of fewest bytes at the costs
+in between, by an integer program (see ``recompute_program``), which no price per byte leads to. All are judged by their
+peak over the schedule that will run.
 Lagrange's bound of the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then
 replaced by the cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the
 size of the graph and by deterministic effort, never by the clock, so that the same graph has the same curve.
@@ -15,6 +17,7 @@ size of the graph and by deterministic effort, never by the clock, so that the s
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -33,6 +36,7 @@ from retrograd.pipelines.analysis.partition_plan import (
 )
 from retrograd.pipelines.analysis.recompute_cost import CostModel
 from retrograd.pipelines.analysis.recompute_cut import RecomputeCut
+from retrograd.pipelines.analysis.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.schedule import sink_recomputation
 
 POLICY = "budget"
@@ -43,13 +47,16 @@ class BudgetOptions:
     """``cost`` prices recomputation. Of a graph with at most ``exact_values`` values that could be saved the cheapest
     plans are proven, with at most ``effort`` of CP-SAT's deterministic time, which is about seconds. A graph of more
     than ``large_ops`` ops gets fewer candidates. Peaks on the curve that are more than ``spacing`` of the highest apart
-    get plans in between."""
+    get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest bytes to within
+    ``filling_gap``."""
 
     cost: CostModel = field(default_factory=CostModel)
     exact_values: int = 48
     effort: float = 2.0
     large_ops: int = 4000
     spacing: float = 0.04
+    filling: float = 0.25
+    filling_gap: float = 0.01
 
 
 def find_budget_partition(graph: JointGraph, budget_bytes: int, options: BudgetOptions | None = None) -> PartitionPlan:
@@ -73,6 +80,9 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
         search.consider(values)
     for mixed in _interpolate(search.front(), graph, options):
         search.consider(mixed)
+    if options.exact_values < len(cuts.candidates) and len(graph.ops) <= options.large_ops:
+        for values in _fill_gaps(search.front(), graph, costs, options):
+            search.consider(values)
     floor = compute_floor(graph)
     if len(cuts.candidates) > options.exact_values or not search.points:
         return Curve(search.front(), tuple(bounds), floor)
@@ -135,7 +145,7 @@ def _propose(
     count, most = 2.0, max(2, len(graph.forward_ops) // 8)
     while count <= most:
         free = find_checkpoints(graph, round(count))
-        for power in (-2, 1, 8) if is_large else (-4, -2, -1, 0, 1, 3, 8):
+        for power in (1, 8) if is_large else (-4, -2, -1, 0, 1, 3, 8):
             yield cuts.solve(unit * 2.0**power, free).saved
         count *= 2.0 if is_large else 1.5
 
@@ -146,13 +156,32 @@ def _interpolate(front: tuple[Point, ...], graph: JointGraph, options: BudgetOpt
     for cheap, dear in pairwise(front):
         kept = set(dear.plan.saved)
         spare = [v for v in cheap.plan.saved if v not in kept]
-        parts = min(8, math.ceil((cheap.peak - dear.peak) / (options.spacing * front[0].peak)))
+        parts = _count_parts(cheap, dear, front[0].peak, options.spacing)
         total, done, number = sum(graph.values[v].saved_bytes for v in spare), 0, 1
         for place, value in enumerate(spare):
             done += graph.values[value].saved_bytes
             if number < parts and done * parts >= number * total:
                 yield kept.union(spare[place + 1 :])
                 number += 1
+
+
+def _fill_gaps(
+    front: tuple[Point, ...], graph: JointGraph, costs: Sequence[float], options: BudgetOptions
+) -> Iterator[frozenset[int]]:
+    """For costs between those of neighbours on the curve whose peaks are far apart, the sets of fewest bytes."""
+    program = LeastSaved(graph, costs)
+    for cheap, dear in pairwise(front):
+        parts = _count_parts(cheap, dear, front[0].peak, options.spacing)
+        for number in range(1, parts):
+            limit = cheap.cost + (dear.cost - cheap.cost) * number / parts
+            values = program.solve(limit, options.filling, options.filling_gap)
+            if values is not None:
+                yield values
+
+
+def _count_parts(cheap: Point, dear: Point, highest: int, spacing: float) -> int:
+    """Into how many steps of peak what lies between two points is divided."""
+    return min(8, math.ceil((cheap.peak - dear.peak) / (spacing * highest)))
 
 
 def find_checkpoints(graph: JointGraph, segments: int) -> frozenset[int]:
@@ -179,12 +208,15 @@ def find_checkpoints(graph: JointGraph, segments: int) -> frozenset[int]:
     for i in range(len(forward)):
         live += change[i]
         crossing[i] = live
-    found: set[int] = set()
+    cuts: set[int] = set()
     for number in range(1, segments):
         low, high = (done * (3 * number + side) / (3 * segments) for side in (-1, 1))
-        window = [i for i in range(len(forward)) if low <= produced[i] <= high]
-        if not window:
-            continue
-        cut = min(window, key=lambda i: (crossing[i], i))
-        found.update(v for i in range(cut + 1) for v in made[i] if last.get(v, -1) > cut)
-    return frozenset(found)
+        window = range(bisect_left(produced, low), bisect_right(produced, high))
+        if window:
+            cuts.add(min(window, key=lambda i: (crossing[i], i)))
+    ordered = sorted(cuts)
+    # Of the cuts from where a value is made on, one before its last use.
+    following = [bisect_left(ordered, i) for i in range(len(forward))]
+    return frozenset(
+        v for i, n in enumerate(following) if n < len(ordered) for v in made[i] if last.get(v, -1) > ordered[n]
+    )

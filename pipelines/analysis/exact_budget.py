@@ -2,14 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The least recomputation within a budget, proven: an integer program in CP-SAT, checked against liveness.
 
-A 0-1 variable for each value that can be saved and for each op that can run again, as in Checkmate's program (P. Jain
-et al., "Checkmate: breaking the memory wall with optimal tensor rematerialization", MLSys 2020), with each op
-recomputed at most once more (Moccasin, B. Bartan et al., ICML 2023, limits repeats in the same way). The peak that
-counts is that of ``liveness``, with kernels, packed copies and waves, which no linear row expresses. Rows that hold for
-every plan stand in the program: at each kernel of the backward, what its own ops hold, what is saved, and what is read
-again after it in any case. A plan that fits these but exceeds the budget is excluded by a clause and the program solved
-again (logic-based Benders decomposition; J. Hooker and G. Ottosson, 2003), so that the first that fits is the cheapest
-there is.
+The program is that of ``recompute_program``. The peak that counts is that of ``liveness``, with kernels, packed copies
+and waves, which no linear row expresses. Rows that hold for every plan stand in the program: at each kernel of the
+backward, what its own ops hold, what is saved, and what is read again after it in any case. A plan that fits these but
+exceeds the budget is excluded by a clause and the program solved again (logic-based Benders decomposition; J. Hooker
+and G. Ottosson, 2003), so that the first that fits is the cheapest there is.
 """
 
 from __future__ import annotations
@@ -20,15 +17,13 @@ from dataclasses import dataclass
 from ortools.sat.python import cp_model
 
 from retrograd.pipelines.analysis.fusion import find_steps
-from retrograd.pipelines.analysis.graph import JointGraph, Tag
+from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import find_live_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Floor, Point, find_front
-from retrograd.pipelines.analysis.partition_plan import UNREPEATABLE, PartitionPlan
-from retrograd.pipelines.analysis.recompute_cut import find_candidates
+from retrograd.pipelines.analysis.partition_plan import PartitionPlan
+from retrograd.pipelines.analysis.recompute_program import RecomputeProgram, make_solver
 
-# Costs become whole numbers that add up to this.
-_RESOLUTION = 2**40
 # What it takes to judge a plan and to state the program again, in CP-SAT's deterministic time.
 _JUDGED = 0.01
 
@@ -41,32 +36,19 @@ class Proof:
     floors: tuple[Floor, ...]
 
 
-class BudgetProgram:
-    """The integer program of one graph. ``costs`` are the seconds of each op."""
+class BudgetProgram(RecomputeProgram):
+    """The integer program of the cheapest plan within a budget. ``costs`` are the seconds of each op."""
 
     def __init__(self, graph: JointGraph, costs: Sequence[float]) -> None:
-        self.graph = graph
-        self.model = cp_model.CpModel()
-        self.saved = {v: self.model.new_bool_var("") for v in find_candidates(graph)}
-        movable = [op for op in graph.ops if op.id not in graph.tangent_ops]
-        self.runs = {op.id: self.model.new_bool_var("") for op in movable}
-        self.early = {
-            op.id: self.model.new_bool_var("") for op in movable if op.id not in graph.forward_ops and op.results
-        }
-        self._add_needs()
-        self._add_forward()
-        twice = self._add_repeated()
-        self.scale = _RESOLUTION / (sum(costs[op] for op in twice) or 1.0)
-        self.model.minimize(sum(round(costs[op] * self.scale) * variable for op, variable in twice.items()))
+        super().__init__(graph, costs)
+        self.model.minimize(self.work)
         self.rows = find_memory_rows(graph, frozenset(self.saved))
 
     def limit(self, budget: int) -> None:
         """From here on, plans whose peak may be at most ``budget`` bytes."""
-        sizes = {v: self.graph.values[v].saved_bytes for v in self.saved}
-        kept = sum(size * self.saved[v] for v, size in sizes.items())
         for held, spans in self.rows:
             again = sum(size * (1 - self.saved[v]) for v, size in spans)
-            self.model.add(kept + again <= budget - held)
+            self.model.add(self.kept + again <= budget - held)
 
     def exclude(self, plan: PartitionPlan, chosen: frozenset[int]) -> None:
         """No more the plan that ``chosen`` gave: less must be saved of what it keeps, or more of what it recomputes."""
@@ -77,10 +59,7 @@ class BudgetProgram:
     def solve(self, effort: float) -> tuple[frozenset[int] | None, float, float]:
         """The cheapest choice of values to save, ``None`` if there is none or none was found with so much effort; the
         least seconds that any costs (infinite if there is none), and the effort spent."""
-        solver = cp_model.CpSolver()
-        # Deterministic time, and one worker: the same graph has the same curve on any machine.
-        solver.parameters.max_deterministic_time = max(0.0, effort)
-        solver.parameters.num_workers = 1
+        solver = make_solver(effort)
         status = solver.solve(self.model)
         spent = solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
@@ -88,60 +67,7 @@ class BudgetProgram:
         least = max(0.0, (solver.best_objective_bound - len(self.runs)) / self.scale)
         if status != cp_model.OPTIMAL:
             return None, least, spent
-        return frozenset(v for v, variable in self.saved.items() if solver.value(variable)), least, spent
-
-    def _add_needs(self) -> None:
-        """What an op of the backward takes is saved, or its producer runs in the backward too."""
-        graph = self.graph
-        for op in graph.ops:
-            if op.id not in graph.tangent_ops:
-                for operand in dict.fromkeys(op.operands):
-                    self._need(operand, (self.runs[op.id].negated(),))
-                if op.kind in UNREPEATABLE and op.id in graph.forward_ops:
-                    self.model.add(self.runs[op.id] == 0)
-            elif op.id in graph.backward_ops:
-                for operand in dict.fromkeys(op.operands):
-                    self._need(operand, ())
-        for result in dict.fromkeys(graph.backward_results):
-            self._need(result, ())
-        for op in graph.ops:
-            if op.tag is Tag.NEVER and op.id in graph.forward_ops:
-                for result in op.results:
-                    if result in self.saved:
-                        self.model.add(self.saved[result] == 1)
-
-    def _need(self, value: int, unless: Sequence[cp_model.LiteralT]) -> None:
-        producer = self.graph.values[value].producer
-        if producer is None or producer in self.graph.tangent_ops:
-            return
-        ways = [self.runs[producer], *([self.saved[value]] if value in self.saved else [])]
-        self.model.add_bool_or([*ways, *unless])
-
-    def _add_forward(self) -> None:
-        """What the forward computes for the backward alone: what is saved of it, and what that takes."""
-        graph = self.graph
-        for number, variable in self.early.items():
-            op = graph.ops[number]
-            for result in op.results:
-                if result in self.saved:
-                    self.model.add_implication(self.saved[result], variable)
-            for operand in op.operands:
-                producer = graph.values[operand].producer
-                if producer in self.early:
-                    self.model.add_implication(variable, self.early[producer])
-            if op.kind in UNREPEATABLE:
-                self.model.add_bool_or([variable.negated(), self.runs[number].negated()])
-
-    def _add_repeated(self) -> dict[int, cp_model.IntVar]:
-        """For each op whether it runs in both halves."""
-        twice = {}
-        for number, runs in self.runs.items():
-            early = self.early.get(number)
-            twice[number] = runs
-            if early is not None:
-                twice[number] = self.model.new_bool_var("")
-                self.model.add_bool_or([twice[number], runs.negated(), early.negated()])
-        return twice
+        return self.chosen(solver), least, spent
 
 
 def find_memory_rows(graph: JointGraph, savable: frozenset[int]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:

@@ -186,6 +186,23 @@ class JointGraph:
                 reached.update(op.results)
         return frozenset(found)
 
+    @cached_property
+    def late_ops(self) -> frozenset[int]:
+        """Ops of the backward that depend on a tangent: every backward runs them."""
+        return self.tangent_ops & self.backward_ops
+
+    @cached_property
+    def early_needs(self) -> tuple[int, ...]:
+        """Values that depend on no tangent and that every backward takes or returns."""
+        late = {r for op in self.tangent_ops for r in self.ops[op].results} | self.tangents
+        taken = (o for op in sorted(self.late_ops) for o in self.ops[op].operands)
+        return tuple(v for v in dict.fromkeys((*taken, *self.backward_results)) if v not in late)
+
+    @cached_property
+    def forward_values(self) -> frozenset[int]:
+        """What ``forward_ops`` give."""
+        return frozenset(r for op in self.forward_ops for r in self.ops[op].results)
+
     def required_ops(self, results: Iterable[int], available: Iterable[int]) -> frozenset[int]:
         """Ops that must run to give ``results`` when the values of ``available`` are at hand."""
         values, ops = self.values, self.ops

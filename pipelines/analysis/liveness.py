@@ -98,12 +98,14 @@ def pack_buffers(lives: Iterable[Life]) -> int:
     block = 0
     for life in lives:
         placed = [p for p in placed if p[2] >= life.first]
-        gaps, end = [], 0
+        start, smallest, end = -1, 0, 0
         for offset, stop, _ in placed:
-            if offset - end >= life.bytes:
-                gaps.append((offset - end, end))
-            end = max(end, stop)
-        start = min(gaps)[1] if gaps else end
+            gap = offset - end
+            if gap >= life.bytes and (start < 0 or gap < smallest):
+                start, smallest = end, gap
+            if stop > end:
+                end = stop
+        start = end if start < 0 else start
         insort(placed, (start, start + life.bytes, life.last))
         block = max(block, start + life.bytes)
     return block

@@ -41,10 +41,10 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
     must = {r for op in graph.ops if op.tag is Tag.MUST for r in op.results}
     made = {v for v in saved if graph.values[v].producer is not None}
     wanted = (made - must) | _kept_results(graph, graph.forward_ops) | graph.mutated
-    backward = graph.required_ops(graph.backward_results, wanted)
+    backward = graph.late_ops | graph.required_ops(graph.early_needs, wanted)
     used = {o for op in backward for o in graph.ops[op].operands} | set(graph.backward_results)
     kept = tuple(v for v in sorted(wanted) if v in used and graph.values[v].producer not in graph.tangent_ops)
-    forward = graph.forward_ops | graph.required_ops(kept, ())
+    forward = graph.forward_ops | graph.required_ops((v for v in kept if v not in graph.forward_values), ())
     if not _kept_results(graph, forward) <= wanted:
         # What is kept made the forward compute more; it computes no more for keeping results of that.
         return plan_from_saved(graph, wanted | _kept_results(graph, forward), policy)

@@ -30,12 +30,15 @@ def sink_order(
     """
     wanted, at_hand = frozenset(ops), frozenset(available)
     order: dict[int, None] = {}
+    waiting = {r for op in wanted - graph.tangent_ops for r in graph.ops[op].results} - at_hand
 
     def producers(values: Iterable[int]) -> list[int]:
         found = (graph.values[v].producer for v in values if v not in at_hand)
         return [p for p in dict.fromkeys(found) if p is not None and p in wanted and p not in order]
 
     def emit(values: Iterable[int]) -> None:
+        if waiting.isdisjoint(values):
+            return
         needed: dict[int, None] = {}
         pending = [(p, False) for p in _by_path(producers(values), paths)]
         while pending:
@@ -47,6 +50,7 @@ def sink_order(
                 inputs = [p for p in producers(graph.ops[op].operands) if p not in needed]
                 pending.extend((p, False) for p in _by_path(inputs, paths))
         order.update(needed if paths is not None else dict.fromkeys(sorted(needed)))
+        waiting.difference_update(r for op in needed for r in graph.ops[op].results)
 
     for number in ops:
         if number in graph.tangent_ops:
