@@ -2,253 +2,161 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What is saved and what is recomputed: retrograd's policies beside PyTorch's partitioners, on the same joint graphs.
 
-    python benchmarks/partition_comparison.py [--models NAME ...] [--size bench] [--json FILE] [--markdown FILE]
-
-Each partitioner decides on the graph that was captured; every decision is then judged by the same measure: bytes saved
-(parameters and inputs are alive anyway and count nothing), the peak of live bytes that ``liveness`` predicts for it,
-with recomputation at its lowest schedule, and the FLOPs and seconds that are recomputed. Nothing is compiled or run.
+python benchmarks/partition_comparison.py
+python benchmarks/partition_comparison.py --models gpt2 unet --size test --layers 2
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
-import dataclasses
-import functools
-import json
-import math
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from models import MODELS, SIZES, Case
-from torch._functorch import config, partitioners
+from measure_memory import SIZES, make_case
+from measure_memory import Scale as ModelSize
+from measure_partitions import Row, Scale, compare_partitions, make_problem, measure_scale
+from models import MODELS
+from page import heading, make_console, markdown_table, measured_with, positive, releases, save_json, write_page
+from suite import SUITE
 
-from retrograd.dialects import ir
-from retrograd.frontend.capture import CapturedGraph, capture_joint
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines.analysis.budget import BudgetOptions, find_curve
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import compute_peak
-from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, plan_from_saved
-from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.analysis.recompute_cost import CostModel, Device
-from retrograd.pipelines.analysis.schedule import find_low_schedule
-from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function, resolve_marks
+DOCUMENT = Path(__file__).parents[1] / "docs" / "partition-comparison.md"
+COMPARED = tuple(dict.fromkeys((*SIZES, *SUITE)))
+COLUMNS = ("model", "partitioner", "budget", "saved", "peak", "FLOPs recomputed", "ms recomputed", "seconds to decide")
+EQUAL = ("model", "PyTorch's", "budget", "FLOPs recomputed", "saved", "saved by retrograd", "ratio")
+SCALE = ("what", "ops", "nodes", "seconds", "CPU seconds")
+EXPLANATION = """\
+PyTorch's are those of `torch._functorch.partitioners`; *budget* is its `activation_memory_budget`. Each partitioner
+decides on the joint graph that was captured; nothing is compiled or run. All decisions are judged by the same measure:
 
-COMPARED = ("mlp", "resnet18", "gpt2", "vit", "unet", "lstm")
-Policy = Callable[[JointGraph], PartitionPlan]
-TENTHS = tuple(step / 10 for step in range(11))
+- *saved*: bytes kept for the backward, without parameters and inputs, which are alive anyway; views of one tensor once.
+- *peak*: live bytes of a step as `liveness` works them out, in the better of two orders: as the graph has it, and with
+  each recomputation right before its first use.
+- *ms recomputed*: by the cost model, of 100 GFLOP/s and 20 GB/s.
+- retrograd's *budget* is a fraction of the peak of its `default`; the last row of a model is the least there is.
 
-
-@dataclass(frozen=True)
-class View:
-    """A joint graph after common subexpressions were merged, one side's way. ``merged`` names, for each FX node that
-    was found to be another's equal, that other."""
-
-    graph: JointGraph
-    merged: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A joint graph to partition. PyTorch merges common subexpressions of both halves before its min-cut, retrograd
-    those of each half."""
-
-    name: str
-    joint: torch.fx.GraphModule
-    num_forward_outputs: int
-    torch: View
-    retrograd: View
+Sizes are those of [memory.md](memory.md) for its models and those of [benchmarks.md](benchmarks.md) for the others.
+"""
+EQUAL_TEXT = """\
+For each decision of PyTorch's the fewest bytes that retrograd's integer program saves with no more FLOPs: that of
+`pipelines/analysis/recompute_program.py`, by which the budget's search fills the gaps of its curve. They are
+the fewest there are, or as few as two units of its effort, about seconds, lead to. Repeated decisions are left out.
+Where retrograd saves more, the graphs are not the same: PyTorch merges what both halves compute alike before it
+decides, retrograd what is alike within a half.
+"""
+SCALE_TEXT = """\
+A GPT of {layers} layers. `budget` works out the whole curve of peak against recomputation. The limits are not of time
+but of effort, so that the same graph has the same plan: see `BudgetOptions` in `pipelines/analysis/budget.py`.
+"""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One decision. ``budget`` is PyTorch's ``activation_memory_budget``, or for retrograd the fraction of the default
-    policy's peak that was allowed; ``seconds`` are what deciding took, ``recompute_seconds`` what the cost model says
-    that the backward takes longer."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print the tables, and write the page if that is asked for."""
+    options = parse(arguments)
+    console = make_console(140)
 
-    model: str
-    engine: str
-    policy: str
-    budget: float | None
-    saved_bytes: int
-    peak_bytes: int
-    recomputed_flops: int
-    recompute_seconds: float
-    seconds: float
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-
-def make_problem(name: str, case: Case) -> Problem:
-    """Capture the joint graph of ``case.model`` and read it as the partitioning pass does."""
-    with contextlib.ExitStack() as stack:
-        captured = capture_joint(stack, case.model, case.args, None)
-        views = [_read(captured, across_halves) for across_halves in (True, False)]
-    return Problem(name, captured.graph_module, captured.num_forward_outputs, *views)
-
-
-def _read(captured: CapturedGraph, across_halves: bool) -> View:
-    module = import_graph(captured.graph_module, captured.signature)
-    with module.context, ir.Location.unknown():
-        BwdCse(across_halves=across_halves).apply(module.operation)
-        function = find_function(module.operation, JOINT)
-        if function is None:
-            raise ValueError("there is nothing to differentiate")
-        return View(resolve_marks(read_joint(function)).graph, read_merged(module.operation))
-
-
-def compare_partitions(problem: Problem) -> list[Row]:
-    """Every policy of both sides on one joint graph; and what retrograd saves least, if it may recompute as many FLOPs
-    as PyTorch's min-cut does and no more."""
-    theirs = list(_compare_torch(problem))
-    (cut,) = (row for row in theirs if row.policy == "min-cut")
-    return [*theirs, *_compare_retrograd(problem), find_equal_flops(problem, cut.recomputed_flops)]
-
-
-def find_equal_flops(problem: Problem, flops: int) -> Row:
-    """The decision of least bytes saved among those that recompute at most ``flops``, for a device whose time is spent
-    on arithmetic alone."""
-    graph = problem.retrograd.graph
-    options = BudgetOptions(cost=CostModel(Device(flops=1.0, bytes=math.inf)))
-    curve, seconds = _timed(lambda: find_curve(graph, options))
-    plans = [find_min_cut_partition(graph), *(point.plan for point in curve.points)]
-    plan = min((p for p in plans if p.recomputed_flops <= flops), key=lambda p: p.saved_bytes)
-    return _judge(problem.name, graph, "retrograd", "equal FLOPs", None, plan, seconds)
-
-
-def _compare_torch(problem: Problem) -> Iterator[Row]:
-    # The default partitioner takes the graph as it is.
-    as_is = dataclasses.replace(problem, torch=problem.retrograd)
-    plan, seconds = run_torch(as_is, partitioners.default_partition)
-    yield _judge(problem.name, as_is.torch.graph, "torch", "default", None, plan, seconds)
-    for budget in reversed(TENTHS):
-        # A budget of 1 is the min-cut itself.
-        policy = "min-cut" if budget == 1 else "budget"
-        with config.patch(activation_memory_budget=budget):
-            plan, seconds = run_torch(problem, partitioners.min_cut_rematerialization_partition)
-        shown = None if budget == 1 else budget
-        yield _judge(problem.name, problem.torch.graph, "torch", policy, shown, plan, seconds)
-
-
-def _compare_retrograd(problem: Problem) -> Iterator[Row]:
-    name, graph = problem.name, problem.retrograd.graph
-    policies: dict[str, Policy] = {"default": find_default_partition, "min-cut": find_min_cut_partition}
-    for policy, find in policies.items():
-        plan, seconds = _timed(functools.partial(find, graph))
-        yield _judge(name, graph, "retrograd", policy, None, plan, seconds)
-    curve, seconds = _timed(lambda: find_curve(graph))
-    highest = compute_peak(graph, find_default_partition(graph)).bytes
-    for budget in reversed(TENTHS):
-        limit = round(budget * highest)
-        if limit >= curve.points[-1].peak:
-            yield _judge(name, graph, "retrograd", "budget", budget, curve.pick(limit).plan, seconds)
-    least = curve.points[-1]
-    yield _judge(name, graph, "retrograd", "budget", least.peak / highest, least.plan, seconds)
-
-
-def run_torch(problem: Problem, partition: Callable[..., Any]) -> tuple[PartitionPlan, float]:
-    """The plan of one of PyTorch's partitioners, and the seconds that it took to decide: of the min-cut its choice of
-    values alone, without building the two graphs."""
-    joint = torch.fx.GraphModule(problem.joint, copy.deepcopy(problem.joint.graph))
-    with _deciding() as spent:
-        start = time.perf_counter()
-        _, backward = partition(joint, None, num_fwd_outputs=problem.num_forward_outputs)
-        whole = time.perf_counter() - start
-    graph, merged = problem.torch.graph, problem.torch.merged
-    numbers = {value.name: value.id for value in graph.values}
-    taken = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
-    saved = [numbers[merged.get(name, name)] for name in taken]
-    return plan_from_saved(graph, hold_once(graph, saved), "torch"), sum(spent) if spent else whole
-
-
-def hold_once(graph: JointGraph, saved: Iterable[int]) -> set[int]:
-    """``saved``, where views share storage, by their storage: PyTorch keeps a view by keeping what it looks at, so
-    that several views of one tensor, or views of an argument, hold its bytes once, or none. A view that is smaller
-    than what it looks at counts as if it were a copy."""
-    views: dict[int, set[int]] = {}
-    for value in saved:
-        views.setdefault(graph.view_root(value), set()).add(value)
-    held: set[int] = set()
-    for root, kept in views.items():
-        is_smaller = sum(graph.values[v].bytes for v in kept) < graph.values[root].bytes
-        held |= kept if is_smaller and graph.values[root].producer is not None else {root}
-    return held
-
-
-@contextlib.contextmanager
-def _deciding() -> Iterator[list[float]]:
-    """Adds up the seconds that the min-cut partitioner takes to choose."""
-    spent: list[float] = []
-    choose = partitioners.choose_saved_values_set
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        chosen, seconds = _timed(lambda: choose(*args, **kwargs))
-        spent.append(seconds)
-        return chosen
-
-    partitioners.choose_saved_values_set = timed
-    try:
-        yield spent
-    finally:
-        partitioners.choose_saved_values_set = choose
-
-
-def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
-    return call(), time.perf_counter() - start
-
-
-def _judge(
-    model: str, graph: JointGraph, engine: str, policy: str, budget: float | None, plan: PartitionPlan, seconds: float
-) -> Row:
-    order = find_low_schedule(graph, plan.backward, plan.saved)
-    peak = min(compute_peak(graph, p).bytes for p in (plan, dataclasses.replace(plan, backward=order)))
-    cost = CostModel().total(graph, plan.recomputed)
-    return Row(model, engine, policy, budget, plan.saved_bytes, peak, plan.recomputed_flops, cost, seconds)
-
-
-def format_rows(rows: Sequence[Row]) -> str:
-    """A markdown table."""
-    lines = [
-        "| model | partitioner | budget | saved | peak | FLOPs recomputed | ms recomputed | seconds to decide |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        budget = "" if row.budget is None else f"{row.budget:.2f}"
-        lines.append(
-            f"| {row.model} | {row.engine} `{row.policy}` | {budget} | {row.saved_bytes:,} | {row.peak_bytes:,} "
-            f"| {row.recomputed_flops:,} | {1e3 * row.recompute_seconds:.2f} | {row.seconds:.3f} |"
-        )
-    return "\n".join(lines)
-
-
-def main(arguments: Iterable[str] | None = None) -> None:
-    """Compare, and print the table."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=COMPARED)
-    parser.add_argument("--size", choices=SIZES, default="bench")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args(None if arguments is None else list(arguments))
+    scale = list(measure_scale(options.layers))
+    for line in markdown_table(SCALE, 1, map(scale_cells, scale)):
+        say(line)
     rows: list[Row] = []
     for name in options.models:
-        problem = make_problem(name, MODELS[name].make(options.size))
-        print(f"{name}: {len(problem.retrograd.graph.ops)} ops", file=sys.stderr)
+        size: ModelSize = "bench" if options.size == "memory" and name not in SIZES else options.size
+        problem = make_problem(name, make_case(name, size))
         rows += compare_partitions(problem)
-    table = format_rows(rows)
-    print(table)
+        say(f"{name}: {len(problem.retrograd.graph.ops)} ops")
+        for line in markdown_table(COLUMNS, 2, (cells(row) for row in rows if row.model == name)):
+            say(line)
+    load = f"{os.getloadavg()[2]:.1f} processes on {os.cpu_count()} cores"
+    facts = {**releases(), "load of the machine": load, "minutes": f"{(time.perf_counter() - start) / 60:.1f}"}
     if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(table + "\n")
+        save_json(options.json, rows, facts)
+    if options.write:
+        write_page(DOCUMENT, document(rows, scale, options.layers, facts, arguments))
+        say(f"written: {DOCUMENT}")
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare partitions with those of PyTorch, on the same joint graphs.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=COMPARED, metavar="MODEL")
+    parser.add_argument("--size", choices=("memory", "test", "bench"), default="memory", help="memory: as in the page")
+    parser.add_argument("--layers", type=positive, default=48, help="of the large GPT")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to a file")
+    parser.add_argument("--write", action="store_true", help="write docs/partition-comparison.md")
+    return parser.parse_args(arguments)
+
+
+def cells(row: Row) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``."""
+    return [
+        row.model,
+        f"{row.engine} `{row.policy}`",
+        "-" if row.budget is None else f"{row.budget:.2f}",
+        f"{row.saved_bytes:,}",
+        f"{row.peak_bytes:,}",
+        f"{row.recomputed_flops:,}",
+        f"{1e3 * row.recompute_seconds:.3f}",
+        f"{row.seconds:.3f}",
+    ]
+
+
+def equal_cells(row: Row) -> list[str]:
+    """The row as text, in the order of ``EQUAL``."""
+    ours = row.equal_flops_bytes or 0
+    return [
+        row.model,
+        f"`{row.policy}`",
+        "-" if row.budget is None else f"{row.budget:.1f}",
+        f"{row.recomputed_flops:,}",
+        f"{row.saved_bytes:,}",
+        f"{ours:,}",
+        f"{ours / row.saved_bytes:.2f}" if row.saved_bytes else "-",
+    ]
+
+
+def scale_cells(scale: Scale) -> list[str]:
+    """The row as text, in the order of ``SCALE``."""
+    nodes = "-" if scale.nodes is None else f"{scale.nodes:,}"
+    return [scale.what, f"{scale.ops:,}", nodes, f"{scale.seconds:.2f}", f"{scale.cpu_seconds:.2f}"]
+
+
+def distinct(rows: Sequence[Row]) -> list[Row]:
+    """PyTorch's decisions, without those that are like the one before."""
+    found: list[Row] = []
+    for row in rows:
+        shown = (row.model, row.saved_bytes, row.recomputed_flops)
+        if row.equal_flops_bytes is not None and (
+            not found or shown != (found[-1].model, found[-1].saved_bytes, found[-1].recomputed_flops)
+        ):
+            found.append(row)
+    return found
+
+
+def document(
+    rows: Sequence[Row], scale: Sequence[Scale], layers: int, facts: dict[str, str], arguments: Sequence[str] | None
+) -> list[str]:
+    """The page that ``--write`` writes, in Markdown, by line."""
+    lines = heading("What is saved, beside PyTorch's partitioners", "partition_comparison.py", arguments, EXPLANATION)
+    theirs = distinct(rows)
+    more = [row for row in theirs if (row.equal_flops_bytes or 0) > row.saved_bytes]
+    lines += [
+        "## At equal FLOPs",
+        "",
+        EQUAL_TEXT,
+        f"Of {len(theirs)} decisions, retrograd saves more for {len(more)}.",
+        "",
+    ]
+    lines += [*markdown_table(EQUAL, 2, map(equal_cells, theirs)), "", "## Large graphs", ""]
+    lines += [SCALE_TEXT.format(layers=layers), *markdown_table(SCALE, 1, map(scale_cells, scale)), ""]
+    lines += ["## All decisions", "", *markdown_table(COLUMNS, 2, map(cells, rows)), ""]
+    return lines + measured_with(facts)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
