@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -55,6 +55,13 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
 
 retrograd gives every gradient its storage before the backward runs, and keeps every residual until it returns; eager
 frees residuals and makes gradients as it goes, so that its peak is lower than that of the same values saved here.
+"""
+FLOOR = ("model", "forward alone", "of default's peak", "least peak found", "of default's peak")
+FLOOR_TEXT = """\
+Every plan runs the forward, so that none has a lower peak than the forward has by itself: outputs and what its kernels
+hand to one another, with nothing counted that is saved (of the smallest budget above). Where that is more than half of
+`default`'s peak, half of it is no budget that any choice of what to save could meet; the activations of a convolutional
+net's first layers, and padded copies of them, are alive together before anything is saved.
 """
 
 
@@ -192,10 +199,21 @@ def write_document(
     lines = heading("Memory against time", "memory.py", arguments, EXPLANATION)
     lines += ["![peak against time](img/memory-curves.png)", ""]
     lines += markdown_table(COLUMNS, 2, (cells(row, r.rows) for r in results.values() for row in r.rows))
+    lines += ["", "## What no plan goes below", "", FLOOR_TEXT, *markdown_table(FLOOR, 1, floors(results))]
     lines += ["", "## Prediction", "", *prediction(results), "", "## What is in memory, kernel by kernel", ""]
     lines += [f"![{name}](img/memory-{name}.png)\n" for name in shown[1:]]
     lines += ["`step.explain().save_timeline(path)` draws this for any model.", ""]
     write_page(DOCUMENT, lines + measured_with(facts))
+
+
+def floors(results: dict[str, MemoryResult]) -> Iterator[list[str]]:
+    """The rows of ``FLOOR``: the forward's outputs and scratch memory, and the least of the measured peaks."""
+    for name, result in results.items():
+        forward = list(result.reports.values())[-1].to_dict()["timeline"]["forward"]
+        alone = forward["scratch"] + sum(size for kind, size in forward["held"].items() if kind != "residuals")
+        ours = {row.how: row.peak_measured for row in result.rows if row.how in result.reports and row.peak_measured}
+        whole, least = ours["default"], min(ours.values())
+        yield [name, format_bytes(alone), ratio(alone, whole), format_bytes(least), ratio(least, whole)]
 
 
 def prediction(results: dict[str, MemoryResult]) -> list[str]:

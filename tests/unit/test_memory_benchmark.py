@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import budget_steps
 import measure_memory
 import memory
 import predict_memory
 import pytest
 import torch
+from budget_steps import Step, Sweep, find_violations
 from measure import Contender
 from measure_memory import SIZES, MemoryResult, MemoryRow, make_case, max_error, torch_peak
 from models import MODELS, Case
@@ -106,6 +108,8 @@ def test_command_writes_rows_pictures_traces_and_document(
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert files == ["curves.png", "gpt2.json", "gpt2.png", "mlp.json", "mlp.png", "rows.json"]
     document = (tmp_path / "memory.md").read_text(encoding="utf-8")
+    # Of the forward 8 bytes of outputs and 64 of scratch memory.
+    assert "| gpt2 | 72 B | 0.07 | 500 B | 0.50 |" in document
     assert "| gpt2 | budget 0.5 | 500 B |" in document and "img/memory-gpt2.png" in document
     assert sorted(path.name for path in (tmp_path / "img").iterdir()) == ["memory-curves.png", "memory-gpt2.png"]
     assert "written" in capsys.readouterr().out
@@ -136,3 +140,15 @@ def test_what_inductor_cannot_compile_is_a_row(monkeypatch: pytest.MonkeyPatch) 
     found = measure_memory.compile_peers("mlp", make_case("mlp", "test"), result, lambda text: None)
     assert [c.engine for c in found] == ["inductor, budget 0.5"]
     assert [row.note for row in result.rows] == ["RuntimeError: no compiler"]
+
+
+def test_steps_of_the_budget_that_break_its_promise_are_found() -> None:
+    kept = (Step(100, 90, 0.0, 8), Step(90, 90, 0.0, 8), Step(80, 70, 1e-3, 4))
+    assert find_violations(kept) == []
+    assert budget_steps.cells(Sweep("net", 100, kept, 2.0)) == ["net", "100", "70", "0.70", "2", "1.000", "0", "2"]
+    broken = (Step(100, 80, 2.0, 8), Step(90, 95, 1.0, 4))
+    assert find_violations(broken) == [
+        "90: peak 95",
+        "90: peak 95, above 80 for 100",
+        "100: 2 s recomputed, above 1 for 90",
+    ]

@@ -1,0 +1,160 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Does more budget ever give a higher peak or more recomputation? Each model is compiled for 21 budgets, from the least
+that is feasible to the peak that `default` has, at equal distances.
+
+python benchmarks/budget_steps.py
+python benchmarks/budget_steps.py --models gpt2 --size memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure_memory import make_case
+from models import MODELS, Case
+from page import heading, make_console, markdown_table, measured_with, releases, write_page
+
+from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.importer import import_graph
+from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.budgeted import BudgetBuilder, Built, step_peak
+from retrograd.pipelines.staged import Progress
+from retrograd.pipelines.targets import CPU
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "budget-steps.md"
+STEPS = 21
+COLUMNS = ("model", "default's peak", "least peak", "of it", "plans", "ms recomputed", "violations", "seconds")
+EXPLANATION = f"""\
+Each model is compiled for {STEPS} memory budgets: from the least that is feasible to the peak that `default` has, at
+equal distances. Peaks are those of the buffers that IREE lays out, which the measured ones equal.
+
+- *plans*: how many different ones the budgets lead to.
+- *ms recomputed*: within the least budget, by the cost model.
+- *violations*: peaks above the budget, and steps to a larger budget that raise recomputation or to a smaller one that
+  raise the peak.
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a budget, in bytes, led to."""
+
+    budget: int
+    peak: int
+    seconds: float
+    saved: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A model's steps, by falling budget, and the wall-clock seconds that they took."""
+
+    model: str
+    whole: int
+    steps: tuple[Step, ...]
+    elapsed: float
+
+
+@dataclass
+class Memory:
+    """Keeps what was compiled for one budget for the next ones."""
+
+    found: dict[str, bytes] = field(default_factory=dict)
+
+    def get(self, parts: dict[str, str]) -> bytes | None:
+        return self.found.get(json.dumps(parts, sort_keys=True))
+
+    def put(self, parts: dict[str, str], data: bytes) -> None:
+        self.found[json.dumps(parts, sort_keys=True)] = data
+
+
+def sweep(name: str, case: Case) -> Sweep:
+    """Compile ``case`` for all budgets."""
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        captured = capture_joint(stack, case.model, case.args, None)
+        module = import_graph(captured.graph_module, captured.signature)
+    source = module.operation.get_asm(enable_debug_info=True)
+    builder = BudgetBuilder(source, module.context, CPU, releases(), Progress(), Memory())
+    whole = int(builder.build(1.0)[0].partition["memory_budget"])
+    try:
+        least = _peak(builder.build(1))
+    except InfeasibleBudget as error:
+        least = error.least
+    budgets = [least + (whole - least) * step // (STEPS - 1) for step in reversed(range(STEPS))]
+    return Sweep(name, whole, tuple(_steps(builder, budgets)), time.perf_counter() - start)
+
+
+def _steps(builder: BudgetBuilder, budgets: Sequence[int]) -> Iterator[Step]:
+    for budget in budgets:
+        built = builder.build(budget)
+        partition: dict[str, Any] = built[0].partition
+        yield Step(budget, _peak(built), partition["recompute_seconds"], partition["saved_bytes"])
+
+
+def _peak(built: Built) -> int:
+    staged, executable, _ = built
+    return step_peak(staged, executable.transients)
+
+
+def find_violations(steps: Sequence[Step]) -> list[str]:
+    """What breaks the promise, among steps of falling budget."""
+    found = [f"{s.budget:,}: peak {s.peak:,}" for s in steps if s.peak > s.budget]
+    for more, less in pairwise(steps):
+        if less.peak > more.peak:
+            found.append(f"{less.budget:,}: peak {less.peak:,}, above {more.peak:,} for {more.budget:,}")
+        if less.seconds < more.seconds:
+            found.append(f"{more.budget:,}: {more.seconds:g} s recomputed, above {less.seconds:g} for {less.budget:,}")
+    return found
+
+
+def cells(found: Sweep) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``."""
+    last = found.steps[-1]
+    return [
+        found.model,
+        f"{found.whole:,}",
+        f"{last.peak:,}",
+        f"{last.peak / found.whole:.2f}",
+        str(len({(s.peak, s.seconds, s.saved) for s in found.steps})),
+        f"{1e3 * last.seconds:.3f}",
+        str(len(find_violations(found.steps))),
+        f"{found.elapsed:.0f}",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, print the table; 1 if a step breaks the promise."""
+    parser = argparse.ArgumentParser(description="Compile models for 21 memory budgets each.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--size", choices=("memory", "test", "bench"), default="test")
+    parser.add_argument("--write", action="store_true", help="write docs/budget-steps.md")
+    options = parser.parse_args(arguments)
+    console = make_console(140)
+    found: list[Sweep] = []
+    for name in options.models:
+        torch.manual_seed(0)
+        found.append(sweep(name, make_case(name, options.size)))
+        console.print("  ".join(cells(found[-1])), markup=False, highlight=False)
+        for line in find_violations(found[-1].steps):
+            console.print(f"  {line}", markup=False, highlight=False)
+        if options.write:
+            lines = heading("Budgets in 21 steps", "budget_steps.py", arguments, EXPLANATION)
+            lines += [*markdown_table(COLUMNS, 1, map(cells, found)), ""]
+            write_page(DOCUMENT, lines + measured_with(releases()))
+    return 1 if any(find_violations(s.steps) for s in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
