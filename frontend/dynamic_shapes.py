@@ -48,12 +48,23 @@ _LIMIT = 2**62
 
 @dataclass(frozen=True)
 class DimSpec:
-    """What was asked for one axis: a name, or none; the least and the most; whether it may turn out to be fixed."""
+    """What was asked for one axis: a name, or none; the least and the most; whether it may turn out to be fixed.
+
+    A size that is derived from another, ``root``, is ``factor * root + offset``; its name is that of the expression.
+    """
 
     name: str | None
     least: int
     most: int | None
     may_be_fixed: bool
+    root: str | None = None
+    factor: int = 1
+    offset: int = 0
+
+    @property
+    def derived(self) -> bool:
+        """Whether the size is another than its root."""
+        return (self.factor, self.offset) != (1, 0)
 
 
 @dataclass(frozen=True)
@@ -105,21 +116,43 @@ class DynamicShapes:
 
     def make_tensors(self, mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Stand-ins for the tensor arguments, with symbols for the open sizes: one for each name."""
-        self.mode, shared = mode, dict[str, torch.SymInt]()
-        for number, (tensor, axes) in enumerate(zip(tensors, self.axes, strict=True)):
-            fake = _fake(mode, tensor, axes, self.names[number])
-            self._fakes.append(fake)
+        self.mode = mode
+        enlarged = _enlarge([tuple(t.shape) for t in tensors], self.axes)
+        for tensor, shape, axes, name in zip(tensors, enlarged, self.axes, self.names, strict=True):
+            self._fakes.append(_fake(mode, tensor, shape, axes, name))
+        self._relate()
+        return tuple(self._fakes)
+
+    def _relate(self) -> None:
+        """Have the trace know that sizes of one root are the same, or multiples of one another.
+
+        Raises:
+            CaptureError: the examples' sizes are not related as they were said to be.
+        """
+        first: dict[str, tuple[DimSpec, torch.SymInt, str]] = {}
+        for spec, size, place in sorted(self._rooted(), key=lambda found: (found[0].factor, abs(found[0].offset))):
+            assert spec.root is not None
+            known, other, where = first.setdefault(spec.root, (spec, size, place))
+            if known is spec:
+                # A root that no argument has: its multiples tell it.
+                related = not spec.derived or bool((size - spec.offset) % spec.factor == 0)
+                message = f"{place} is {size.node.hint}, which is not '{spec.name}' for any '{spec.root}'"
+            else:
+                # Equal, or proportional, without division.
+                related = bool(known.factor * (size - spec.offset) == spec.factor * (other - known.offset))
+                message = (
+                    f"{place} is {size.node.hint} ('{spec.name}'), and '{known.name}' is {other.node.hint} in {where}"
+                )
+            if not related:
+                raise CaptureError(message, "give sizes that differ names of their own")
+
+    def _rooted(self) -> Iterator[tuple[DimSpec, torch.SymInt, str]]:
+        """Each open size that has a root, with what was asked of it, and its place."""
+        for fake, axes, name in zip(self._fakes, self.axes, self.names, strict=True):
             for axis, spec in axes.items():
                 size: Any = fake.shape[axis]
-                if spec.name is not None and isinstance(size, torch.SymInt):
-                    first = shared.setdefault(spec.name, size)
-                    if not bool(first == size):
-                        raise CaptureError(
-                            f"{self.names[number]}.shape[{axis}] is {tensor.shape[axis]}, and '{spec.name}' is "
-                            f"{first.node.hint} elsewhere",
-                            "give sizes that differ names of their own",
-                        )
-        return tuple(self._fakes)
+                if spec.root is not None and isinstance(size, torch.SymInt):
+                    yield spec, size, f"{name}.shape[{axis}]"
 
     def find_sizes(self) -> OpenSizes:
         """What the trace, now done, left open and took for granted.
@@ -165,11 +198,13 @@ class DynamicShapes:
     def _name(self, places: Mapping[sympy.Symbol, Sequence[tuple[int, int]]]) -> dict[sympy.Symbol, str]:
         names: dict[sympy.Symbol, str] = {}
         for symbol, where in places.items():
-            asked = {name: (i, a) for i, a in where if (name := self.axes[i][a].name) is not None}
+            asked = {name: (i, a) for i, a in where if (name := self.axes[i][a].root) is not None}
             if len(asked) > 1:
                 what = " and ".join(f"{self.names[i]}.shape[{a}] ('{name}')" for name, (i, a) in asked.items())
                 raise CaptureError(f"the model takes {what} to be equal", "give them one Dim, under one name")
-            names[symbol] = next(iter(asked), "")
+            # What is derived from a root that no argument has stands for itself.
+            plain = [name for name, (i, a) in asked.items() if not self.axes[i][a].derived]
+            names[symbol] = next(iter(plain), "")
         free = (name for n in range(_LIMIT) if (name := f"s{n}") not in names.values())
         return {symbol: name or next(free) for symbol, name in names.items()}
 
@@ -235,13 +270,20 @@ def _read(dim: Any) -> DimSpec | None:
         return None
     if isinstance(dim, _DimHint):
         return DimSpec(None, max(dim.min or 1, 1), dim.max, dim.type is _DimHintType.AUTO)
-    if isinstance(dim, _DerivedDim) or not isinstance(dim, Dim):
-        raise CaptureError(f"dynamic_shapes: {dim} is derived from another size", "use a Dim of its own, or Dim.AUTO")
+    if not isinstance(dim, Dim):
+        raise CaptureError(f"dynamic_shapes: {dim!r} is no size", "write it as for torch.export.export")
     most = None if dim.max is int_oo or dim.max >= _LIMIT else int(dim.max)
-    return DimSpec(dim.__name__, max(int(dim.min), 1), most, False)
+    least = max(int(dim.min), 1)
+    if not isinstance(dim, _DerivedDim):
+        return DimSpec(dim.__name__, least, most, False, root=dim.__name__)
+    offset = int(dim.fn(0))
+    return DimSpec(dim.__name__, least, most, False, dim.root.__name__, int(dim.fn(1)) - offset, offset)
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor, axes: Mapping[int, DimSpec], name: str) -> FakeTensor:
+def _fake(
+    mode: FakeTensorMode, tensor: torch.Tensor, shape: tuple[int, ...], axes: Mapping[int, DimSpec], name: str
+) -> FakeTensor:
+    """A stand-in for ``tensor`` whose open sizes are symbols, in this trace of the numbers that ``shape`` has."""
     if not axes:
         return mode.from_tensor(tensor, static_shapes=True)
     for axis, spec in axes.items():
@@ -255,16 +297,26 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, axes: Mapping[int, DimSpec
         dynamic_sizes=[DimDynamic.DYNAMIC if d in axes else DimDynamic.STATIC for d in dims],
         constraint_sizes=[StrictMinMaxConstraint(vr=ranges[d], warn_only=False) if d in axes else None for d in dims],
     )
-    example = _enlarged(tensor, axes)
+    example = tensor
+    if shape != tuple(tensor.shape):
+        example = torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
     return mode.from_tensor(example, symbolic_context=context, source=ConstantSource(name))
 
 
-def _enlarged(tensor: torch.Tensor, axes: Mapping[int, DimSpec]) -> torch.Tensor:
-    """A tensor of the same kind whose open sizes are 2 at the least: a trace at 1 would be one of broadcasts."""
-    if all(tensor.shape[axis] > 1 for axis in axes):
-        return tensor
-    shape = [max(n, 2) if d in axes else n for d, n in enumerate(tensor.shape)]
-    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
+def _enlarge(shapes: Sequence[tuple[int, ...]], axes: Sequence[Mapping[int, DimSpec]]) -> list[tuple[int, ...]]:
+    """The shapes with open sizes of 2 at the least, since a trace at 1 would be one of broadcasts, and with all that
+    have a root in common grown together."""
+    small = {spec.root for shape, specs in zip(shapes, axes, strict=True) for a, spec in specs.items() if shape[a] <= 1}
+
+    def grown(size: int, spec: DimSpec) -> int:
+        if spec.root in small and spec.root is not None:
+            return spec.factor * max((size - spec.offset) // spec.factor, 2) + spec.offset
+        return max(size, 2)
+
+    return [
+        tuple(grown(size, specs[axis]) if axis in specs else size for axis, size in enumerate(shape))
+        for shape, specs in zip(shapes, axes, strict=True)
+    ]
 
 
 def find_conditions(env: ShapeEnv) -> list[sympy.Basic]:
