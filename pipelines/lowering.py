@@ -24,6 +24,7 @@ _LOWERING = (
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
     "torch-backend-to-linalg-on-tensors-backend-pipeline,"
     "bwd-verify-legality{level=linalg},"
+    "bwd-isolate-constants,"
     "bwd-isolate-arguments,"
     "bwd-isolate-scatters,"
     "bwd-export-results"

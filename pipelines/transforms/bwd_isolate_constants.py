@@ -1,0 +1,144 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-isolate-constants``: what is computed from nothing and written into twice is two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
+
+# What IREE copies where it is written into: storage without values, constants, fills (which are no kernels).
+_SAFE = ("tensor.empty", "arith.constant", "linalg.fill")
+_DIALECTS = ("linalg.", "tensor.", "tm_tensor.")
+
+
+@dataclass(frozen=True)
+class BwdIsolateConstants(ModulePass):
+    """Puts what is computed without reading any tensor, such as the numbers from 0 to n, behind a barrier where an
+    update writes into it; what is one number all over becomes a ``linalg.fill``.
+
+    IREE runs a kernel that reads no buffer once for each user, instead of copying its result
+    (``preferCloneToConsumers`` of ``stream.async.dispatch``). Such kernels are the same, its CSE makes them one again,
+    and by then updates are in place: both write into one buffer, and the result of either has what the other wrote.
+    A fill is no kernel, and cheaper besides.
+
+    Barriers on one buffer are no better than none. So that IREE does not find two of these kernels to be the same, each
+    adds a zero of its own, which stands behind a barrier.
+    """
+
+    name: ClassVar[str] = "bwd-isolate-constants"
+    description: ClassVar[str] = "Keep updates of what is computed from nothing from sharing a buffer"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            blocks = list(func.regions[0].blocks)
+            if len(blocks) != 1:
+                raise PassFailure(
+                    func, "bwd-isolate-constants: a function of several blocks", "run it on structured code"
+                )
+            for value in list(dict.fromkeys(find_written_constants(blocks[0]))):
+                if is_broadcast(value):
+                    make_fill(value)
+                else:
+                    make_unique(value)
+                    hide(value)
+
+
+def find_written_constants(block: ir.Block) -> Iterator[ir.OpResult]:
+    """The tensors, computed from no other, that some op updates."""
+    constants: set[ir.Value] = set()
+    for op in walk(block):
+        tensors = [o for o in op.operands if isinstance(o.type, ir.RankedTensorType)]
+        if (op.name.startswith(_DIALECTS) or op.name == "arith.constant") and constants.issuperset(tensors):
+            constants.update(op.results)
+        for number in find_destinations(op):
+            root = view_root(op.operands[number])
+            if isinstance(root, ir.OpResult) and root in constants and root.owner.name not in _SAFE:
+                yield root
+
+
+def is_broadcast(value: ir.OpResult) -> bool:
+    """Whether a tensor is a constant of one number, repeated."""
+    op = value.owner
+    if op.name != "linalg.generic" or len(op.results) != 1 or len(op.operands) != 2:
+        return False
+    body = op.regions[0].blocks[0]
+    first = next(iter(body.operations)).operation
+    return (
+        first.name == "linalg.yield" and first.operands[0] == body.arguments[0] and _number(op.operands[0]) is not None
+    )
+
+
+def make_fill(value: ir.OpResult) -> None:
+    """Have a ``linalg.fill`` give ``value``."""
+    op = value.owner
+    number = _number(op.operands[0])
+    assert number is not None
+    ip = ir.InsertionPoint(op)
+    constant = ir.Operation.create(
+        "arith.constant", results=[number.type], attributes={"value": number}, loc=op.location, ip=ip
+    )
+    fill = ir.Operation.create(
+        "linalg.fill",
+        operands=[constant.result, op.operands[1]],
+        results=[value.type],
+        attributes={"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1])},
+        regions=1,
+        loc=op.location,
+        ip=ip,
+    )
+    element = number.type
+    body = ir.Block.create_at_start(fill.regions[0], [element, element], [op.location, op.location])
+    ir.Operation.create("linalg.yield", operands=[body.arguments[0]], loc=op.location, ip=ir.InsertionPoint(body))
+    value.replace_all_uses_with(fill.result)
+    op.erase()
+
+
+def make_unique(value: ir.OpResult) -> None:
+    """Have the kernel that gives ``value``, if it is one, add a zero that no other kernel has."""
+    op, element = value.owner, ir.RankedTensorType(value.type).element_type
+    if op.name != "linalg.generic" or not isinstance(
+        element, (ir.IntegerType, ir.F32Type, ir.F64Type, ir.BF16Type, ir.F16Type)
+    ):
+        return
+    is_integer = isinstance(element, ir.IntegerType)
+    # Of a float the negative zero, which changes nothing when it is added.
+    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0)
+    ip, location = ir.InsertionPoint(op), op.location
+    constant = ir.Operation.create("arith.constant", results=[element], attributes={"value": zero}, loc=location, ip=ip)
+    own = add_barrier(constant.result, ip, location)
+    terminator = list(op.regions[0].blocks[0].operations)[-1].operation
+    number = value.result_number
+    added = ir.Operation.create(
+        "arith.addi" if is_integer else "arith.addf",
+        operands=[terminator.operands[number], own],
+        results=[element],
+        loc=location,
+        ip=ir.InsertionPoint(terminator),
+    )
+    terminator.operands[number] = added.result
+
+
+def hide(value: ir.OpResult) -> None:
+    """Have every user take ``value`` from behind one barrier, so that those that write into it copy it."""
+    uses = [(use.owner, use.operand_number) for use in value.uses]
+    hidden = take_behind_barrier(value, value.owner, after=True)
+    for owner, number in uses:
+        owner.operands[number] = hidden
+
+
+def _number(value: ir.Value) -> ir.Attribute | None:
+    """The number that all elements of a constant are; ``None`` if they differ, or it is none."""
+    if not isinstance(value, ir.OpResult) or value.owner.name != "arith.constant":
+        return None
+    attribute = value.owner.attributes["value"]
+    if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
+        return None
+    return attribute.get_splat_value()
