@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
+import retrograd
 from retrograd import build as builder
 
 TOLERANCE = 2e-5
@@ -247,3 +248,28 @@ def test_what_a_scatter_overwrites_is_read_beside_it() -> None:
     with torch.no_grad():
         found = torch.compile(overwrite, backend="retrograd", dynamic=False)(x, scale)
     torch.testing.assert_close(found, overwrite(x, scale))
+
+
+def test_the_backward_of_a_compiled_model_is_part_of_an_enabled_one() -> None:
+    """The model's own compiled backward is a node of the whole, which is compiled around it; hooks run in between."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    compiled = torch.compile(model, backend="retrograd")
+    seen: list[Tensor] = []
+    recompiled = len(retrograd.explain_recompiles())
+    for _ in range(3):
+        x = torch.randn(4, 6)
+        expected = torch.autograd.grad(model(x).cos().sum(), [*model.parameters()])
+        with retrograd.enable():
+            output = compiled(x)
+            output.register_hook(seen.append)
+            output.cos().sum().backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad is not None
+            assert torch.allclose(parameter.grad, gradient, rtol=2e-5, atol=2e-6)
+        assert torch.allclose(seen[-1], -model(x).sin(), atol=1e-6)
+        model.zero_grad()
+    assert len(seen) == 3
+    (first,) = retrograd.explain_recompiles()[recompiled:]
+    assert first.outcome == "compiled"
+    assert "CompiledFunctionBackward" in first.nodes
