@@ -34,6 +34,9 @@ class BoundFunction:
         """
         if self._allocators is not None:
             results = [allocate() for allocate in self._allocators]
+            short = self._program.short_calls.get(self._name)
+            if short is not None and short(arguments, results):
+                return results
         else:
             results = self._allocate(arguments)
         self._program.invoke_on_new(self._name, arguments, results, same_step=self._same_step)

@@ -31,6 +31,11 @@ class CallTimes:
         self._is_settled = False
         self._long_calls = 0
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the calling thread was found to be the faster."""
+        return self._is_settled and self.prefers_caller
+
     def record(self, in_caller: bool, seconds: float) -> None:
         """A call took so long."""
         self.is_long = seconds >= _LONG_SECONDS

@@ -37,13 +37,14 @@ class DeviceError(RuntimeError):
 class Device:
     """An open device of IREE's, with the instance and driver that must outlive it.
 
-    `uri` is a driver's name or IREE's `driver://path`; `pid` is the process that may use it. `torch_device` is where
-    the tensors of its callers are: it works on their storage in place, unless `is_staged`, when they are copied.
+    `uri` is a driver's name or IREE's `driver://path`; a process that got it in a fork, where it `is_inherited`, may
+    not use it. `torch_device` is where the tensors of its callers are: it works on their storage in place, unless
+    `is_staged`, when they are copied.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.pid = os.getpid()
+        self.is_inherited = False
         self.is_staged = uri.partition("://")[0] in _STAGED_DRIVERS
         self.torch_device = torch_device_of(uri)
         self.instance = iree_runtime.VmInstance()
@@ -172,6 +173,8 @@ def _after_fork_in_child() -> None:
     for owner in list(_abandoned_after_fork):
         # A reference that nobody gives back: the destructors behind it would join threads that the fork left behind.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+        if isinstance(owner, Device):
+            owner.is_inherited = True
     _abandoned_after_fork.clear()
     _state = _ProcessState()
 

@@ -9,7 +9,6 @@ allocated: the functions called here were compiled with `iree.abi.output` on the
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 
@@ -28,6 +27,7 @@ from retrograd.runtime.devices import (
 from retrograd.runtime.loaded import Argument, Loaded, OutOfDeviceMemory
 from retrograd.runtime.manifest import TensorSpec
 from retrograd.runtime.openmp import release_threads
+from retrograd.runtime.plain_call import PlainCall
 from retrograd.runtime.tensors import (
     ALIGNMENT,
     ExecutionError,
@@ -64,6 +64,9 @@ class Program:
         self._vmfb = vmfb
         self._driver = driver
         self._loaded: Loaded | None = None
+        # By name, the calls of functions that turned out to be short, in the calling thread: a caller who knows that
+        # they take as long each time needs nothing more.
+        self.short_calls: dict[str, PlainCall] = {}
         try:
             self._loaded = Loaded(vmfb, get_device(driver))
         except DeviceError:
@@ -204,6 +207,8 @@ class Program:
         if storages or not loaded.invoke_plainly(name, arguments, results):
             loaded.invoke(name, _as_arguments(name, arguments, loaded.device, storages), results)
         times.record(in_caller, time.perf_counter() - start)
+        if times.is_short and not (function := loaded.function(name)).copies:
+            self.short_calls[name] = function.plain_call
 
     def _in_caller(self, loaded: Loaded) -> Loaded:
         """The program on a device that works in the calling thread: the same code, and bit for bit the same results."""
@@ -220,17 +225,18 @@ class Program:
             ExecutionError: as for `load`.
         """
         before, self._loaded = self._current(), Loaded(self._vmfb, device)
+        short, self.short_calls = self.short_calls, {}
         try:
             yield
         finally:
-            self._loaded = before
+            self._loaded, self.short_calls = before, short
 
     def _current(self) -> Loaded:
         loaded = self._loaded
-        if loaded is None or loaded.device.pid != os.getpid():
+        if loaded is None or loaded.device.is_inherited:
             with process_lock():
                 loaded = self._loaded
-                if loaded is None or loaded.device.pid != os.getpid():
+                if loaded is None or loaded.device.is_inherited:
                     loaded = self._loaded = Loaded(self._vmfb, get_device(self._driver))
         return loaded
 

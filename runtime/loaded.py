@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +18,9 @@ from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpac
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork
+from retrograd.runtime.plain_call import BINDING_ERRORS, CopyDenied, PlainCall
 from retrograd.runtime.staging import ResidentError, Staging
-from retrograd.runtime.tensors import PLAIN_TYPES, ExecutionError
+from retrograd.runtime.tensors import ExecutionError
 
 # What a function takes: tensors, and numbers for its sizes.
 Argument: TypeAlias = torch.Tensor | int
@@ -39,10 +41,6 @@ class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
     """
 
 
-class CopyDenied(Exception):
-    """IREE would copy to a result's storage, which was imported for compute only."""
-
-
 class Loaded:
     """A vmfb in a VM context of its own, bound to one device of one process."""
 
@@ -53,13 +51,13 @@ class Loaded:
         self._lock = threading.Lock()
         self._staging_lock = threading.RLock()
         self._functions: dict[str, Function] = {}
-        self._copying: set[str] = set()
         self.staging = Staging(device.hal)
         self._from_dlpack = device.hal.from_dlpack_capsule
         try:
             self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
             hal = iree_runtime.create_hal_module(device.instance, device.hal)
             self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])
+            self._invoke = self._context.invoke
         except (RuntimeError, ValueError) as error:
             raise ExecutionError(
                 f"IREE cannot load the executable on {device.uri!r}: {error}; "
@@ -71,13 +69,10 @@ class Loaded:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self.function(name)
         imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
-        if name not in self._copying:
-            try:
-                storages = [self._import(name, len(imported) + i, tensor) for i, tensor in enumerate(results)]
+        if not function.copies:
+            storages = [self._import(name, len(imported) + i, tensor) for i, tensor in enumerate(results)]
+            with contextlib.suppress(CopyDenied):
                 return self._call(function, [*imported, *storages])
-            except CopyDenied:
-                # Nothing ran: IREE refuses before it begins.
-                self._copying.add(name)
         if self.device.torch_device.type == "cpu":
             self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
         else:
@@ -86,32 +81,9 @@ class Loaded:
     def invoke_plainly(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> bool:
         """As `invoke`, on arguments as they come and results that were just allocated, if IREE takes the storage of all
         of them as it lies. Says whether it does; if not, nothing has run.
-
-        Most calls are such, and this is all that is done for them. IREE itself refuses what is not contiguous and
-        aligned; that signs are flipped when a tensor is read it cannot know.
         """
-        if name in self._copying:
-            return False
-        packed = iree_runtime.VmVariantList(len(arguments) + len(results))
-        push, take = packed.push_ref, self._from_dlpack
-        try:
-            for value in arguments:
-                if isinstance(value, int):
-                    packed.push_int(value)
-                elif type(value) not in PLAIN_TYPES or value.is_neg() or value.is_conj():
-                    return False
-                else:
-                    push(take(to_dlpack(value)).ref)
-            for tensor in results:
-                push(take(to_dlpack(tensor)).ref)
-        except (RuntimeError, ValueError, IndexError, BufferError):
-            return False
-        try:
-            self._run(self.function(name), packed)
-        except CopyDenied:
-            self._copying.add(name)
-            return False
-        return True
+        function = self.function(name)
+        return not function.copies and function.plain_call(arguments, results)
 
     def invoke_staged(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
@@ -168,19 +140,21 @@ class Loaded:
                 packed.push_int(view)
             else:
                 packed.push_ref(view.ref)
-        self._run(function, packed)
-
-    def _run(self, function: Function, packed: Any) -> None:
         # Functions return the storage of their results, which a list that lived on would keep.
         returned = iree_runtime.VmVariantList(0)
         # A VM context keeps state in its modules, so that one call may be in it at a time.
         with self._lock:
             try:
-                self._context.invoke(function.handle, packed, returned)
-            except (RuntimeError, ValueError, IndexError) as error:
-                if "DISCARD_WRITE" in str(error) and function.name not in self._copying:
-                    raise CopyDenied from error
-                raise self._failure(function.name, error, function.declaration) from error
+                self._invoke(function.handle, packed, returned)
+            except BINDING_ERRORS as error:
+                raise self._explain(function, error) from error
+
+    def _explain(self, function: Function, error: Exception) -> Exception:
+        """The exception for what IREE reports of a call."""
+        if "DISCARD_WRITE" in str(error) and not function.copies:
+            function.copies = True
+            return CopyDenied()
+        return self._failure(function.name, error, function.declaration)
 
     def _import_for_copies(self, name: str, index: int, tensor: torch.Tensor) -> Any:
         """Storage that IREE may fill and copy to, as where a result is an argument, a constant or put together from
@@ -210,9 +184,14 @@ class Loaded:
             if handle is None:
                 raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
             declaration = handle.reflection.get("iree.abi.declaration", "")
-            function = self._functions[name] = Function(name, handle, declaration, parse_results(declaration))
+            function = Function(name, handle, declaration, parse_results(declaration))
+            explain = partial(self._explain, function)
+            function.plain_call = PlainCall(
+                self.device, handle, self._invoke, self._from_dlpack, self._lock, explain, "complex<" in declaration
+            )
             if self.is_timed:
                 function.times = CallTimes()
+            self._functions[name] = function
         return function
 
     def _import(self, name: str, index: int, tensor: torch.Tensor) -> Any:
@@ -232,13 +211,16 @@ class Loaded:
 
 @dataclass
 class Function:
-    """An exported function; ``times`` are those of its calls, where they decide which threads it has."""
+    """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copies``
+    says that IREE copies to its results."""
 
     name: str
     handle: Any
     declaration: str
     results: tuple[DeclaredTensor, ...]
+    plain_call: PlainCall = field(init=False)
     times: CallTimes | None = None
+    copies: bool = False
 
     def check_results(self, results: Sequence[torch.Tensor]) -> None:
         """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import partial
 
 import torch
+from torch._C._dynamo import guards
 
 from retrograd.runtime.devices import Device
 from retrograd.runtime.manifest import TensorSpec
@@ -53,7 +54,9 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
     if any(size < 0 for size in spec.shape):
         raise ExecutionError(f"result {spec.name!r} has shape {list(spec.shape)}; give its sizes before allocating it")
     stride = torch.empty(spec.shape, device="meta").stride()
-    # Half a microsecond faster than torch.empty.
+    if torch.device(device).type == "cpu":
+        # What Inductor's code calls, in a third of the time of torch.empty_strided.
+        return partial(guards._empty_strided_cpu, spec.shape, stride, dtype)  # type: ignore[attr-defined]
     return partial(torch.empty_strided, spec.shape, stride, dtype=dtype, device=device)
 
 

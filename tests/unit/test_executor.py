@@ -3,13 +3,13 @@
 """Programs on torch tensors: what goes in place, what is copied, what is refused, threads, forks, memory."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +172,44 @@ def test_a_bound_function_gives_new_results_each_time(program: Program, make: Ca
     results = [call([x])[0] for _ in range(3)]
     assert all(torch.equal(y, before * before) and not y.requires_grad for y in results) and torch.equal(x, before)
     assert len({y.data_ptr() for y in results}) == 3
+
+
+def shorten(program: Program, name: str = "square", arguments: int = 1) -> BoundFunction:
+    """A function that was found to be short, and is called the short way from now on."""
+    times = program._current().function(f"{name}_into").times
+    assert times is not None
+    times._settle(True)
+    spec = TensorSpec("x", "input", (SIDE, SIDE), "float32")
+    call = BoundFunction(program, FunctionSpec(name, (spec,) * arguments, (spec,), 0))
+    call([torch.ones(SIDE, SIDE)] * arguments)
+    assert list(program.short_calls) == [f"{name}_into"]
+    return call
+
+
+@pytest.fixture(scope="module")
+def short(vmfb: bytes) -> Program:
+    program = Program.load(vmfb, driver="local-task")
+    shorten(program)
+    return program
+
+
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED.keys())
+def test_a_short_function_takes_arguments_of_any_form(short: Program, make: Callable[[], torch.Tensor]) -> None:
+    test_a_bound_function_gives_new_results_each_time(short, make)
+
+
+def test_a_short_function_refuses_what_it_does_not_take(short: Program) -> None:
+    test_a_bound_function_refuses_what_it_does_not_take(short, torch.zeros(SIDE))
+    test_a_call_keeps_neither_arguments_nor_results(short)
+
+
+def test_memory_of_short_calls_is_counted(vmfb: bytes) -> None:
+    program, x = Program.load(vmfb, driver="local-task"), torch.randn(SIDE, SIDE)
+    call = shorten(program, "chain", 2)
+    with track_peak(program) as measured:
+        call([x, x])
+    assert measured.peak_bytes - measured.resident_bytes == CHAIN_TRANSIENT_BYTES
+    assert list(program.short_calls) == ["chain_into"]
 
 
 def test_a_call_keeps_neither_arguments_nor_results(program: Program) -> None:
@@ -377,6 +415,20 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_torch_thread")
+def test_a_forked_child_makes_no_short_call_of_its_parents(vmfb: bytes) -> None:
+    program = Program.load(vmfb, driver="local-task")
+    call, short = shorten(program), program.short_calls["square_into"]
+    x, out = torch.full((SIDE, SIDE), 3.0), result((SIDE, SIDE))
+    child = os.fork()
+    if child == 0:
+        # No assertion: what it raised would go on in here with pytest's own code.
+        fine = not short([x], [out]) and call([x])[0][0, 0].item() == 9.0
+        os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert short([x], [out]) and torch.equal(out, x * x)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
 def test_a_forked_child_calls_the_same_program(program: Program) -> None:
     square(program, torch.ones(SIDE, SIDE))
     context = multiprocessing.get_context("fork")
@@ -455,7 +507,7 @@ def test_out_of_memory_is_torchs_exception_and_leaves_the_program_usable(
     loaded = program._current()
     with monkeypatch.context() as patch:
         patch.setattr(loaded.function("square"), "times", None)
-        patch.setattr(loaded, "_context", SimpleNamespace(invoke=fail))
+        patch.setattr(loaded, "_invoke", fail)
         with pytest.raises(torch.OutOfMemoryError, match="has no memory left: RESOURCE_EXHAUSTED") as error:
             square(program, x)
     assert isinstance(error.value, OutOfDeviceMemory) and "and where" not in str(error.value)

@@ -1,0 +1,86 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The short way to a function: tensors as they come, and nothing looked at that can be known before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from iree import runtime as iree_runtime
+from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
+
+from retrograd.runtime.devices import Device
+from retrograd.runtime.tensors import PLAIN_TYPES
+
+# What IREE's bindings raise.
+BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
+
+
+class CopyDenied(Exception):
+    """IREE would copy to a result's storage, which was imported for compute only. Nothing has run."""
+
+
+class PlainCall:
+    """Calls a function of a loaded program on arguments as they come and results that were just allocated, if IREE
+    takes the storage of all of them as it lies. Most calls are such, and this is all that is done for them.
+
+    ``invoke`` and ``take`` are IREE's: they call ``handle`` and import what comes by dlpack. ``lock`` is held for a
+    call; ``explain`` makes the exception for an error of IREE's; ``is_complex`` says of the function that it takes
+    complex numbers, which may be conjugates. Nothing is called from a process that only inherited
+    the device in a fork.
+    """
+
+    __slots__ = ("_device", "_explain", "_handle", "_invoke", "_is_complex", "_lock", "_take")
+
+    def __init__(
+        self,
+        device: Device,
+        handle: Any,
+        invoke: Callable[..., None],
+        take: Callable[[Any], Any],
+        lock: threading.Lock,
+        explain: Callable[[Exception], Exception],
+        is_complex: bool,
+    ) -> None:
+        self._device, self._handle, self._invoke, self._take = device, handle, invoke, take
+        self._lock, self._explain, self._is_complex = lock, explain, is_complex
+
+    def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
+        """Call it. Says whether it could; if not, nothing has run.
+
+        IREE itself refuses what is not contiguous and aligned, and to copy to results; that signs are flipped when a
+        tensor is read it cannot know.
+
+        Raises:
+            ExecutionError: as ``explain`` says.
+        """
+        if self._device.is_inherited:
+            return False
+        packed = iree_runtime.VmVariantList(len(arguments) + len(results))
+        push, take = packed.push_ref, self._take
+        try:
+            for value in arguments:
+                if isinstance(value, int):
+                    packed.push_int(value)
+                elif type(value) not in PLAIN_TYPES or value.is_neg() or (self._is_complex and value.is_conj()):
+                    return False
+                else:
+                    push(take(to_dlpack(value)))
+            for tensor in results:
+                push(take(to_dlpack(tensor)))
+        except BINDING_ERRORS:
+            return False
+        # Functions return the storage of their results, which a list that lived on would keep.
+        returned = iree_runtime.VmVariantList(0)
+        with self._lock:
+            try:
+                self._invoke(self._handle, packed, returned)
+            except BINDING_ERRORS as error:
+                failure = self._explain(error)
+                if isinstance(failure, CopyDenied):
+                    return False
+                raise failure from error
+        return True
