@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Literal
 
 from retrograd.api import COMPILING
 from retrograd.build import build_backward
@@ -33,14 +33,7 @@ class _Client:
         return _ACTIVE.get() is not None
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
-        captured = CapturedBackward(capture, self.history)
-
-        def run(*arguments: Any) -> list[Any]:
-            options = _ACTIVE.get()
-            assert options is not None
-            return captured.run(options, lambda traced: build_backward(traced, options), options.background, *arguments)
-
-        return run
+        return CapturedBackward(capture, self.history, _ACTIVE.get, build_backward).run
 
     def refuse(self, error: Exception) -> None:
         self.history.add_refusal(error)

@@ -66,7 +66,7 @@ class StageExecutor:
         self._give(plan["arguments"])
         self._arguments = len(self._places)
         self._owned = _find_owned(plan)
-        self._actions = [self._action(step) for step in plan["steps"]]
+        self._actions = [self._action(step, freed) for step, freed in _join_frees(plan["steps"])]
         self._results = _gather(self._take(plan["results"]))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
@@ -97,65 +97,100 @@ class StageExecutor:
                 raise ExecutionError(f"a plan takes value '{name}', which is not there: it is damaged, compile again")
         return [self._places[name] for name in names]
 
-    def _action(self, step: Mapping[str, Any]) -> _Action:
+    def _free(self, names: Sequence[str]) -> list[int]:
+        """The places of values that are of no use from here on."""
+        places = self._take(names)
+        self._there.difference_update(names)
+        return places
+
+    def _action(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
+        """What runs a step and frees values after it."""
         match step["step"]:
             case "run_stage":
-                return self._run_stage(step)
+                return self._run_stage(step, freed)
             case "run_island":
-                return self._run_island(step)
+                return self._run_island(step, freed)
             case "call_hook":
                 kind, hook = step["kind"], step["hook"]
-                return self._python_call(step, lambda python, taken: python.call_hook(kind, hook, taken))
+                return self._python_call(step, freed, lambda python, taken: python.call_hook(kind, hook, taken))
             case "call_backward":
                 function = step["function"]
-                return self._python_call(step, lambda python, taken: python.call_backward(function, taken))
+                return self._python_call(step, freed, lambda python, taken: python.call_backward(function, taken))
             case "accumulate_grad":
-                param, (gradient,) = step["param"], self._take([step["gradient"]])
-                owned = step["gradient"] in self._owned
-                return lambda values, python: python.accumulate_grad(param, values[gradient], owned)
+                return self._accumulate(step, freed)
             case "update_input":
-                return _update(*self._take([step["target"], step["value"]]))
+                target, value = self._take([step["target"], step["value"]])
+                return _then_free(lambda values, _python: values[target].copy_(values[value]), self._free(freed))
             case "final_callbacks":
-                return lambda values, python: python.final_callbacks()
+                return _then_free(lambda _values, python: python.final_callbacks(), self._free(freed))
             case "free":
-                freed = self._take(step["values"])
-                self._there.difference_update(step["values"])
-                return _free(freed)
+                return _then_free(None, self._free([*step["values"], *freed]))
             case other:
                 raise ExecutionError(f"a plan has step '{other}', which this release does not know; compile it again")
 
-    def _run_stage(self, step: Mapping[str, Any]) -> _Action:
+    def _accumulate(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
+        param, (gradient,) = step["param"], self._take([step["gradient"]])
+        owned, unused = step["gradient"] in self._owned, self._free(freed)
+
+        def run(values: list[Any], python: Any) -> None:
+            python.accumulate_grad(param, values[gradient], owned)
+            for place in unused:
+                values[place] = None
+
+        return run
+
+    def _run_stage(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
         if step["function"] not in self._functions:
             raise ExecutionError(f"the plan calls @{step['function']}, which the program does not have")
         call = BoundFunction(self._program, self._functions[step["function"]])
         take, given = _gather(self._take(step["arguments"])), self._give(step["results"])
+        unused = self._free(freed)
 
         def run(values: list[Any], _python: Any) -> None:
-            for place, result in zip(given, call(take(values)), strict=True):
+            for place, result in zip(given, call(take(values))):  # noqa: B905 (the manifest says how many)
                 values[place] = result
+            for place in unused:
+                values[place] = None
 
         return run
 
-    def _run_island(self, step: Mapping[str, Any]) -> _Action:
+    def _run_island(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
         if not 0 <= step["island"] < len(self._islands):
             raise ExecutionError(f"the plan runs island {step['island']}, and there are {len(self._islands)}")
         island = self._islands[step["island"]]
-        return self._python_call(step, lambda _python, taken: island(taken))
+        return self._python_call(step, freed, lambda _python, taken: island(taken))
 
     def _python_call(
-        self, step: Mapping[str, Any], call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+        self,
+        step: Mapping[str, Any],
+        freed: Sequence[str],
+        call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> _Action:
         take = _gather(self._take(step["arguments"]))
         # Results that nobody uses have no name, or are left out at the end.
         used = [index for index, name in enumerate(step["results"]) if name]
         given = list(zip(used, self._give([step["results"][index] for index in used]), strict=True))
+        unused = self._free(freed)
 
         def run(values: list[Any], python: Any) -> None:
             results = call(python, take(values))
             for index, place in given:
                 values[place] = results[index]
+            for place in unused:
+                values[place] = None
 
         return run
+
+
+def _join_frees(steps: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[str]]]:
+    """The steps, each with the values that are freed after it: two actions in one."""
+    joined: list[tuple[Mapping[str, Any], list[str]]] = []
+    for step in steps:
+        if joined and step["step"] == "free":
+            joined[-1][1].extend(step["values"])
+        else:
+            joined.append((step, []))
+    return joined
 
 
 def _find_owned(plan: Mapping[str, Any]) -> set[str]:
@@ -179,15 +214,10 @@ def _gather(places: Sequence[int]) -> _Gather:
     return lambda values: (values[place],)
 
 
-def _update(target: int, value: int) -> _Action:
-    def run(values: list[Any], _python: Any) -> None:
-        values[target].copy_(values[value])
-
-    return run
-
-
-def _free(places: Sequence[int]) -> _Action:
-    def run(values: list[Any], _python: Any) -> None:
+def _then_free(action: Callable[[list[Any], Any], Any] | None, places: Sequence[int]) -> _Action:
+    def run(values: list[Any], python: Any) -> None:
+        if action is not None:
+            action(values, python)
         for place in places:
             values[place] = None
 

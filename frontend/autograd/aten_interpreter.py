@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -132,7 +131,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         results = tuple(leaf for leaf in leaves if leaf is not None)
         function: Any = node.target
         if node.kwargs:
-            function = partial(calls.call_user_hook, hook_type=str(node.kwargs["hook_type"]))
+            function = calls.HOOK_CALLS[str(node.kwargs["hook_type"])]
         if kind == "post_acc_grad":
             present, results = (False,), ()
             function = _without_result(function)

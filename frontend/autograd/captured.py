@@ -44,14 +44,19 @@ MOST_KEYS = 1024
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
 MOST_SET_UPS = 2
 
-# Compiles a graph; also says whether it was compiled before, for another capture.
-Builder = Callable[[TracedBackward], tuple[Compiled, bool]]
+# Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
+Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
 
 
 class CapturedBackward:
-    """One capture, and what was compiled of it for each (options, shapes, sizes, scalars)."""
+    """One capture, and what was compiled of it for each (options, shapes, sizes, scalars).
 
-    def __init__(self, capture: RuntimeCapture, history: History) -> None:
+    ``options`` gives those of the scope that a backward is in, which ``build`` compiles for; where they say
+    ``background``, a backward runs compiled only if it is by then.
+    """
+
+    def __init__(self, capture: RuntimeCapture, history: History, options: Callable[[], Any], build: Builder) -> None:
+        self._options, self._build = options, build
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
@@ -69,35 +74,32 @@ class CapturedBackward:
 
     def run(
         self,
-        options: Hashable,
-        build: Builder,
-        background: bool,
-        inputs: Sequence[torch.Tensor],
-        sizes: Sequence[Any],
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
         scalars: Sequence[Any],
         hooks: Sequence[Any],
         packed: Sequence[Any],
     ) -> list[Any]:
-        """The results of the backward, compiled if it was met before; with ``background``, if compiled by now.
+        """The results of the backward, compiled if it was met before. The list of inputs is emptied.
 
         Raises:
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
-        frame = Frame(list(inputs), hooks, packed)
-        numbers = [s.shape[1] if isinstance(s, torch.Tensor) else s for s in sizes]
+        frame = Frame(inputs, hooks, packed)
+        options = self._options()
         identity = HookIdentity() if self._sites else None
         inlined = read_sites(self._sites, frame, identity) if identity is not None else ()
         last = self._last
-        if last is not None and last.fits(options, inlined, frame.inputs, numbers, scalars):
-            return last.run(inputs, frame)
+        if last is not None and last.guard is not None and last.guard.holds(options, inlined, inputs, sizes, scalars):
+            return last.run(frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
-        key = (options, tuple(numbers), tuple(scalars), like, inlined)
+        key = (options, tuple(sizes), tuple(scalars), like, inlined)
         with torch.no_grad():
             use = self._uses.get(key) or self._find(key, frame)
             if use is not None and use.is_right:
-                use.guard = use.guard or StepGuard(options, inlined, frame.inputs, numbers, scalars)
+                use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
                 self._last = use
-                return use.run(inputs, frame)
+                return use.run(frame)
             waits = key in self._uses if use is None else not use.is_done
             if waits or not (use or self._has_room(frame)):
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
@@ -111,7 +113,7 @@ class CapturedBackward:
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
             if use is None or not self._try(use, recorder, frame, key):
-                self._compile(recorder, build, frame, key, background)
+                self._compile(recorder, frame, key)
             return results
 
     def _find(self, key: Any, frame: Frame) -> Use | None:
@@ -192,11 +194,11 @@ class CapturedBackward:
             options,
         )
 
-    def _compile(self, recorder: Recorder, build: Builder, frame: Frame, key: Any, background: bool) -> None:
+    def _compile(self, recorder: Recorder, frame: Frame, key: Any) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
         be compiled runs eagerly, and the history says why."""
         self._compiled.add(key)
-        make = partial(self._add, build=build, recorder=recorder, frame=frame, key=key, background=background)
+        make = partial(self._add, recorder=recorder, frame=frame, key=key)
         notes: list[str] = []
         for structure in self._learn(recorder, frame, key):
             if structure.is_open and not self._has_tried(structure, frame, key):
@@ -266,21 +268,19 @@ class CapturedBackward:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
         return Use(variant, layout, given)
 
-    def _add(
-        self, use: Use, *, build: Builder, recorder: Recorder, frame: Frame, key: Hashable, background: bool
-    ) -> bool:
+    def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: Any) -> bool:
         """Compile a variant, now or in the background; says whether the key is done with. In the background it is
         rehearsed on another recorded run: to keep the first one would keep its tensors."""
-        variant = use.variant
-        if background:
-            variant.work = BackgroundWork(partial(build, variant.traced))
+        variant, options = use.variant, key[0]
+        if options.background:
+            variant.work = BackgroundWork(partial(self._build, variant.traced, options))
         else:
-            variant.compiled, variant.known = build(variant.traced)
+            variant.compiled, variant.known = self._build(variant.traced, options)
         if variant.structure is not None:
             variant.structure.variants.append(variant)
-        elif background:
+        elif options.background:
             self._remember(key, use)
-        return background or self._try(use, recorder, frame, key)
+        return options.background or self._try(use, recorder, frame, key)
 
     def _try(self, use: Use, recorder: Recorder, frame: Frame, key: Hashable) -> bool:
         """Rehearse a variant on a recorded run; says whether the key is done with: not where it is wrong for open sizes

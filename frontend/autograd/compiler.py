@@ -16,8 +16,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import _C
-from torch._dynamo import compiled_autograd
 from torch._dynamo.compiled_autograd import AutogradCompilerInstance
 
 from retrograd.frontend.autograd.engine_order import capture_order, engine_order, read_node_graph
@@ -44,11 +42,17 @@ class BackwardCall:
 
 
 class OrderedCompiler(AutogradCompilerInstance):
-    """Traces one backward; ``receive`` gets the capture and returns what runs in its place."""
+    """Traces one backward; ``receive`` gets the capture and returns what runs in its place, ``run`` is what PyTorch
+    calls with the numbers of the sizes that are used, that function, and the arguments for it."""
 
-    def __init__(self, call: BackwardCall, receive: Callable[[RuntimeCapture], Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        call: BackwardCall,
+        receive: Callable[[RuntimeCapture], Callable[..., Any]],
+        run: Callable[..., list[Any]],
+    ) -> None:
         super().__init__(lambda graph: receive(RuntimeCapture(graph, tuple(self._names))))
-        self._call = call
+        self._call, self._run = call, run
         self._names: list[str] = []
         # For each node that was traced: its number, and how many FX nodes there were before its first.
         self._starts: list[tuple[int, int]] = []
@@ -71,7 +75,7 @@ class OrderedCompiler(AutogradCompilerInstance):
     def end_capture(self, outputs: Any) -> Any:
         self._tail = self._size()
         _, function = super().end_capture(outputs)
-        return partial(run_captured, self._sizes), function
+        return partial(self._run, self._sizes), function
 
     def remove_unused_sizes(self) -> set[int]:
         used = super().remove_unused_sizes()
@@ -109,32 +113,6 @@ class OrderedCompiler(AutogradCompilerInstance):
     reorder_pre_hook_nodes_to_mimic_eager = reorder_tensor_pre_hook_nodes
     reorder_post_acc_grad_hook_nodes = reorder_tensor_pre_hook_nodes
     reorder_post_hook_nodes = reorder_tensor_pre_hook_nodes
-
-
-def run_captured(
-    used: Sequence[int],
-    function: Callable[..., list[Any]],
-    inputs: Any,
-    sizes: Sequence[int],
-    scalars: Any,
-    hooks: Any,
-    packed: Any,
-) -> list[Any]:
-    """What PyTorch's C++ code calls at each step: ``function``, with compiled autograd's switch off meanwhile.
-
-    In the place of PyTorch's own, which besides makes a tensor of each size, for Dynamo, and gives what is compiled
-    meanwhile a name: 10 us.
-    """
-    before = _C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
-    module: Any = compiled_autograd
-    module.compiled_autograd_enabled = False
-    module.active_disable_ctx = module.in_compiled_autograd_region = True
-    try:
-        return function(inputs, [sizes[number] for number in used], scalars, hooks, packed)
-    finally:
-        module.active_disable_ctx = module.in_compiled_autograd_region = False
-        module.compiled_autograd_enabled = True
-        _C._dynamo.compiled_autograd.set_autograd_compiler(*before)
 
 
 def _engine_ranks(call: BackwardCall, names: dict[int, str]) -> dict[int, int] | None:

@@ -21,6 +21,7 @@ from torch.autograd import Variable
 
 from retrograd.frontend.autograd.compiler import BackwardCall, OrderedCompiler, RuntimeCapture
 
+_set_compiler = _C._dynamo.compiled_autograd.set_autograd_compiler
 # Takes (inputs, sizes, scalars, hooks, packed_data), gives the results of the backward.
 CapturedFunction = Callable[..., list[Any]]
 
@@ -59,8 +60,8 @@ class Engine:
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
         # By place or by name, as torch.autograd.backward and grad do.
-        create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        inputs = kwargs.get("inputs", args[3] if len(args) > 3 else ()) or ()
+        create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
+        inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         with self._lock:
             if self._callbacks is not None:
                 with self._without_capture():
@@ -86,10 +87,24 @@ class Engine:
         return getattr(self._engine, name)
 
     def _run_captured(self, tensors: Sequence[Any], inputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's engine with compiled autograd's switch thrown.
+
+        ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
+        context, and no function more than there must be: this is done at each step.
+        """
         callbacks: list[Callable[[], None]] = []
         self._callbacks, self._began = callbacks, False
+        multithreaded = _C._is_multithreading_enabled()
+        _C._set_multithreading_enabled(False)
+        before = _set_compiler(partial(self._make_compiler, tensors, inputs), False)
+        enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
         try:
-            results = self._run_with(partial(self._make_compiler, tensors, inputs), tensors, args, kwargs)
+            try:
+                results = self._engine.run_backward(tensors, *args, **kwargs)
+            finally:
+                _C._set_multithreading_enabled(multithreaded)
+                compiled_autograd.compiled_autograd_enabled = enabled
+                _set_compiler(*before)
             # A callback may queue another.
             while callbacks:
                 callbacks.pop(0)()
@@ -97,34 +112,35 @@ class Engine:
         finally:
             self._callbacks = None
 
-    def _run_with(self, compiler: Callable[[], OrderedCompiler], tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        """Run PyTorch's engine with compiled autograd's switch thrown.
-
-        ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
-        context: this is done at each step.
-        """
-        multithreaded = _C._is_multithreading_enabled()
-        _C._set_multithreading_enabled(False)
-        before = _C._dynamo.compiled_autograd.set_autograd_compiler(compiler, False)
-        enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
-        try:
-            return self._engine.run_backward(tensors, *args, **kwargs)
-        finally:
-            _C._set_multithreading_enabled(multithreaded)
-            compiled_autograd.compiled_autograd_enabled = enabled
-            _C._dynamo.compiled_autograd.set_autograd_compiler(*before)
-
     def _make_compiler(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> OrderedCompiler:
-        return OrderedCompiler(BackwardCall(tensors, inputs), self._receive)
+        return OrderedCompiler(BackwardCall(tensors, inputs), self._client.receive, self._run_function)
 
-    def _receive(self, capture: RuntimeCapture) -> CapturedFunction:
-        function = self._client.receive(capture)
+    def _run_function(
+        self,
+        used: Sequence[int],
+        function: CapturedFunction,
+        inputs: Any,
+        sizes: Sequence[int],
+        scalars: Any,
+        hooks: Any,
+        packed: Any,
+    ) -> list[Any]:
+        """What PyTorch's C++ code calls at each step: ``function``, with compiled autograd's switch off meanwhile.
 
-        def begin(*args: Any) -> list[Any]:
-            self._began = True
-            return function(*args)
-
-        return begin
+        In the place of PyTorch's own, which besides makes a tensor of each size, for Dynamo, and gives what is compiled
+        meanwhile a name: 10 us.
+        """
+        self._began = True
+        before = _set_compiler(None, False)
+        module: Any = compiled_autograd
+        module.compiled_autograd_enabled = False
+        module.active_disable_ctx = module.in_compiled_autograd_region = True
+        try:
+            return function(inputs, [sizes[number] for number in used], scalars, hooks, packed)
+        finally:
+            module.active_disable_ctx = module.in_compiled_autograd_region = False
+            module.compiled_autograd_enabled = True
+            _set_compiler(*before)
 
     @contextmanager
     def _without_capture(self) -> Iterator[None]:

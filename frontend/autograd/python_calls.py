@@ -24,7 +24,8 @@ from retrograd.dialects.sizes import Size, evaluate_size
 class Frame:
     """The arguments of one backward, as compiled autograd gives them, and its sizes."""
 
-    inputs: Sequence[torch.Tensor]
+    # A sequence of tensors; while a compiled backward runs, those that calls look at by their numbers.
+    inputs: Any
     hooks: Sequence[Any]
     packed: Sequence[Any]
     # Of those that a graph leaves open, by name.
@@ -156,14 +157,25 @@ def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
     Raises:
         RuntimeError, TypeError: a result of another type, size, or number.
     """
-    if hook_type == "unpack_hook":
-        return hook(*args)
-    if hook_type == "post_acc_grad_hook":
-        if hook(*args) is not None:
-            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-        return args[0]
-    if hook_type == "tensor_pre_hook":
-        return _checked(args[0], hook(args[0]), hook)
+    return HOOK_CALLS[hook_type](hook, *args)
+
+
+def _call_unpack_hook(hook: Callable[..., Any], packed: Any) -> Any:
+    return hook(packed)
+
+
+def _call_post_accumulate_hook(hook: Callable[..., Any], parameter: Any) -> Any:
+    if hook(parameter) is not None:
+        raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    return parameter
+
+
+def _call_tensor_hook(hook: Callable[..., Any], gradient: Any) -> Any:
+    result = hook(gradient)
+    return gradient if result is None else _checked(gradient, result, hook)
+
+
+def _call_node_hook(hook: Callable[..., Any], *args: Any) -> Any:
     values = tuple(args[0])
     result = hook(*[tuple(a) for a in args])
     if result is None:
@@ -175,12 +187,20 @@ def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
             f"hook '{_name(hook)}' has returned an incorrect number of values (got {len(result)}, but expected "
             f"{len(values)})"
         )
-    return tuple(_checked(v, r, hook, keep=False) for v, r in zip(values, result, strict=True))
+    return tuple(None if r is None else _checked(v, r, hook) for v, r in zip(values, result, strict=True))
 
 
-def _checked(original: Any, result: Any, hook: Callable[..., Any], *, keep: bool = True) -> Any:
-    if result is None:
-        return original if keep else None
+# By what compiled autograd calls the kinds.
+HOOK_CALLS: Mapping[str, Callable[..., Any]] = {
+    "tensor_pre_hook": _call_tensor_hook,
+    "pre_hook": _call_node_hook,
+    "post_hook": _call_node_hook,
+    "post_acc_grad_hook": _call_post_accumulate_hook,
+    "unpack_hook": _call_unpack_hook,
+}
+
+
+def _checked(original: Any, result: Any, hook: Callable[..., Any]) -> Any:
     if original is None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
     if not isinstance(result, torch.Tensor):

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from retrograd.frontend.autograd.python_calls import Frame, accumulate_into
+from retrograd.frontend.autograd.python_calls import Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.hook_ops import BACKWARD
 
@@ -27,10 +27,13 @@ class Compiled(Protocol):
 
 
 def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
-    """The results of a backward; its frame is not usable afterwards."""
-    arguments = traced.arguments(frame)
-    traced.release(frame)
-    given = compiled.run(arguments, _PythonSide(traced, frame))
+    """The results of a backward; its frame is not usable afterwards, and its list of inputs is empty."""
+    inputs, arguments = frame.inputs, traced.arguments(frame)
+    # What the graph has taken and no call of Python looks at lives until its last use only: the list that it came in
+    # is PyTorch's too.
+    frame.inputs = {number: inputs[number] for number in traced.kept_inputs}
+    inputs.clear()
+    given = compiled.run(arguments, _PythonSide(traced.calls.calls, traced.params, frame))
     return [None if number is None else given[number] for number in traced.results]
 
 
@@ -38,17 +41,18 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
 class _PythonSide:
     """The calls of a graph, on this step's frame."""
 
-    traced: TracedBackward
+    calls: Mapping[tuple[str, int], PythonCall]
+    params: Sequence[int]
     frame: Frame
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.traced.calls.calls[kind, hook](self.frame, values)
+        return self.calls[kind, hook](self.frame, values)
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.traced.calls.calls[BACKWARD, function](self.frame, values)
+        return self.calls[BACKWARD, function](self.frame, values)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
-        parameter = self.frame.inputs[self.traced.params[param]]
+        parameter = self.frame.inputs[self.params[param]]
         if owned and parameter.grad is None and gradient.stride() == parameter.stride():
             # As AccumulateGrad takes over a gradient that nobody else has; it counts references, and a plan has one.
             parameter.grad = gradient

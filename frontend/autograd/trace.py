@@ -68,13 +68,6 @@ class TracedBackward:
         tensors: list[torch.Tensor | int] = [given[number] for number in self.inputs]
         return [*tensors, *[frame.sizes[name] for name in self.sizes]] if self.sizes else tensors
 
-    def release(self, frame: Frame) -> None:
-        """Forget what the graph has taken and no call of Python looks at, so that it lives until its last use only."""
-        inputs: Any = frame.inputs
-        for number in range(len(inputs)):
-            if number not in self.kept_inputs:
-                inputs[number] = None
-
 
 def trace_backward(
     recorded: Recorder,

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.differences import Situation
@@ -81,15 +79,8 @@ class Use:
         """Whether it gives what eager does; None where that was not tried."""
         return self.variant.right.get(self.ones)
 
-    def fits(self, *step: Any) -> bool:
-        """Whether it is known at a glance to be for a step."""
-        return self.guard is not None and self.guard.holds(*step)
-
-    def run(self, inputs: Sequence[torch.Tensor], frame: Frame) -> list[Any]:
-        """The results of a step whose inputs are also in the list that it came in."""
-        # Whoever is the last to hold a saved tensor frees it: not the lists that it came in.
-        if isinstance(inputs, list):
-            inputs.clear()
+    def run(self, frame: Frame) -> list[Any]:
+        """The results of a step; its frame is not usable afterwards."""
         if self._moves:
             _move(frame, self.variant.layout.count, self._moves)
         frame.sizes = self.sizes
@@ -114,6 +105,8 @@ def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
     moved: list[Any] = [None] * count
     for there, here in moves:
         moved[there] = frame.inputs[here]
+    # The list that they came in is PyTorch's too, and would hold them.
+    frame.inputs.clear()
     frame.inputs = moved
 
 

@@ -217,17 +217,33 @@ def test_an_exception_in_a_hook_reaches_the_caller() -> None:
         torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
 
 
-def test_a_hook_that_changes_the_size_is_eagers_error() -> None:
+def test_a_hook_that_changes_size_or_type_is_eagers_error() -> None:
     model = make_model()
-    wrong = False
-    model[0].bias.register_hook(lambda g: g[:2] if wrong else g)
-    for step in range(4):
-        wrong = step == 3
-        with (
-            retrograd.enable(),
-            pytest.raises(RuntimeError, match="changed the size") if wrong else contextlib.nullcontext(),
-        ):
-            backward(model, torch.randn(5, 4), [])
+    change: Callable[[torch.Tensor], Any] = torch.clone
+    wrong: list[tuple[Callable[[torch.Tensor], Any], type[Exception]]] = [
+        (lambda g: g[:2], RuntimeError),
+        (torch.Tensor.double, RuntimeError),
+        (torch.Tensor.tolist, TypeError),
+    ]
+
+    def hook(gradient: torch.Tensor) -> Any:
+        return change(gradient)
+
+    model[0].bias.register_hook(hook)
+    x, log = torch.randn(5, 4), list[str]()
+    with retrograd.enable():
+        for _ in range(2):
+            backward(model, x, log)
+    for taken, error in wrong:
+        change = taken
+        with pytest.raises(error) as eager:
+            backward(model, x, log)
+        with retrograd.enable(), pytest.raises(error) as enabled:
+            backward(model, x, log)
+        assert str(enabled.value) == str(eager.value)
+    change = torch.clone
+    with retrograd.enable():
+        backward(model, x, log)
 
 
 def test_callbacks_queued_on_the_engine() -> None:
