@@ -25,7 +25,8 @@ class Effect:
 
     ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook
     starts something that goes on while other work is done, ``random`` that the island draws random numbers, ``large``
-    that the new value of an update is worth a stage of its own, so as not to be in memory together with others.
+    that the new value of an update, or the gradient of an accumulation, is worth a stage of its own, so as not to be in
+    memory longer than it must.
     """
 
     kind: str

@@ -8,8 +8,10 @@ is one stage: it runs as one compiled function. The policies are those of compil
 
 All policies share three rules. An unpack hook runs right before the first use of what it gives: earlier costs memory
 for nothing. Compute runs as late as the chosen order of effects lets it, so that what it gives is not alive before it
-is used. And accumulations alone cut nothing: what the effect after them needs is computed before them, in one stage
-with the gradients, since no code of the user's runs in between.
+is used. And accumulations of small gradients cut nothing: what the effect after them needs is computed before them, in
+one stage with the gradients, since no code of the user's runs in between. After a large gradient there is a cut, but
+for ``fewest-stages``: a function holds all that it takes and gives for as long as it runs, so that in one piece a
+backward would have all saved tensors and all gradients in memory at a time.
 """
 
 from __future__ import annotations
@@ -133,16 +135,22 @@ def _schedule(graph: HookGraph, keys: Mapping[int, _Key]) -> Order:
 
 
 def _group_effects(graph: HookGraph, order: Iterable[int]) -> list[list[int]]:
-    """Accumulations with the effect that follows them: no code of the user's runs in between. What one hook updates is
-    a group, but for large values; what two update is not: the new values of one are written before those of the next
-    exist."""
+    """Accumulations with the effect that follows them, but for large gradients: no code of the user's runs in between.
+    What one hook updates is a group, but for large values; what two update is not: the new values of one are written
+    before those of the next exist."""
     groups: list[list[int]] = []
     for effect in order:
-        if groups and (graph.kind(groups[-1][-1]) == ACCUMULATE or _updates_together(graph, groups[-1], effect)):
+        if groups and (_goes_on(graph, groups[-1][-1]) or _updates_together(graph, groups[-1], effect)):
             groups[-1].append(effect)
         else:
             groups.append([effect])
     return groups
+
+
+def _goes_on(graph: HookGraph, number: int) -> bool:
+    """Whether a group goes on after an effect, whatever comes next."""
+    effect = graph.tasks[number].effect
+    return effect is not None and effect.kind == ACCUMULATE and not effect.large
 
 
 def _updates_together(graph: HookGraph, group: Sequence[int], number: int) -> bool:

@@ -30,9 +30,9 @@ UNTUPLE = "torch.prim.TupleUnpack"
 # An op with any number of operands and results, which runs in torch; its number, and whether it draws random numbers.
 ISLAND_OP = "torch.retrograd.island"
 ISLAND_NUMBER, ISLAND_RANDOM = "bwd.island", "bwd.random"
-# A new value of so many bytes is written before the next one of its hook is worked out. A stage more costs some 10 us,
-# for which memory is worth having from here on.
-LARGE_UPDATE_BYTES = 1 << 20
+# A new value of so many bytes is written before the next one of its hook is worked out, and a gradient of so many
+# accumulated before what comes after it. A stage more costs some 10 us, for which memory is worth having from here on.
+LARGE_BYTES = 1 << 20
 _NUMBERS = {
     "bwd.call_hook": "hook",
     "bwd.call_backward": "function",
@@ -156,7 +156,7 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
         "bwd.update_input": UPDATE,
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
-    large = kind == UPDATE and graph.values[takes[1]].bytes >= LARGE_UPDATE_BYTES
+    large = kind in (UPDATE, ACCUMULATE) and graph.values[takes[-1 if kind == ACCUMULATE else 1]].bytes >= LARGE_BYTES
     return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes, large=large)), tuple(ops)
 
 

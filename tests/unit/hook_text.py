@@ -3,7 +3,7 @@
 """Backwards with effects from a few lines of text, and random ones, for tests of hook scheduling.
 
 y = x            compute: takes x, gives y; names that no line gives are arguments
-h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication
+h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication, `*` large values
 acc 0: y         one that gives nothing, an accumulation into parameter 0
 return y h
 """
@@ -51,7 +51,7 @@ class TextGraph:
 
 def _parse_effect(text: str) -> Effect:
     kind, _, number = text.strip().partition(" ")
-    return Effect(SHORT.get(kind, kind), int(number.strip("!") or 0), number.endswith("!"))
+    return Effect(SHORT.get(kind, kind), int(number.strip("!*") or 0), "!" in number, large="*" in number)
 
 
 @st.composite

@@ -127,6 +127,16 @@ def test_accumulations_alone_cut_nothing() -> None:
     assert [count_stages(hooked, policy) for policy in POLICIES] == [2, 2, 2, 2]
 
 
+def test_large_gradients_are_accumulated_before_the_next_is_worked_out() -> None:
+    layers = "\n".join(
+        f"g{i + 1} = g{i}\nw{i} = g{i}\nacc {i}*: w{i}\nb{i} = g{i}\nacc {i + 9}: b{i}" for i in range(3)
+    )
+    assert [count_stages(layers, policy) for policy in POLICIES] == [4, 4, 4, 1]
+    assert schedule(layers, "asap") == "w0 acc0* g1 b0 w1 acc9 acc1* g2 b1 w2 acc10 acc2* b2 acc11"
+    followed = "w = g\nacc 0*: w\npost_acc 0: w\nlate = g\nacc 1: late"
+    assert schedule(followed, "eager-order") == "w acc0* post_acc0 late acc1"
+
+
 def test_nothing_at_all() -> None:
     for policy in POLICIES:
         assert POLICIES[policy](HookGraph(())) == ()

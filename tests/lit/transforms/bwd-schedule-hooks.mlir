@@ -212,3 +212,37 @@ module @large_updates {
     return
   }
 }
+
+// -----
+
+!t = !torch.vtensor<[512,512],f32>
+
+// A large gradient is accumulated before anything else is worked out: what it took is free by then. Only where the
+// fewest stages are wanted, it waits for the rest.
+// EAGER-LABEL: module @large_gradients
+// EAGER: torch.aten.sin
+// EAGER-NEXT: "bwd.create_token"
+// EAGER-NEXT: "bwd.accumulate_grad"{{.*}}{param = 0
+// EAGER-NEXT: torch.aten.cos
+// EAGER: "bwd.accumulate_grad"{{.*}}{param = 1
+// ASAP-LABEL: module @large_gradients
+// ASAP: torch.aten.sin
+// ASAP-NEXT: "bwd.create_token"
+// ASAP-NEXT: "bwd.accumulate_grad"{{.*}}{param = 0
+// OVERLAP-LABEL: module @large_gradients
+// OVERLAP: torch.aten.sin
+// OVERLAP-NEXT: "bwd.create_token"
+// OVERLAP-NEXT: "bwd.accumulate_grad"{{.*}}{param = 0
+// FEWEST-LABEL: module @large_gradients
+// FEWEST: torch.aten.sin
+// FEWEST-NEXT: torch.aten.cos
+module @large_gradients {
+  func.func @backward(%g: !t) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %one = torch.aten.sin %g : !t -> !t
+    %middle = "bwd.accumulate_grad"(%one, %start) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+    %two = torch.aten.cos %g : !t -> !t
+    %end = "bwd.accumulate_grad"(%two, %middle) {param = 1 : i64} : (!t, !bwd.token) -> !bwd.token
+    return
+  }
+}
