@@ -7,10 +7,12 @@ for ever. So the child opens devices of its own, and whatever was registered wit
 destroyed there.
 """
 
+import contextlib
 import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +115,18 @@ def open_device(uri: str) -> Device:
         DeviceError: as for `get_device`.
     """
     _configure()
-    return Device(uri)
+    with current_device_kept(torch_device_of(uri)):
+        return Device(uri)
+
+
+@contextlib.contextmanager
+def current_device_kept(place: torch.device) -> Iterator[None]:
+    """Leave torch's current device as it is: what IREE does on a CUDA device makes that device the thread's own."""
+    if place.type != "cuda" or not torch.cuda.is_available():
+        yield
+        return
+    with torch.cuda.device(torch.cuda.current_device()):
+        yield
 
 
 def list_devices() -> list[DeviceInfo]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import decompositions
 
-from retrograd.frontend.recurrent import dropout_between_layers
+from retrograd.frontend.recurrent import PortableCells, dropout_between_layers
 
 
 def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,23 @@ def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch
         found = decompositions.lstm_impl(x, first, lstm._flat_weights, True, 2, 0.0, True, True, True)
     for ours, theirs in zip(found, (expected, *states), strict=True):
         assert ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cells_are_their_formulas(cell: type[nn.RNNCellBase], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Size] = []
+
+    def take(inputs: Tensor) -> bool:
+        taken.append(inputs.shape)
+        return True
+
+    monkeypatch.setattr(PortableCells, "takes", staticmethod(take))
+    module = cell(3, 4, bias=bias)
+    x, states = torch.randn(2, 3), [torch.randn(2, 4) for _ in range(2)]
+    state = (states[0], states[1]) if cell is nn.LSTMCell else states[0]
+    expected = module(x, state)
+    with PortableCells():
+        found = module(x, state)
+    assert taken == [x.shape]
+    torch.testing.assert_close(found, expected)
