@@ -27,6 +27,7 @@ _LOWERING = (
     "bwd-isolate-constants,"
     "bwd-isolate-arguments,"
     "bwd-isolate-scatters,"
+    "bwd-isolate-gathers,"
     "bwd-export-results"
 )
 

@@ -18,6 +18,7 @@ PASSES: dict[str, str] = {
     "bwd-inline-hooks": "retrograd.pipelines.transforms.bwd_inline_hooks:BwdInlineHooks",
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
     "bwd-isolate-constants": "retrograd.pipelines.transforms.bwd_isolate_constants:BwdIsolateConstants",
+    "bwd-isolate-gathers": "retrograd.pipelines.transforms.bwd_isolate_gathers:BwdIsolateGathers",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",

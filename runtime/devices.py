@@ -115,17 +115,20 @@ def open_device(uri: str) -> Device:
         DeviceError: as for `get_device`.
     """
     _configure()
-    with current_device_kept(torch_device_of(uri)):
+    with made_current(torch_device_of(uri)):
         return Device(uri)
 
 
 @contextlib.contextmanager
-def current_device_kept(place: torch.device) -> Iterator[None]:
-    """Leave torch's current device as it is: what IREE does on a CUDA device makes that device the thread's own."""
+def made_current(place: torch.device) -> Iterator[None]:
+    """Make a CUDA device the thread's current one during the block.
+
+    IREE loads and runs code on the current device, whichever it was made for, and leaves its own current.
+    """
     if place.type != "cuda" or not torch.cuda.is_available():
         yield
         return
-    with torch.cuda.device(torch.cuda.current_device()):
+    with torch.cuda.device(place):
         yield
 
 

@@ -21,6 +21,7 @@ from retrograd.runtime.devices import (
     Device,
     DeviceError,
     get_device,
+    made_current,
     process_lock,
     torch_device_of,
 )
@@ -250,12 +251,12 @@ def _after_torch(place: torch.device) -> Iterator[None]:
     """Run the block after what torch has queued; it waits for its own end, so that what torch queues next is after it.
 
     IREE has a stream of its own, which its bindings cannot make wait for an event of torch's, nor the other way round:
-    the host waits. Its calls make their device's context the thread's, which the guard undoes.
+    the host waits.
     """
     if place.type != "cuda":
         yield
         return
-    with torch.cuda.device(place):
+    with made_current(place):
         torch.cuda.current_stream(place).synchronize()
         yield
 

@@ -17,7 +17,7 @@ from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpac
 
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
-from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, current_device_kept
+from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
 from retrograd.runtime.plain_call import BINDING_ERRORS, CopyDenied, PlainCall
 from retrograd.runtime.staging import ResidentError, Staging
 from retrograd.runtime.tensors import ExecutionError
@@ -54,7 +54,7 @@ class Loaded:
         self.staging = Staging(device.hal)
         self._from_dlpack = device.hal.from_dlpack_capsule
         try:
-            with current_device_kept(device.torch_device):
+            with made_current(device.torch_device):
                 self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
                 hal = iree_runtime.create_hal_module(device.instance, device.hal)
                 self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])

@@ -60,6 +60,49 @@ def test_types(function: Callable[..., Any], dtype: torch.dtype) -> None:
     check(function, random(8, 12, dtype=dtype), torch.tensor(ROWS, device="cuda"))
 
 
+def test_gathers_from_what_gathers_give() -> None:
+    """The pivots of a factorization are applied one after another, each to what the last one gave."""
+    factors, pivots = torch.linalg.lu_factor(torch.randn(4, 7, 7, device="cuda"))
+
+    def solve(factors: Tensor, pivots: Tensor, b: Tensor) -> Tensor:
+        solved: Tensor = torch.linalg.lu_solve(factors, pivots, b)
+        return solved
+
+    check(solve, factors.requires_grad_(), pivots, torch.randn(4, 7, 3, device="cuda", requires_grad=True))
+    rows = torch.randint(0, 64, (64, 32), device="cuda")
+    check(lambda x, i: x.gather(0, i).gather(0, i.flip(1)), torch.randn(64, 32, device="cuda").requires_grad_(), rows)
+
+
+def test_constants_made_on_the_device() -> None:
+    outside = torch.arange(5.0, device="cuda")
+
+    def function(x: Tensor, mask: Tensor) -> Tensor:
+        scaled = x * torch.tensor(3.0, device="cuda") * torch.tensor([1.0, 2.0, 0.0, -1.0, 4.0], device="cuda")
+        probabilities: Tensor = torch.masked.softmax(scaled * outside, 0, mask=mask)
+        return probabilities.nan_to_num()
+
+    mask = torch.tensor([True, False, True, True, True], device="cuda")
+    check(function, torch.randn(5, device="cuda", requires_grad=True), mask)
+
+
+class Cell(nn.Module):
+    """Two steps of a recurrent cell."""
+
+    def __init__(self, cell: nn.LSTMCell | nn.GRUCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cell(x, self.cell(x))
+        product: Tensor = state[0] * state[1] if isinstance(state, tuple) else state
+        return product
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+def test_recurrent_cells(cell: type[nn.LSTMCell] | type[nn.GRUCell]) -> None:
+    check(Cell(cell(6, 8).to("cuda")), torch.randn(3, 6, device="cuda", requires_grad=True))
+
+
 def test_dropout_follows_the_seed_and_not_the_device() -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.25), nn.Tanh())
     x = torch.randn(32, 16)

@@ -53,6 +53,30 @@ func.func @f(%x: tensor<64x96xf32>, %y: tensor<64x96xf32>) -> tensor<64x64xf32> 
 }
 """  # noqa: E501
 
+# A gather that widens (from 32 bits in to 64 out), and of what it gives another.
+GATHERS = """
+#id = affine_map<(d0) -> (d0)>
+func.func @f(%places: tensor<48xi32>, %table: tensor<90xi64>) -> tensor<48xi64> {
+  %empty = tensor.empty() : tensor<48xi64>
+  %first = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%places : tensor<48xi32>) outs(%empty : tensor<48xi64>) {
+  ^bb0(%in: i32, %out: i64):
+    %at = arith.index_cast %in : i32 to index
+    %value = tensor.extract %table[%at] : tensor<90xi64>
+    linalg.yield %value : i64
+  } -> tensor<48xi64>
+  BARRIER
+  %second = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%places : tensor<48xi32>) outs(%empty : tensor<48xi64>) {
+  ^bb0(%in: i32, %out: i64):
+    %at = arith.index_cast %in : i32 to index
+    %value = tensor.extract %first[%at] : tensor<48xi64>
+    linalg.yield %value : i64
+  } -> tensor<48xi64>
+  return %second : tensor<48xi64>
+}
+"""
+
 
 class Words(nn.Module):
     """Embedding, layer norm, dropout and a scatter in bf16, and sums in f64."""
@@ -103,6 +127,17 @@ def test_what_does_not_compile_is_named_with_its_line() -> None:
     with pytest.raises(CompileError, match=r"model\.py:7:3.* error: ") as error:
         compile_executable(FUSED_SCATTER, find_target("cuda:sm_80"))
     assert error.value.replay.startswith("iree-compile ")
+
+
+def test_gathers_are_kernels_apart_behind_a_barrier() -> None:
+    """As ``bwd-isolate-gathers`` writes them; once they are without, the pass can go."""
+    barrier = "%hidden = util.optimization_barrier %first : tensor<48xi64>"
+    apart = GATHERS.replace("extract %first", "extract %hidden").replace("BARRIER", barrier)
+    kernels = [
+        read_ptx(compile_executable(text, find_target("cuda:sm_90")).vmfb)[0].kernels
+        for text in (GATHERS.replace("BARRIER", ""), apart)
+    ]
+    assert [len(k) for k in kernels] == [1, 2]
 
 
 def test_products_of_float32_share_their_operands() -> None:

@@ -36,7 +36,9 @@ def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
 @pytest.mark.parametrize("bias", [True, False])
-def test_cells_are_their_formulas(cell: type[nn.RNNCellBase], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_are_their_formulas(
+    cell: type[nn.LSTMCell] | type[nn.GRUCell], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[torch.Size] = []
 
     def take(inputs: Tensor) -> bool:
