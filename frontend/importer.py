@@ -22,6 +22,7 @@ import torch
 from torch import SymFloat, SymInt
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
@@ -216,7 +217,19 @@ def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModul
     _take_seed(graph)
     _take_sizes(graph)
     # The constants among the module's attributes come along with the graph.
-    return torch.fx.GraphModule(graph_module, graph), [desc for _, desc in kept]
+    on_tensors = torch.fx.GraphModule(graph_module, graph)
+    _bring_constants(on_tensors)
+    return on_tensors, [desc for _, desc in kept]
+
+
+def _bring_constants(graph_module: torch.fx.GraphModule) -> None:
+    """Have constants of the user's that are on a device on the CPU, where the importer reads their values: in the fake
+    tensor mode that is on while it does, what is copied from a device has none."""
+    for target in {str(node.target) for node in graph_module.graph.find_nodes(op="get_attr")}:
+        constant = getattr(graph_module, target)
+        if isinstance(constant, torch.Tensor) and constant.device.type != "cpu":
+            with _disable_current_modes():
+                setattr(graph_module, target, constant.detach().cpu())
 
 
 def _take_seed(graph: torch.fx.Graph) -> None:
