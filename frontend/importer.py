@@ -19,10 +19,8 @@ from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
-from torch import SymFloat, SymInt
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
@@ -34,30 +32,16 @@ from retrograd.frontend.island_graphs import ISLAND, outline_islands
 from retrograd.frontend.islands import Island
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.pack_hooks import PACKED_AS
-from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SIZE, find_heads, find_names
 from retrograd.frontend.source import CaptureError
+from retrograd.frontend.tensor_graphs import SeedAOTInput, SizeAOTInput, flatten_output, on_tensors
 
 JOINT = "joint"
 _NOTHING: Mapping[str, torch.fx.GraphModule] = {}
 # Of open sizes, by their symbols.
 Names: TypeAlias = Mapping[sympy.Symbol, str]
-
-
-class SeedAOTInput(d.AOTInput):
-    """Describes the seed of the random ops as AOTAutograd's descriptors do the other arguments."""
-
-
-@dataclass(frozen=True)
-class SizeAOTInput(d.AOTInput):
-    """Describes a size that differs from call to call."""
-
-    name: str
-
-    def expr(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True)
@@ -181,75 +165,11 @@ def import_graph(
 def _import_function(
     importer: FxImporter, traced: torch.fx.GraphModule, name: str, signature: Signature | None
 ) -> ir.Operation:
-    graph_module, descs = _on_tensors(traced)
+    graph_module, descs = on_tensors(traced)
     func = importer.import_stateless_graph(graph_module.graph, func_name=name)
     with importer.module.context, ir.Location.unknown():
         _annotate(func, graph_module.graph, descs, signature)
     return func
-
-
-def _on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """A copy of the graph on tensors alone, without numbers and ``None`` among its arguments and outputs, and the
-    descriptors of the outputs that stay."""
-    graph = torch.fx.Graph()
-    val_map: dict[torch.fx.Node, torch.fx.Node] = {}
-    output = graph.graph_copy(graph_module.graph, val_map)
-    (old,) = graph_module.graph.find_nodes(op="output")
-    kept = [
-        (node, desc)
-        for node, desc in zip(_flat(output), old.meta["desc"], strict=True)
-        if isinstance(node, torch.fx.Node) and not isinstance(node.meta.get("val"), SymInt)
-    ]
-    for source, target in val_map.items():
-        target.meta = dict(source.meta)
-    graph.output(tuple(node for node, _ in kept))
-    for node in graph.find_nodes(op="placeholder"):
-        # Sizes that Dynamo hands in, and which the graph was specialized on.
-        if not node.users and SIZE not in node.meta and isinstance(node.meta.get("val"), int | SymInt | SymFloat):
-            graph.erase_node(node)
-    for node in graph.nodes:
-        if node.op == "call_function" and node.kwargs.get("device") is not None:
-            # The module is compiled per target; a device here would pin it to the one it was traced on.
-            node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
-        if node.target is torch.ops.prims.device_put.default:
-            # All of a module is on one device: what moves a tensor copies it.
-            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
-    _take_seed(graph)
-    _take_sizes(graph)
-    # The constants among the module's attributes come along with the graph.
-    on_tensors = torch.fx.GraphModule(graph_module, graph)
-    _bring_constants(on_tensors)
-    return on_tensors, [desc for _, desc in kept]
-
-
-def _bring_constants(graph_module: torch.fx.GraphModule) -> None:
-    """Have constants of the user's that are on a device on the CPU, where the importer reads their values: in the fake
-    tensor mode that is on while it does, what is copied from a device has none."""
-    for target in {str(node.target) for node in graph_module.graph.find_nodes(op="get_attr")}:
-        constant = getattr(graph_module, target)
-        if isinstance(constant, torch.Tensor) and constant.device.type != "cpu":
-            with _disable_current_modes():
-                setattr(graph_module, target, constant.detach().cpu())
-
-
-def _take_seed(graph: torch.fx.Graph) -> None:
-    """The seed becomes an argument of the function: whoever calls it draws it."""
-    seed = find_seed(graph)
-    if seed is not None:
-        seed.op, seed.target = "placeholder", seed.name
-        seed.meta["desc"] = SeedAOTInput()
-
-
-def _take_sizes(graph: torch.fx.Graph) -> None:
-    """Open sizes become arguments of the function: both halves take them as numbers."""
-    for node in find_heads(graph):
-        node.args = ()
-        node.op, node.target = "placeholder", node.name
-        node.meta["desc"] = SizeAOTInput(node.meta[SIZE])
-
-
-def _flat(output: Any) -> list[Any]:
-    return torch.utils._pytree.arg_tree_leaves(output)
 
 
 def _name_values(node_importer: GraphNodeImporter) -> None:
@@ -293,7 +213,7 @@ def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature:
     placeholders = graph.find_nodes(op="placeholder")
     arguments = [_argument_role(node.meta["desc"], signature) for node in placeholders]
     (output,) = graph.find_nodes(op="output")
-    nodes = _flat(output.args[0])
+    nodes = flatten_output(output.args[0])
     results = [_result_role(desc, signature) for desc in descs]
     names = find_names(graph)
     func.attributes["arg_attrs"] = _attributes(arguments, placeholders, names)

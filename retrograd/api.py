@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from retrograd.bisection import Bisection, find_fault, saved_executable
-from retrograd.build import Build, build_graph, build_joint, describe, import_joint
+from retrograd.build import Build, build_graph, build_joint, import_joint
+from retrograd.description import describe
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values

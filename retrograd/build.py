@@ -1,23 +1,21 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From a captured graph to a loaded program, with the cache in between, and the manifest that describes it."""
+"""From a captured graph to a loaded program, with the cache in between."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
+from retrograd.description import describe_function, find_versions, function_specs
 from retrograd.dialects import ir
 from retrograd.fallback import Fallback
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.frontend.fx_partition import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.islands import Island
@@ -26,7 +24,7 @@ from retrograd.frontend.pack_tracing import Packings, trace_pairs
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
-from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak
+from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.fingerprint import source_fingerprint
 from retrograd.pipelines.interface import FunctionInterface
@@ -42,20 +40,13 @@ from retrograd.pipelines.staged import (
 )
 from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.bridge import BACKWARD, FORWARD
+from retrograd.runtime.bridge import BACKWARD
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.manifest import FORMAT_VERSION, INTO, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.manifest import FunctionSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
-
-PACKAGES = {
-    "retrograd": "retrograd",
-    "torch": "torch",
-    "torch-mlir": "torch-mlir",
-    "iree-compiler": "iree-base-compiler",
-}
 
 _NO_BODIES: Mapping[str, torch.fx.GraphModule] = {}
 
@@ -95,7 +86,7 @@ class Build:
         taken = {
             v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
         }
-        stages = [_function_spec(_within_reach(f, taken), 0) for f in self.staged.stages]
+        stages = [describe_function(_within_reach(f, taken), 0) for f in self.staged.stages]
         executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)
         return self.times.timed(executor.run)
 
@@ -181,7 +172,7 @@ def build_program(
             return stage_module(module, options.partition, phases)
         _refuse_open_sizes(module)
         source = module.operation.get_asm(enable_debug_info=True)
-        builders.append(BudgetBuilder(source, module.context, target, _versions(), phases, store))
+        builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store))
         return builders[-1].stage("default")
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
@@ -190,16 +181,18 @@ def build_program(
             packings.check_saved(built[0].saved)
             return built
         packings.check_saved(staged.saved)
-        return (staged, *build_executable(staged, target, _versions(), phases, store))
+        return (staged, *build_executable(staged, target, find_versions(), phases, store))
 
-    fallback = Fallback(options.allowed_fallback(), target, _versions(), store)
+    fallback = Fallback(options.allowed_fallback(), target, find_versions(), store)
     (staged, executable, cached), islands = fallback.compile(graph_module, stage, finish)
     with phases.phase("load"):
         # Compiled for a device that is not here, it can be saved.
         program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
     for note in executable.notes:
         warnings.warn(note, stacklevel=3)
-    return Build(staged, executable, program, _specs(staged, executable), cached, IslandTimes(islands), packings)
+    return Build(
+        staged, executable, program, function_specs(staged, executable), cached, IslandTimes(islands), packings
+    )
 
 
 def _refuse_open_sizes(module: ir.Module) -> None:
@@ -237,15 +230,15 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
         return staged.module
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable]:
-        return staged, build_executable(staged, target, _versions(), phases, store)[0]
+        return staged, build_executable(staged, target, find_versions(), phases, store)[0]
 
-    fallback = Fallback(options.fallback, target, _versions(), store)
+    fallback = Fallback(options.fallback, target, find_versions(), store)
     try:
         (staged, executable), islands = fallback.compile(traced.graph_module, stage, finish)
     except _Known as known:
         return known.executor, True
     program = Program.load(executable.vmfb, driver=driver)
-    specs = list(_specs(staged, executable).values())
+    specs = list(function_specs(staged, executable).values())
     executor = StageExecutor(plans[-1].to_dict(), program, specs, islands)
     executor.notes = tuple(f"runs in torch: {island.text}" for island in islands)
     if not islands:
@@ -269,76 +262,6 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
         if isinstance(value := node.meta.get("val"), torch.Tensor)
     ]
     return next((place for place in places if place.type == "cuda"), torch.device("cpu"))
-
-
-def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
-    """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
-    forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
-    dynamic = bool(captured.sizes.sizes)
-    report = {
-        "name": name,
-        "target": options.find_target().name,
-        "notes": list(built.executable.notes),
-        "flags": list(built.executable.flags),
-        "cached": built.cached,
-        "stages": len(built.staged.stages),
-        "saved_values": sum(a.role == "saved" for a in backward.arguments),
-        **built.staged.partition,
-        "partition": options.partition,
-        "forward_transient_bytes": None if dynamic else forward.transient_bytes,
-        "backward_transient_bytes": None if dynamic else backward.transient_bytes,
-        # What IREE allocates is a number in its IR for fixed sizes only.
-        "peak_bytes_predicted": None if dynamic else step_peak(built.staged, built.executable.transients),
-        "peak_bytes_measured": None,
-        "vmfb_bytes": len(built.executable.vmfb),
-        "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
-    }
-    if dynamic:
-        report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
-    else:
-        report["timeline"] = {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)}
-    signature = captured.signature.to_dict()
-    functions = (forward, backward)
-    return Manifest(
-        FORMAT_VERSION, functions, options.find_target().names, options.partition, _versions(), signature, report
-    )
-
-
-def _describe_half(half: str, built: Build) -> dict[str, Any]:
-    """What is in memory while a half runs, in bytes: what its caller holds, its scratch memory, its steps."""
-    shown = {"output": "outputs", "mutation": "updated buffers", "saved": "residuals", "grad": "gradients"}
-    # The backward runs while the forward's results are held, less the buffers, which are back in their place.
-    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != "mutation"]
-    if half == BACKWARD:
-        results += built.staged.function(BACKWARD).results
-    held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}
-    steps = [step.to_list() for step in built.executable.timelines.get(half + INTO, ())]
-    return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
-
-
-def _describe_size(size: SizeSpec) -> str:
-    most = "" if size.most is None else f" to {size.most}"
-    return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
-
-
-def _specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
-    """The functions to call, and those that they were cut into where something runs in torch."""
-    functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
-    return {f.name: _function_spec(f, _scratch(f.name, staged, executable)) for f in functions}
-
-
-def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
-    """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
-    stages = staged.plans[name].stages if name in staged.plans else (name,)
-    return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
-
-
-def _function_spec(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:
-    arguments, results = (
-        tuple(TensorSpec(p.name, p.role, p.shape, p.dtype) for p in ports)
-        for ports in (interface.arguments, interface.results)
-    )
-    return FunctionSpec(interface.name, arguments, results, transient_bytes)
 
 
 def _within_reach(interface: FunctionInterface, taken: Collection[str]) -> FunctionInterface:
@@ -365,7 +288,3 @@ class _Store:
     @staticmethod
     def _key(parts: dict[str, str]) -> str:
         return cache_key({**parts, "sources": source_fingerprint()})
-
-
-def _versions() -> dict[str, str]:
-    return {key: version(package) for key, package in PACKAGES.items()}

@@ -1,0 +1,104 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is told of a build: its manifest, its functions, the releases that it was made with."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.dynamic_shapes import SizeSpec
+from retrograd.options import Options
+from retrograd.pipelines.budgeted import port_bytes, step_peak
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.interface import FunctionInterface
+from retrograd.pipelines.staged import Progress, StagedModule
+from retrograd.runtime.bridge import BACKWARD, FORWARD
+from retrograd.runtime.manifest import FORMAT_VERSION, INTO, FunctionSpec, Manifest, TensorSpec
+
+if TYPE_CHECKING:
+    from retrograd.build import Build
+
+PACKAGES = {
+    "retrograd": "retrograd",
+    "torch": "torch",
+    "torch-mlir": "torch-mlir",
+    "iree-compiler": "iree-base-compiler",
+}
+
+
+def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
+    """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
+    forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
+    dynamic = bool(captured.sizes.sizes)
+    report = {
+        "name": name,
+        "target": options.find_target().name,
+        "notes": list(built.executable.notes),
+        "flags": list(built.executable.flags),
+        "cached": built.cached,
+        "stages": len(built.staged.stages),
+        "saved_values": sum(a.role == "saved" for a in backward.arguments),
+        **built.staged.partition,
+        "partition": options.partition,
+        "forward_transient_bytes": None if dynamic else forward.transient_bytes,
+        "backward_transient_bytes": None if dynamic else backward.transient_bytes,
+        # What IREE allocates is a number in its IR for fixed sizes only.
+        "peak_bytes_predicted": None if dynamic else step_peak(built.staged, built.executable.transients),
+        "peak_bytes_measured": None,
+        "vmfb_bytes": len(built.executable.vmfb),
+        "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
+    }
+    if dynamic:
+        report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
+    else:
+        report["timeline"] = {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)}
+    signature = captured.signature.to_dict()
+    functions = (forward, backward)
+    return Manifest(
+        FORMAT_VERSION, functions, options.find_target().names, options.partition, find_versions(), signature, report
+    )
+
+
+def _describe_half(half: str, built: Build) -> dict[str, Any]:
+    """What is in memory while a half runs, in bytes: what its caller holds, its scratch memory, its steps."""
+    shown = {"output": "outputs", "mutation": "updated buffers", "saved": "residuals", "grad": "gradients"}
+    # The backward runs while the forward's results are held, less the buffers, which are back in their place.
+    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != "mutation"]
+    if half == BACKWARD:
+        results += built.staged.function(BACKWARD).results
+    held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}
+    steps = [step.to_list() for step in built.executable.timelines.get(half + INTO, ())]
+    return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
+
+
+def _describe_size(size: SizeSpec) -> str:
+    most = "" if size.most is None else f" to {size.most}"
+    return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
+
+
+def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
+    """The functions to call, and those that they were cut into where something runs in torch."""
+    functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
+    return {f.name: describe_function(f, _scratch(f.name, staged, executable)) for f in functions}
+
+
+def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
+    """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
+    stages = staged.plans[name].stages if name in staged.plans else (name,)
+    return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
+
+
+def describe_function(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:
+    """A function as its callers see it; ``transient_bytes`` is the scratch memory that a call takes."""
+    arguments, results = (
+        tuple(TensorSpec(p.name, p.role, p.shape, p.dtype) for p in ports)
+        for ports in (interface.arguments, interface.results)
+    )
+    return FunctionSpec(interface.name, arguments, results, transient_bytes)
+
+
+def find_versions() -> dict[str, str]:
+    """The releases of what a build is made with."""
+    return {key: version(package) for key, package in PACKAGES.items()}
