@@ -110,8 +110,8 @@ def make_unique(value: ir.OpResult) -> None:
         return
     is_integer = isinstance(element, ir.IntegerType)
     # Of a float the negative zero, which changes nothing when it is added.
-    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0)
     ip, location = ir.InsertionPoint(op), op.location
+    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=location)
     constant = ir.Operation.create("arith.constant", results=[element], attributes={"value": zero}, loc=location, ip=ip)
     own = add_barrier(constant.result, ip, location)
     terminator = list(op.regions[0].blocks[0].operations)[-1].operation

@@ -85,3 +85,26 @@ func.func @computed(%x: tensor<2xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, ten
   %r = tensor.insert_slice %x into %z[0] [2] [1] : tensor<2xf32> into tensor<4xf32>
   return %r, %places : tensor<4xf32>, tensor<4xf32>
 }
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+
+// To a float the negative zero is added: with it, -0.0 stays what it is.
+// CHECK-LABEL: func.func @ramp(
+// CHECK: arith.constant -0.000000e+00 : f32
+// CHECK: %[[OWN:.*]] = "util.optimization_barrier"(%{{.*}}) : (f32) -> f32
+// CHECK: arith.addf %{{.*}}, %[[OWN]] : f32
+// CHECK: "util.optimization_barrier"(%{{.*}}) : (tensor<8xf32>) -> tensor<8xf32>
+func.func @ramp(%x: tensor<2xf32>) -> (tensor<8xf32>, tensor<8xf32>) {
+  %empty = tensor.empty() : tensor<8xf32>
+  %p = linalg.generic {indexing_maps = [#id], iterator_types = ["parallel"]} outs(%empty : tensor<8xf32>) {
+  ^bb0(%out: f32):
+    %i = linalg.index 0 : index
+    %k = arith.index_cast %i : index to i64
+    %f = arith.sitofp %k : i64 to f32
+    linalg.yield %f : f32
+  } -> tensor<8xf32>
+  %r = tensor.insert_slice %x into %p[0] [2] [1] : tensor<2xf32> into tensor<8xf32>
+  return %r, %p : tensor<8xf32>, tensor<8xf32>
+}
