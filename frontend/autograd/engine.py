@@ -20,6 +20,7 @@ from torch._dynamo import compiled_autograd
 from torch.autograd import Variable
 
 from retrograd.frontend.autograd.compiler import BackwardCall, OrderedCompiler, RuntimeCapture
+from retrograd.frontend.autograd.reducers import take_over_reducers
 
 _set_compiler = _C._dynamo.compiled_autograd.set_autograd_compiler
 # Takes (inputs, sizes, scalars, hooks, packed_data), gives the results of the backward.
@@ -73,7 +74,11 @@ class Engine:
             except Exception as error:
                 if self._began:
                     raise
-                self._client.refuse(error)
+                is_ours_now = take_over_reducers(error, tensors)
+                if not is_ours_now:
+                    self._client.refuse(error)
+            if is_ours_now:
+                return self.run_backward(tensors, *args, **kwargs)
             return self._engine.run_backward(tensors, *args, **kwargs)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:

@@ -88,10 +88,50 @@ def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.Monkey
     assert communicating and all(communicating)
 
 
-def test_the_reducer_in_cpp_is_refused_once() -> None:
-    """It is torch's to say how to have the one in Python."""
-    entries = train(DistributedDataParallel, "eager-order")
-    assert len(entries) == 1 and "python_reducer" in entries[0]
+def reduced(plain: nn.Module, schedule: Any) -> tuple[list[list[str]], list[torch.Tensor]]:
+    """Trains a model with DDP's own reducer, which doubles gradients; with a schedule, under `retrograd.enable`. Gives
+    what was called at each step, and all gradients."""
+    model = DistributedDataParallel(copy.deepcopy(plain), bucket_cap_mb_list=[1e-5, 1e-5])
+    calls: list[list[str]] = []
+    gradients = []
+
+    def double(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        calls[-1].append(f"reduce bucket {bucket.index()}")
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(2 * bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, lambda _, bucket: double(bucket))
+    first, second = list(model.parameters())[:2]
+    first.register_hook(lambda _: calls[-1].append("gradient of the first"))
+    second.register_post_accumulate_grad_hook(lambda _: calls[-1].append("the second is there"))
+    torch.manual_seed(1)
+    for step in range(5):
+        calls.append([])
+        # Accumulated without the other processes' at step 1, and on top of that at step 2.
+        with model.no_sync() if step == 1 else contextlib.nullcontext():
+            loss = model(torch.randn(5, 4)).square().mean()
+            # Step 3 is an eager one.
+            is_ours = schedule is not None and step != 3
+            with retrograd.enable(hook_schedule=schedule) if is_ours else contextlib.nullcontext():
+                loss.backward()
+        gradients += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        if step != 1:
+            model.zero_grad()
+    return calls, gradients
+
+
+def test_the_reducer_in_cpp_reduces_as_in_eager() -> None:
+    """Bucket by bucket, while the backward runs."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    before = len(retrograd.explain_recompiles())
+    (calls, gradients), (expected_calls, expected) = reduced(plain, "eager-order"), reduced(plain, None)
+    assert calls == expected_calls
+    assert any("reduce bucket 1" in step for step in calls)
+    torch.testing.assert_close(gradients, expected, rtol=2e-5, atol=1e-6)
+    entries = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+    assert "compiled" in entries and "runs eagerly" not in entries, entries
 
 
 def test_communication_that_users_mark_starts_first() -> None:
