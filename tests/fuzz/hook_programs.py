@@ -37,13 +37,15 @@ class HookError(Exception):
 @dataclass(frozen=True)
 class Hook:
     """A hook on value number ``target``: it changes what it is given or not, and raises at step ``raises``. At the
-    steps of ``off`` it is not there."""
+    steps of ``off`` it is not there. With ``inside`` it runs a backward of its own, and what it changes of a leaf's
+    gradient it writes in place; other gradients may share their memory."""
 
     kind: str
     target: int
     changes: bool
     raises: int | None
     off: frozenset[int]
+    inside: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def programs(draw: Any, *, steady: bool = False) -> Program:
     ]
     raises = st.none() if steady else st.one_of(st.none(), st.none(), st.none(), st.integers(0, STEPS - 1))
     off = st.just(frozenset()) if steady else st.frozensets(st.integers(0, STEPS - 1), max_size=1)
-    hook = st.builds(Hook, st.sampled_from(KINDS), st.integers(0, LEAVES + count - 1), st.booleans(), raises, off)
+    target = st.integers(0, LEAVES + count - 1)
+    hook = st.builds(Hook, st.sampled_from(KINDS), target, st.booleans(), raises, off, st.booleans())
     hooks = draw(st.lists(hook, min_size=1, max_size=5))
     return Program(
         tuple(ops), tuple(hooks), draw(st.integers(0, LEAVES + count - 1)), draw(st.booleans()), draw(st.booleans())
@@ -155,7 +158,9 @@ class _Step:
         def on_leaf(leaf: Tensor) -> None:
             assert leaf.grad is not None
             self._called(name, hook, [leaf.grad])
-            if hook.changes:
+            if hook.changes and hook.inside:
+                leaf.grad.mul_(0.5)
+            elif hook.changes:
                 leaf.grad = leaf.grad * 0.5
 
         def on_all(gradients: Any) -> None:
@@ -182,5 +187,10 @@ class _Step:
 
     def _called(self, name: str, hook: Hook, tensors: Sequence[Tensor]) -> None:
         self._outcome.calls.append((name, [t.detach().float().clone() for t in tensors]))
+        if hook.inside:
+            given = [t.detach().float().requires_grad_() for t in tensors]
+            with torch.enable_grad():
+                torch.stack([t.sin().sum() for t in given]).sum().backward()
+            self._outcome.calls.append((name, [t.grad for t in given if t.grad is not None]))
         if hook.raises == self._number:
             raise HookError(name)
