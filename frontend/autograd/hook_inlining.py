@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.autograd.hook_identity import PLAIN, HookIdentity, reads_rate
 from retrograd.frontend.autograd.hook_tape import HookTape, watch
+from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, accumulate_into, call_user_hook, find_source
 from retrograd.frontend.hook_marks import is_inlineable
 
@@ -200,20 +201,11 @@ def _known_tensors(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], fra
         place, index = find_source(argument)
         if place == "packed_data":
             leaves = pytree.tree_leaves(frame.packed[index])
-            known |= {id(t): _packed_leaf(index, n) for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
+            known |= {id(t): PackedLeaf(index, n) for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
         elif place is None:
             tensors = [t for t in pytree.tree_leaves(values[argument]) if isinstance(t, torch.Tensor)]
             known |= {id(tensor): FromGraph(argument.name, n) for n, tensor in enumerate(tensors)}
     return known
-
-
-def _packed_leaf(index: int, leaf: int) -> Finder:
-    def find(frame: Frame) -> torch.Tensor:
-        value = frame.packed[index]
-        found: torch.Tensor = value if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)[leaf]
-        return found
-
-    return find
 
 
 def _remembered(tensor: torch.Tensor) -> Finder:

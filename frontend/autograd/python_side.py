@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.frontend.autograd.packed_values import take_packed
 from retrograd.frontend.autograd.python_calls import Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.hook_ops import BACKWARD
@@ -28,7 +29,11 @@ class Compiled(Protocol):
 
 def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
     """The results of a backward; its frame is not usable afterwards, and its list of inputs is empty."""
+    if packed := traced.packed:
+        frame.packed = take_packed(frame.packed, packed)
     inputs, arguments = frame.inputs, traced.arguments(frame)
+    if packed:
+        frame.packed = [None if number in packed else value for number, value in enumerate(frame.packed)]
     # What the graph has taken and no call of Python looks at lives until its last use only: the list that it came in
     # is PyTorch's too.
     frame.inputs = {number: inputs[number] for number in traced.kept_inputs}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.open_numbers import take_floats
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGuard
+from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder
 from retrograd.frontend.capture import portable_ops
@@ -61,6 +63,11 @@ class TracedBackward:
     bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
+
+    @cached_property
+    def packed(self) -> frozenset[int]:
+        """The numbers of the packed values that hooks which are part of the graph unpack."""
+        return frozenset([find.index for find in self.extras if isinstance(find, PackedLeaf)])
 
     def arguments(self, frame: Frame) -> list[torch.Tensor | int]:
         """The tensors that the graph takes, at one step, and the sizes."""

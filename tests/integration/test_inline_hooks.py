@@ -164,6 +164,50 @@ def test_unpack_hooks(pack: Any, unpack: Any) -> None:
     assert calls[0] > 0 and calls[1:] == [0, 0]
 
 
+def test_packed_values_are_freed_after_their_last_use() -> None:
+    """Others that have them keep them, and a graph that is run again does."""
+    storages: list[torch.UntypedStorage] = []
+    kept: list[torch.Tensor] = []
+    users: list[list[int]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed = tensor.double()
+        storages.append(packed.untyped_storage())
+        if len(storages) > 1:
+            kept.append(packed)
+        return packed
+
+    def look(_: torch.Tensor) -> None:
+        # A storage has one user here: the list of this test.
+        users.append([torch._C._storage_Use_Count(storage._cdata) for storage in storages])
+
+    w = torch.randn(3, requires_grad=True)
+
+    def step(again: bool) -> None:
+        for known in (storages, kept, users):
+            known.clear()
+        first = w * 1
+        first.register_hook(look)
+        with saved_tensors_hooks(pack, retrograd.inlineable(lambda packed: packed.float())):
+            loss = first.sin().cos().sum()
+        w.grad = None
+        with retrograd.enable():
+            loss.backward(retain_graph=again)
+        expected = -w.detach().sin().sin() * w.detach().cos()
+        torch.testing.assert_close(w.grad, expected, rtol=2e-5, atol=1e-6)
+        if again:
+            with retrograd.enable():
+                loss.backward()
+            torch.testing.assert_close(w.grad, 2 * expected, rtol=2e-5, atol=1e-6)
+
+    step(again=False)
+    for again in (False, True):
+        step(again)
+        saved = [tensor.detach().float() for tensor in kept]
+        torch.testing.assert_close(saved, [w.detach().sin()])
+        assert users[0] == [2, 2] if again else users[0] == [1, 2], users
+
+
 def test_why_a_marked_hook_is_called_in_python() -> None:
     kept = [torch.zeros(())]
 
