@@ -12,10 +12,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu test-budgets wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("retrograd needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + \
@@ -71,6 +71,9 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
 
 test-budgets: $(STAMP) ## gradients of all models for all partitions and for memory budgets from 10% to 100% (half an hour)
 	$(BIN)/python -m pytest tests/budgets $(ARGS)
+
+test-precisions: $(STAMP) ## five steps of all models in bfloat16 and under autocast, beside eager
+	$(BIN)/python -m pytest -s tests/precisions $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from models import MODELS
 from models.precision import Precision
+from narrow_gradients import train
 from steps import TOLERANCES, gradients, on_device, relative_error, require_device
 
 import retrograd
@@ -39,19 +40,9 @@ def test_trains_as_eager_in_float32(name: str) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "autocast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_in_bfloat16(name: str, precision: Precision) -> None:
-    """Within 2e-2 of eager's in float32, or as close as eager's own bfloat16, which batch norms over few elements and
-    long recurrences take further from it."""
-    exact = on_device(name)
-    expected = gradients(exact, exact.model)
-    case = on_device(name, precision)
-    eager = gradients(case, case.model)
-    found = gradients(case, retrograd.compile_backward(case.model, case.args))
-    floor = 1e-3 * max(float(gradient.norm()) for gradient in expected.values())
-    for n, gradient in expected.items():
-        if gradient.norm() > floor:
-            inner = n if n in found else f"inner.{n}"
-            allowed = max(TOLERANCES[torch.bfloat16], 1.5 * relative_error(eager[inner], gradient))
-            assert relative_error(found[inner], gradient) <= allowed, n
+    """By the rule of narrow_gradients."""
+    for distance in train(name, precision, steps=1, device="cuda"):
+        distance.check(precision)
 
 
 def test_attention_saves_nothing_quadratic_in_the_tokens() -> None:

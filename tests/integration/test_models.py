@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from models import MODELS, Case
-from models.precision import Autocast
+from models.precision import Precision
+from narrow_gradients import train
 from suite import SUITE
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import retrograd
 
 STEPS = 5
-TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = 2e-5
 
 # Those of the suite are trained in test_training.py.
 TRAINED = [name for name in MODELS if name not in SUITE]
@@ -80,31 +80,13 @@ def check_training(ours: Case, theirs: Case, tolerance: float) -> None:
             assert torch.allclose(buffer, buffers[name], rtol=1e-4, atol=1e-6), name
 
 
-def under_autocast(case: Case) -> Case:
-    """The case under autocast to bfloat16, with its own loss, in float32."""
-    return dataclasses.replace(
-        case, model=Autocast(case.model, "cpu"), loss=lambda outputs: case.loss(pytree.tree_map(Tensor.float, outputs))
-    )
-
-
-def test_trains_under_autocast_as_eager() -> None:
-    """All gradients of a step together: rounding elsewhere than eager does may change a small one by more."""
-    ours, theirs = (under_autocast(MODELS["transformer"].make("test")) for _ in range(2))
-    step = retrograd.compile_backward(ours.model, ours.args)
-    optimizer = torch.optim.SGD(list(ours.leaves().values()), lr=0.05, momentum=0.5)
-    for i in range(STEPS):
-        loss, found = backpropagate(ours, step)
-        expected_loss, expected = backpropagate(theirs, theirs.model)
-        assert found.keys() == expected.keys()
-        gradients, references = (torch.cat([g[name].flatten() for name in expected]) for g in (found, expected))
-        for ours_all, theirs_all in ((gradients, references), (loss, expected_loss)):
-            assert relative_error(ours_all, theirs_all) <= TOLERANCES[torch.bfloat16], f"step {i}"
-        optimizer.step()
-        with torch.no_grad():
-            for name, leaf in theirs.leaves().items():
-                leaf.copy_(ours.leaves()[name])
+@pytest.mark.parametrize(("name", "precision"), [("transformer", "autocast"), ("mlp", "bf16")])
+def test_trains_in_a_narrow_precision(name: str, precision: Precision) -> None:
+    """By the rule of narrow_gradients; `make test-precisions` tries all models."""
+    for i, distance in enumerate(train(name, precision, STEPS)):
+        distance.check(f"step {i}")
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_trains_as_eager(name: str) -> None:
-    check_training(MODELS[name].make("test"), MODELS[name].make("test"), TOLERANCES[torch.float32])
+    check_training(MODELS[name].make("test"), MODELS[name].make("test"), TOLERANCE)
