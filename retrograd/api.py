@@ -137,7 +137,7 @@ def compile_backward(
     names, training = [e.name for e in convention.state], captured.signature.training
     state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
-    again = partial(how, model)
+    again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
     return CompiledBackward(
         call, convention, state, built.program, built.executable.vmfb, manifest, stages, again, built.times
@@ -185,13 +185,16 @@ def bisect(
     partition: Literal["default", "min-cut", "budget"] = "min-cut",
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
+    fallback: Literal["island", "error"] = "island",
     artifact: str | os.PathLike[str] | None = None,
 ) -> Bisection:
     """The first op of ``model(*args, **kwargs)`` or its backward whose compiled value parts from eager's, or that does
     not compile.
 
-    Arguments are those of :func:`compile_backward`, and are run on. ``artifact`` is a file that was saved from this
-    model, whose code to test in place of newly compiled code; ``partition`` is then the one it was compiled with.
+    Arguments are those of :func:`compile_backward`, and are run on. ``fallback="error"`` finds the first op that does
+    not compile; otherwise such ops run in torch, as they do in what is compiled, and are no fault. ``artifact`` is a
+    file that was saved from this model, whose code, in which nothing runs in torch, to test in place of newly compiled
+    code; ``partition`` is then the one it was compiled with.
 
     Raises:
         CaptureError, PipelineError, UnknownTarget, ValueError: as for :func:`compile_backward`; also for values that
@@ -199,7 +202,8 @@ def bisect(
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
     tensors = tensors_of(model, args, kwargs)
-    options = Options(target, partition, True, memory_budget, save_policy, fallback="error").on(tensors)
+    chosen = "error" if artifact is not None else fallback
+    options = Options(target, partition, True, memory_budget, save_policy, chosen).on(tensors)
     with COMPILING, contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, args, kwargs)
         executable: Executable | None = None

@@ -36,6 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
             target=target,
             partition=partition,
             memory_budget=arguments.memory_budget,
+            fallback=arguments.fallback,
             artifact=arguments.artifact,
         )
     print(found)

@@ -178,6 +178,12 @@ def add_bisect(commands: Any) -> None:
         metavar="FILE",
         help="test the code in this file, which was compiled from the model, with its target and partition",
     )
+    parser.add_argument(
+        "--fallback",
+        choices=("island", "error"),
+        default="island",
+        help="an op that does not compile runs in torch, and is no fault (island), or is what is looked for (error)",
+    )
 
 
 def add_run(commands: Any) -> None:

@@ -131,6 +131,29 @@ def test_a_step_bisects_itself(miscompile: Callable[[str, str], None], tmp_path:
         retrograd.load(tmp_path / "mlp.vmfb", model).bisect(x)
 
 
+@pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
+def test_fault_beside_islands_is_found(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
+    """Complex numbers run in torch; what is compiled before and after is given eager's values of them."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        spectrum = torch.fft.fft(torch.sinh(x @ w)).abs()
+        return torch.tanh(spectrum)
+
+    torch.manual_seed(0)
+    arguments = [torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)]
+    step = retrograd.compile_backward(model, arguments)
+    assert step.explain().to_dict()["islands"]
+    assert not step.bisect(*arguments)
+    with pytest.raises(retrograd.CaptureError, match="complex64, which executables do not have"):
+        retrograd.bisect(model, arguments, fallback="error")
+    miscompile("math.tanh", "math.atan")
+    # Compiled anew, with nothing in the cache that was right.
+    found = retrograd.bisect(lambda x, w: model(x, w) * 2, arguments)
+    assert (found.kind, found.op, found.ops) == ("values", "torch.aten.tanh", 1)
+    assert found.function.startswith("forward")
+    assert run_script(found.write(tmp_path / "reproducer")).returncode == 0, "the tools themselves are right"
+
+
 def test_op_that_does_not_lower_is_cut_out(tmp_path: Path) -> None:
     @torch.library.custom_op("retrograd_tests::cube", mutates_args=())
     def cube(x: Tensor) -> Tensor:
@@ -146,7 +169,7 @@ def test_op_that_does_not_lower_is_cut_out(tmp_path: Path) -> None:
         cubes: Tensor = cube((x @ x.T).tanh())
         return cubes.sum()
 
-    found = retrograd.bisect(model, (torch.randn(3, 3, requires_grad=True),))
+    found = retrograd.bisect(model, (torch.randn(3, 3, requires_grad=True),), fallback="error")
     assert (found.kind, found.function, found.ops) == ("lower", "forward", 1)
     assert found.op == "torch.retrograd_tests.cube"
     assert "test_bisect.py" in found.location
