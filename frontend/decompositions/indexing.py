@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,9 +18,41 @@ from retrograd.frontend.decompositions.sums import HALF
 aten = torch.ops.aten
 
 
+def _count(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The indices, each of the axis at its place, from the first element on; masks take as many axes as they have."""
+    counted: list[Tensor | None] = []
+    axis = 0
+    for index in indices:
+        mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        counted.append(index if index is None or mask else torch.where(index < 0, index + x.shape[axis], index))
+        axis += index.dim() if index is not None and mask else 1
+    return counted
+
+
+# Whether the indices of the index_put at hand are known to be at least zero.
+_COUNTED = ContextVar("_COUNTED", default=False)
+
+
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """``aten.index_put`` with axes left out: the indexed axes are brought to the front, and back. Half types are added
-    up in f32.
+    """``aten.index_put``: indices below zero count from the end, which IREE's scatter would leave out. For the rest see
+    ``put_counted``."""
+    if not _COUNTED.get():
+        return put_counted(x, _count(x, indices), values, accumulate)
+    return _put(x, indices, values, accumulate)
+
+
+def put_counted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """``aten.index_put`` with indices that are at least zero, or masks."""
+    token = _COUNTED.set(True)
+    try:
+        written: Tensor = aten.index_put.default(x, indices, values, accumulate)
+    finally:
+        _COUNTED.reset(token)
+    return written
+
+
+def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """With axes left out, the indexed axes are brought to the front, and back. Half types are added up in f32.
 
     Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index, or an index
     that is a mask.
@@ -71,12 +104,12 @@ def embedding_dense_backward(
         updates = updates.float()
     if scale_grad_by_freq:
         ones = torch.ones_like(rows, dtype=updates.dtype)
-        counts = aten.index_put.default(updates.new_zeros(num_weights), [rows], ones, True)
+        counts = put_counted(updates.new_zeros(num_weights), [rows], ones, True)
         updates = updates / counts.index_select(0, rows).unsqueeze(-1)
     if padding_idx >= 0:
         updates = torch.where((rows == padding_idx).unsqueeze(-1), 0, updates)
     table = updates.new_zeros(num_weights, updates.shape[-1])
-    return aten.index_put.default(table, [rows], updates, True).to(grad.dtype)
+    return put_counted(table, [rows], updates, True).to(grad.dtype)
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
@@ -110,7 +143,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: boo
         index if axis == along else torch.arange(length, device=x.device).reshape(-1, *[1] * (x.dim() - 1 - axis))
         for axis, length in enumerate(index.shape)
     ]
-    return aten.index_put.default(x, list(torch.broadcast_tensors(*spots)), src.expand(index.shape), accumulate)
+    return put_counted(x, list(torch.broadcast_tensors(*spots)), src.expand(index.shape), accumulate)
 
 
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -154,7 +187,7 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) ->
     place = torch.cumsum(chosen.to(torch.int64), 0) - 1
     # What is not chosen goes to one element behind the last.
     target = torch.where(chosen, place, count)
-    return aten.index_put.default(grad.new_zeros(count + 1), [target], grad.flatten())[:count].reshape(sizes)
+    return put_counted(grad.new_zeros(count + 1), [target], grad.flatten())[:count].reshape(sizes)
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
@@ -164,7 +197,10 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 
 
 _ONE_FORM = "torch-mlir's lowering ends the process for a negative axis, refuses scalars, and loops over unknown sizes"
-_LEFT_OUT = "torch-mlir refuses indices that stand apart, and is slow with axes left out before the first"
+_LEFT_OUT = (
+    "torch-mlir leaves out what is written to indices below zero, refuses indices that stand apart, and is slow with "
+    "axes left out before the first"
+)
 
 ENTRIES = (
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),

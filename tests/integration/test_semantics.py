@@ -194,6 +194,7 @@ CASES: dict[str, Case] = {
     ),
     "scalar_and_empty": Case(lambda: (lambda x, y: (x * 2, y.exp()), (randn(), randn(0, 4)), {})),
     "constant_results": Case(lambda: (constant_results, (randn(2, 4), randn(3, 5), randn(3, 5)), {})),
+    "indices_from_the_end": Case(lambda: (from_the_end, (randn(5, 4), randn(2, 4), torch.tensor([0, -1])), {})),
     "frozen_parameter": Case(lambda: (_frozen(), (randn(2, 4, grad=False),), {})),
     "float64": Case(lambda: (nn.Linear(4, 3).double(), (torch.randn(2, 4, dtype=torch.float64),), {})),
     "transposed_output": Case(lambda: (lambda x: (x * 2).t().contiguous().t(), (randn(3, 4),), {})),
@@ -213,6 +214,18 @@ def constant_results(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         numbers,
         torch.narrow_copy(y, 1, 2, 2),
         torch.narrow_copy(z, 1, 0, 0),
+    )
+
+
+def from_the_end(x: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    """Indices below zero, in what is read (whose gradient is written there), in what is written, and in what is added
+    up."""
+    return (
+        x[:, [1, -1]].exp(),
+        x[i] * 2,
+        x.index_put((i,), v),
+        x.index_put((torch.tensor([3, -2, -1]), torch.tensor([-1, 0, 1])), v[0, :3], accumulate=True),
+        x.put(torch.tensor([-1, 2]), v[0, :2]),
     )
 
 
