@@ -27,6 +27,7 @@ from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
+from retrograd.frontend.losses import TraceableLosses
 from retrograd.frontend.matrix_checks import drop_settled_checks, plain_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.pack_hooks import HookTracker, find_open_pair, mark_values
@@ -231,6 +232,7 @@ def portable_ops() -> Iterator[None]:
         with (
             PortableAttention(),
             PortableCells(),
+            TraceableLosses(),
             dropout_between_layers(),
             plain_checks(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),

@@ -34,6 +34,7 @@ ENTRIES = tuple(
     Decomposition(copy, copied(view), _MISSING)
     for copy, view in (
         (aten.alias_copy.default, aten.alias.default),
+        (aten.as_strided_copy.default, aten.as_strided.default),
         (aten.detach_copy.default, aten.detach.default),
         (aten.diagonal_copy.default, aten.diagonal.default),
         (aten.expand_copy.default, aten.expand.default),

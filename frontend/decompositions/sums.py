@@ -30,6 +30,18 @@ def in_float32(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
+def average(op: OpOverload, rank: int) -> Callable[..., Any]:
+    """An average pooling over ``rank`` axes; what has no batch axis becomes a batch of one, which torch-mlir needs."""
+
+    @wraps(op)
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim() == rank + 1:
+            return op(x.unsqueeze(0), *args, **kwargs).squeeze(0)
+        return in_float32(op)(x, *args, **kwargs)
+
+    return function
+
+
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """``aten.cumsum``; torch-mlir refuses that of a single element without axes, which is the element."""
     if x.dim() == 0:
@@ -47,9 +59,9 @@ ENTRIES = (
             aten.sum.dim_IntList,
             aten.mean.default,
             aten.mean.dim,
-            aten.avg_pool2d.default,
-            aten.avg_pool3d.default,
         )
     ),
+    Decomposition(aten.avg_pool2d.default, average(aten.avg_pool2d.default, 2), _ROUNDED),
+    Decomposition(aten.avg_pool3d.default, average(aten.avg_pool3d.default, 3), _ROUNDED),
     Decomposition(aten.cumsum.default, cumsum, _ROUNDED),
 )

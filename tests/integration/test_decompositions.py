@@ -314,6 +314,18 @@ def test_adaptive_max_pool_backward(size: tuple[int, ...], out: tuple[int, ...],
     check(getattr(aten, f"adaptive_max_pool{rank}d_backward").default, torch.randn_like(y), x, indices)
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("name", ["avg_pool{}d", "max_pool{}d_with_indices"])
+def test_pooling_without_a_batch(name: str, rank: int) -> None:
+    """Becomes that of a batch of one."""
+    op = getattr(aten, name.format(rank)).default
+    x = torch.randn(2, *[6] * rank)
+    graph, tensors = trace(op, x, [3] * rank)
+    (pooled,) = [n for n in graph.graph.nodes if n.target is op]
+    assert pooled.args[0].meta["val"].shape == (1, *x.shape)
+    assert_close(graph(*tensors), op(x, [3] * rank))
+
+
 @pytest.mark.parametrize("op", [aten.index_put.default, aten._unsafe_index_put.default])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_index_put_with_axes_left_out(op: Any, accumulate: bool) -> None:

@@ -218,7 +218,13 @@ def test_put(accumulate: bool) -> None:
 def test_copies_of_views(entry: Any) -> None:
     arguments = {"diagonal": (1,), "expand": ([2, 3, 4],), "permute": ([1, 0],), "select": (0, -1), "slice": (1, 1, 3)}
     arguments |= {"split": (2,), "split_with_sizes": ([1, 2],), "squeeze.dim": (0,), "squeeze.dims": ([0],)}
-    arguments |= {"transpose": (0, 1), "unfold": (1, 2, 1), "unsqueeze": (1,), "view": ([4, 3],)}
+    arguments |= {
+        "as_strided": ([2, 3], [4, 1], 1),
+        "transpose": (0, 1),
+        "unfold": (1, 2, 1),
+        "unsqueeze": (1,),
+        "view": ([4, 3],),
+    }
     name = str(entry.op).removeprefix("aten.").replace("_copy", "").removesuffix(".default")
     given = arguments.get(name, arguments.get(name.partition(".")[0], ()) if not name.startswith("squeeze") else ())
     x = numbers(3, 4)

@@ -1,0 +1,64 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Losses that PyTorch computes by looking at what is in a tensor, traced as formulas of all of its elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class TraceableLosses(TorchFunctionMode):
+    """While it is active, ``gaussian_nll_loss`` is traced as its formula."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = _LOSSES.get(func)
+        loss = formula(*args, **kwargs) if formula is not None else NotImplemented
+        return func(*args, **kwargs) if loss is NotImplemented else loss
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    """``F.gaussian_nll_loss`` without its check: a variance below zero, which eager refuses, gives NaN.
+
+    Returns ``NotImplemented`` for what eager refuses by types and shapes, and for a variance that is a number.
+    """
+    if not isinstance(var, Tensor) or reduction not in _REDUCTIONS:
+        return NotImplemented
+    if var.shape != input.shape:
+        if var.shape == input.shape[:-1]:
+            var = var.unsqueeze(-1)
+        elif var.dim() != input.dim() or sum(a != b for a, b in zip(input.shape, var.shape, strict=True)) != 1:
+            return NotImplemented
+    var = torch.where(var < 0, math.nan, var)
+    # As in eager: a variance that is raised to eps still gets a gradient.
+    with torch.no_grad():
+        raised = var.clamp(min=eps)
+    var = torch.where(var < eps, var - var.detach() + raised, var)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return _REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
+
+
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda loss: loss,
+    "mean": torch.mean,
+    "sum": torch.sum,
+}
+_LOSSES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.gaussian_nll_loss: gaussian_nll_loss,
+}
