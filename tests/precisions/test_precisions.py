@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Every model of the registry trained in bfloat16 and under autocast: its gradients by the rule of narrow_gradients.
 
-`make test-precisions` runs them, and prints how far from float32 each model is at its worst step.
+`make test-precisions` runs them, and prints how far from float32 each model is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ STEPS = 5
 @pytest.mark.parametrize("precision", ["bf16", "autocast"])
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_in_a_narrow_precision(name: str, precision: Precision) -> None:
-    distances = train(name, precision, STEPS)
-    worst = max(distances, key=lambda d: d.ours / d.allowed)
-    print(f"\n{name:20} {precision:8} {worst.ours:.4f} from float32, eager {worst.eager:.4f}")
-    for i, distance in enumerate(distances):
-        distance.check(f"step {i}")
+    distance = train(name, precision, STEPS)
+    print(f"\n{name:20} {precision:8} {distance.ours:.4f} from float32, eager {distance.eager:.4f}")
+    distance.check()
