@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 import retrograd
 
@@ -60,6 +61,27 @@ def frozen_parameter(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
 def sparse_gradient(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
     m = nn.Embedding(5, 3, sparse=True)
     return lambda i: m(torch.tensor([1, 2, 1])).sum().backward(), list(m.parameters())
+
+
+class SquareOnce(torch.autograd.Function):
+    """A function whose backward is not differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = ctx.saved_tensors[0]
+        return 2 * x * gradient
+
+
+@case
+def function_differentiable_once(log: Log) -> tuple[Step, Sequence[torch.Tensor]]:
+    w = leaf(3)
+    return lambda i: SquareOnce.apply(w * 2).sin().sum().backward(), [w]  # type: ignore[no-untyped-call]
 
 
 @case
@@ -251,6 +273,17 @@ def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     entry = retrograd.explain_recompiles()[-1]
     assert entry.outcome == "runs eagerly"
     assert "the gradient of input" in str(entry)
+
+
+def test_anomaly_mode_runs_eagerly_and_names_the_op() -> None:
+    w = leaf(3)
+    captures = len(retrograd.explain_recompiles())
+    with retrograd.enable(), pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        (w * 2).sum().backward()
+        assert w.grad is not None and w.grad.tolist() == [2.0] * 3
+        with pytest.raises(RuntimeError, match="'MulBackward0' returned nan"):
+            (w * 0).sqrt().sum().backward()
+    assert len(retrograd.explain_recompiles()) == captures
 
 
 def test_steps_leave_nothing_behind() -> None:
