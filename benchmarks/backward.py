@@ -55,8 +55,9 @@ each round begins with another one. Times are medians over the steps, the loss o
 - *saved*: bytes kept from the forward for the backward, without parameters, buffers and arguments, each storage once.
 - *peak*: the most bytes alive at one time in a step: results, saved values, gradients and scratch memory, as predicted
   when compiling and as measured with IREE's allocator. Eager and Inductor have no such count on CPU.
-- *gradient error*: the largest difference from eager's gradients, relative to the largest element of each. Where an input
-  of a ReLU is within rounding of zero (the CNN has one of 4e-7), it may fall on the other side, in Inductor's code too.
+- *gradient error*: the largest difference from eager's gradients, relative to the largest element of each. Where an
+  input of a ReLU is within rounding of zero (the CNN has one of 4e-7), it may fall on the other side, in Inductor's
+  code too.
 """
 
 
