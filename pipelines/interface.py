@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import Size, evaluate_size, parse_shape
 from retrograd.pipelines.analysis.read_graph import SHAPE, attribute_dicts, function_type, read_hints
-from retrograd.pipelines.analysis.tensor_types import tensor_shape
+from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 
-_ELEMENT = re.compile(r"!torch\.vtensor<\[[\d,?]*\],\s*([\w!.<>]+)>")
 SIZE = "size"
 # torch's names of element types by MLIR's.
 DTYPES = {
@@ -79,8 +77,8 @@ def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int
     name, role, value = (attributes.get(f"bwd.{key}", "") for key in ("name", "role", "value"))
     if role == SIZE and str(type_) == "!torch.int":
         return TensorPort(name, role, value, (), "int64", ())
-    declared, element = tensor_shape(type_), _ELEMENT.fullmatch(str(type_))
-    if declared is None or element is None or element[1] not in DTYPES:
+    declared, element = tensor_shape(type_), element_type(type_)
+    if declared is None or element not in DTYPES:
         raise ValueError(f"{name or 'an unnamed value'} has type {type_}, which no torch tensor has")
     shape: tuple[Size, ...] = tuple(n for n in declared if n is not None)
     if None in declared:
@@ -89,4 +87,4 @@ def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int
             raise ValueError(
                 f"{name or 'an unnamed value'} has type {type_} and no {SHAPE} that says what its sizes are"
             )
-    return TensorPort(name, role, value, shape, DTYPES[element[1]], tuple(evaluate_size(n, hints) for n in shape))
+    return TensorPort(name, role, value, shape, DTYPES[element], tuple(evaluate_size(n, hints) for n in shape))

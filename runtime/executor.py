@@ -21,7 +21,6 @@ from retrograd.runtime.devices import (
     Device,
     DeviceError,
     get_device,
-    made_current,
     process_lock,
     torch_device_of,
 )
@@ -256,7 +255,7 @@ def _after_torch(place: torch.device) -> Iterator[None]:
     if place.type != "cuda":
         yield
         return
-    with made_current(place):
+    with torch.cuda.device(place):
         torch.cuda.current_stream(place).synchronize()
         yield
 

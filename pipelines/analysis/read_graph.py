@@ -41,8 +41,9 @@ STORED = "bwd.saved_dtype"
 PACKED = "bwd.packed_as"
 # What was asked of an op is no part of what it computes.
 MARKS = (TAG, BLOCK, "bwd.label")
-_VALUES = "bwd.values"
-_IGNORED = (_VALUES, SHAPES, STORED, PACKED, *MARKS)
+# The names that the import gave its results.
+VALUES = "bwd.values"
+_IGNORED = (VALUES, SHAPES, STORED, PACKED, *MARKS)
 _OPERATOR = "torch.operator"
 # Types of tensors that ops write to.
 _MUTABLE = "!torch.tensor"
@@ -192,9 +193,9 @@ def function_type(func: ir.Operation) -> ir.FunctionType:
 
 def value_names(op: ir.Operation) -> list[str]:
     """Names that the import gave the results of an op; empty where it gave none."""
-    if _VALUES not in op.attributes:
+    if VALUES not in op.attributes:
         return [""] * len(op.results)
-    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[_VALUES])]
+    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[VALUES])]
 
 
 def op_meaning(op: ir.Operation) -> Hashable | None:

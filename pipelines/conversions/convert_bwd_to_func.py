@@ -60,6 +60,18 @@ def functions(module: ir.Operation) -> list[ir.Operation]:
     return [op for op in ops if op.name == "func.func" and len(op.regions[0].blocks)]
 
 
+def only_block(func: ir.Operation, pass_name: str) -> ir.Block:
+    """The block of a function that has one.
+
+    Raises:
+        PassFailure: it has several; names the pass.
+    """
+    blocks = list(func.regions[0].blocks)
+    if len(blocks) != 1:
+        raise PassFailure(func, f"{pass_name}: a function of several blocks", "run it on structured code")
+    return blocks[0]
+
+
 def _check_signature(func: ir.Operation) -> None:
     kind = function_type(func)
     if any(str(t) == bwd.TOKEN for t in (*kind.inputs, *kind.results)):
@@ -71,10 +83,7 @@ def _check_signature(func: ir.Operation) -> None:
 
 
 def _check_body(func: ir.Operation) -> None:
-    blocks = list(func.regions[0].blocks)
-    if len(blocks) != 1:
-        raise PassFailure(func, "convert-bwd-to-func: a function of several blocks", "run it on structured code")
-    for view in blocks[0].operations:
+    for view in only_block(func, "convert-bwd-to-func").operations:
         if not view.operation.name.startswith("bwd.") and any(map(bwd.is_token, view.operation.operands)):
             message = f"convert-bwd-to-func: takes a {bwd.TOKEN}, which only bwd ops can"
             raise PassFailure(view.operation, message, "order it by values that stay")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import builders, bwd, ir
-from retrograd.pipelines.analysis.read_graph import SHAPES, operator_name, value_names
+from retrograd.pipelines.analysis.read_graph import SHAPES, VALUES, operator_name, value_names
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
@@ -148,7 +148,7 @@ def _replace(op: ir.Operation, results: ir.Operation | None, value: ir.Value, to
     op.results[1].replace_all_uses_with(token)
     if results is None:
         return
-    texts = {"bwd.values": value_names(results)}
+    texts = {VALUES: value_names(results)}
     if SHAPES in results.attributes:
         texts[SHAPES] = [ir.StringAttr(shape).value for shape in ir.ArrayAttr(results.attributes[SHAPES])]
     for old, new in zip(results.results, builders.unbundle(value), strict=True):

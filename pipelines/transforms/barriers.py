@@ -33,6 +33,14 @@ def take_behind_barrier(value: ir.Value, op: ir.Operation, *, after: bool = Fals
     return tied.results[0]
 
 
+def hide(value: ir.OpResult) -> None:
+    """Have all that use ``value`` take it from behind one barrier."""
+    uses = [(use.owner, use.operand_number) for use in value.uses]
+    hidden = take_behind_barrier(value, value.owner, after=True)
+    for owner, number in uses:
+        owner.operands[number] = hidden
+
+
 def read_open_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
     """Ops that give the sizes of ``value`` that its type leaves open, in order."""
     type_ = ir.RankedTensorType(value.type)

@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import (
     INLINE,
     MARKS,
+    VALUES,
     ReadGraph,
     read_joint,
     value_names,
@@ -21,7 +22,6 @@ from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 MERGED = "bwd.merged"
-_VALUES = "bwd.values"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def merge_duplicates(read: ReadGraph, *, across_halves: bool) -> dict[str, str]:
             for name, kept in zip(value_names(duplicate), value_names(original), strict=True)
         ]
         if any(names):
-            original.attributes[_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
+            original.attributes[VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
         for result, kept_result in zip(duplicate.results, original.results, strict=True):
             result.replace_all_uses_with(kept_result)
     for number in reversed(duplicates):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import builders, ir
-from retrograd.pipelines.analysis.read_graph import INLINE, function_type, read_joint
+from retrograd.pipelines.analysis.read_graph import INLINE, VALUES, function_type, read_joint, value_names
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_partition import find_function
@@ -17,7 +17,6 @@ from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
 
 CALL = "bwd.call_hook"
 _BUNDLES = (TUPLE, "torch.constant.none")
-_VALUES = "bwd.values"
 
 
 @dataclass(frozen=True)
@@ -141,10 +140,9 @@ def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
 
 
 def _mark(op: ir.Operation, prefix: str) -> None:
-    if _VALUES in op.attributes:
-        names = [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[_VALUES])]
-        marked = [f"{prefix}.{name}" if name else "" for name in names]
-        op.attributes[_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
+    if VALUES in op.attributes:
+        marked = [f"{prefix}.{name}" if name else "" for name in value_names(op)]
+        op.attributes[VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
 
 
 def _number(op: ir.Operation) -> int:

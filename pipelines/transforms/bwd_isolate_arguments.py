@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, view_root, walk
 
 # The operand that each op updates, by number; ops in destination-passing style have theirs last.
@@ -34,14 +34,10 @@ class BwdIsolateArguments(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            blocks = list(func.regions[0].blocks)
-            if len(blocks) != 1:
-                raise PassFailure(
-                    func, "bwd-isolate-arguments: a function of several blocks", "run it on structured code"
-                )
-            for op in list(walk(blocks[0])):
+            block = only_block(func, self.name)
+            for op in list(walk(block)):
                 separate_reads(op)
-            keep_arguments(blocks[0])
+            keep_arguments(block)
 
 
 def keep_arguments(block: ir.Block) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, view_root, walk
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.passes import ModulePass
+from retrograd.pipelines.transforms.barriers import add_barrier, hide, view_root, walk
 from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
 
 # What IREE copies where it is written into: storage without values, constants, fills (which are no kernels).
@@ -38,16 +38,13 @@ class BwdIsolateConstants(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            blocks = list(func.regions[0].blocks)
-            if len(blocks) != 1:
-                raise PassFailure(
-                    func, "bwd-isolate-constants: a function of several blocks", "run it on structured code"
-                )
-            for value in list(dict.fromkeys(find_written_constants(blocks[0]))):
+            block = only_block(func, self.name)
+            for value in list(dict.fromkeys(find_written_constants(block))):
                 if is_broadcast(value):
                     make_fill(value)
                 else:
                     make_unique(value)
+                    # Those that write into it copy it.
                     hide(value)
 
 
@@ -109,8 +106,8 @@ def make_unique(value: ir.OpResult) -> None:
     ):
         return
     is_integer = isinstance(element, ir.IntegerType)
-    # Of a float the negative zero, which changes nothing when it is added.
     ip, location = ir.InsertionPoint(op), op.location
+    # Of a float the negative zero, which changes nothing when it is added.
     zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=location)
     constant = ir.Operation.create("arith.constant", results=[element], attributes={"value": zero}, loc=location, ip=ip)
     own = add_barrier(constant.result, ip, location)
@@ -124,14 +121,6 @@ def make_unique(value: ir.OpResult) -> None:
         ip=ir.InsertionPoint(terminator),
     )
     terminator.operands[number] = added.result
-
-
-def hide(value: ir.OpResult) -> None:
-    """Have every user take ``value`` from behind one barrier, so that those that write into it copy it."""
-    uses = [(use.owner, use.operand_number) for use in value.uses]
-    hidden = take_behind_barrier(value, value.owner, after=True)
-    for owner, number in uses:
-        owner.operands[number] = hidden
 
 
 def _number(value: ir.Value) -> ir.Attribute | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import take_behind_barrier, view_root, walk
 
 _GATHER = "tensor.extract"
@@ -32,12 +32,8 @@ class BwdIsolateGathers(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            blocks = list(func.regions[0].blocks)
-            if len(blocks) != 1:
-                raise PassFailure(
-                    func, "bwd-isolate-gathers: a function of several blocks", "run it on structured code"
-                )
-            for view in list(blocks[0].operations):
+            block = only_block(func, self.name)
+            for view in list(block.operations):
                 isolate_gathers(view.operation)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import VIEWS, take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import VIEWS, hide, take_behind_barrier, view_root, walk
 
 _SCATTER = "tm_tensor.scatter"
 _UPDATES, _TENSOR = 0, 2
@@ -55,13 +55,8 @@ def isolate_updates(scatter: ir.Operation) -> None:
 
 def isolate_result(scatter: ir.Operation) -> None:
     """Where what ``scatter`` writes into is used elsewhere too, have its result read from behind a barrier."""
-    if not is_shared(scatter.operands[_TENSOR]):
-        return
-    (result,) = scatter.results
-    uses = [(use.owner, use.operand_number) for use in result.uses]
-    hidden = take_behind_barrier(result, scatter, after=True)
-    for owner, number in uses:
-        owner.operands[number] = hidden
+    if is_shared(scatter.operands[_TENSOR]):
+        hide(scatter.result)
 
 
 def is_shared(value: ir.Value) -> bool:
