@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 import torch
 
 from retrograd.runtime.call_times import CallTimes
+from retrograd.runtime.copied_call import CopiedCall, is_worth_copying
 from retrograd.runtime.devices import (
     CALLER_DRIVER,
     DEFAULT_DRIVER,
@@ -207,8 +208,11 @@ class Program:
         if storages or not loaded.invoke_plainly(name, arguments, results):
             loaded.invoke(name, _as_arguments(name, arguments, loaded.device, storages), results)
         times.record(in_caller, time.perf_counter() - start)
-        if times.is_short and not (function := loaded.function(name)).copies:
-            self.short_calls[name] = function.plain_call
+        if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
+            short = function.plain_call
+            if is_worth_copying(arguments, results):
+                short = CopiedCall(short, arguments, results)
+            self.short_calls[name] = short
 
     def _in_caller(self, loaded: Loaded) -> Loaded:
         """The program on a device that works in the calling thread: the same code, and bit for bit the same results."""

@@ -18,9 +18,9 @@ from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpac
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
-from retrograd.runtime.plain_call import BINDING_ERRORS, CopyDenied, PlainCall
+from retrograd.runtime.plain_call import PlainCall
 from retrograd.runtime.staging import ResidentError, Staging
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.tensors import BINDING_ERRORS, CopyDenied, ExecutionError
 
 # What a function takes: tensors, and numbers for its sizes.
 Argument: TypeAlias = torch.Tensor | int

@@ -9,18 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from iree import runtime as iree_runtime
+from iree.runtime import VmVariantList
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.runtime.devices import Device
-from retrograd.runtime.tensors import PLAIN_TYPES
-
-# What IREE's bindings raise.
-BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
-
-
-class CopyDenied(Exception):
-    """IREE would copy to a result's storage, which was imported for compute only. Nothing has run."""
+from retrograd.runtime.tensors import BINDING_ERRORS, PLAIN_TYPES, CopyDenied
 
 
 class PlainCall:
@@ -48,6 +41,11 @@ class PlainCall:
         self._device, self._handle, self._invoke, self._take = device, handle, invoke, take
         self._lock, self._explain, self._is_complex = lock, explain, is_complex
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What another way to call the same function is made of."""
+        return self._device, self._handle, self._invoke, self._take, self._lock, self._explain, self._is_complex
+
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
         """Call it. Says whether it could; if not, nothing has run.
 
@@ -59,7 +57,7 @@ class PlainCall:
         """
         if self._device.is_inherited:
             return False
-        packed = iree_runtime.VmVariantList(len(arguments) + len(results))
+        packed = VmVariantList(len(arguments) + len(results))
         push, take = packed.push_ref, self._take
         try:
             for value in arguments:
@@ -74,7 +72,7 @@ class PlainCall:
         except BINDING_ERRORS:
             return False
         # Functions return the storage of their results, which a list that lived on would keep.
-        returned = iree_runtime.VmVariantList(0)
+        returned = VmVariantList(0)
         with self._lock:
             try:
                 self._invoke(self._handle, packed, returned)

@@ -19,8 +19,16 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 """Those of tensors that are what their storage holds, unlike subclasses."""
 
 
+BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
+"""What IREE's bindings raise."""
+
+
 class ExecutionError(RuntimeError):
     """A function that is not there, tensors that it does not take, or a failure while it ran."""
+
+
+class CopyDenied(Exception):
+    """IREE would copy to a result's storage, which was imported for compute only. Nothing has run."""
 
 
 def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "cpu") -> list[torch.Tensor]:

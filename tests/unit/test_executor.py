@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from retrograd.runtime import devices
+from retrograd.runtime import copied_call, devices
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import (
     ALIGNMENT,
@@ -186,10 +186,13 @@ def shorten(program: Program, name: str = "square", arguments: int = 1) -> Bound
     return call
 
 
-@pytest.fixture(scope="module")
-def short(vmfb: bytes) -> Program:
-    program = Program.load(vmfb, driver="local-task")
-    shorten(program)
+@pytest.fixture(scope="module", params=["plain", "copied"])
+def short(request: pytest.FixtureRequest, vmfb: bytes) -> Program:
+    program, is_copied = Program.load(vmfb, driver="local-task"), request.param == "copied"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copied_call, "MOST_BYTES", SIDE * SIDE * 4 if is_copied else 0)
+        shorten(program)
+    assert isinstance(program.short_calls["square_into"], copied_call.CopiedCall) is is_copied
     return program
 
 
@@ -201,6 +204,50 @@ def test_a_short_function_takes_arguments_of_any_form(short: Program, make: Call
 def test_a_short_function_refuses_what_it_does_not_take(short: Program) -> None:
     test_a_bound_function_refuses_what_it_does_not_take(short, torch.zeros(SIDE))
     test_a_call_keeps_neither_arguments_nor_results(short)
+
+
+def test_a_short_function_reads_what_tensors_hold_now(short: Program) -> None:
+    call, x = bound(short, SIDE, SIDE), torch.ones(SIDE, SIDE)
+
+    def squares(value: float) -> bool:
+        return torch.equal(call([x])[0], torch.full((SIDE, SIDE), value * value))
+
+    assert squares(1.0)
+    x.data = torch.full((SIDE, SIDE), 2.0)
+    assert squares(2.0)
+    x.fill_(3.0)
+    assert squares(3.0)
+    x.resize_(2 * SIDE, SIDE).fill_(4.0)
+    with pytest.raises(ExecutionError, match="square_into"):
+        call([x])
+    x.resize_(SIDE, SIDE)
+    assert squares(4.0)
+    x.data = torch.full((SIDE, SIDE), 5.0).t()
+    assert squares(5.0)
+    # Memory that is freed and used again.
+    results = [call([torch.full((SIDE, SIDE), float(number))])[0] for number in range(32)]
+    assert [result.unique().tolist() for result in results] == [[float(number) ** 2] for number in range(32)]
+
+
+def test_short_calls_of_threads_do_not_meet(short: Program) -> None:
+    call, wrong = bound(short, SIDE, SIDE), []
+
+    def work(value: float) -> None:
+        for _ in range(200):
+            if call([torch.full((SIDE, SIDE), value)])[0].unique().tolist() != [value * value]:
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(float(number),)) for number in (2, 3, 4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
 
 
 def test_memory_of_short_calls_is_counted(vmfb: bytes) -> None:

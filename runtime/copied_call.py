@@ -1,0 +1,83 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The shortest way to a function of small tensors: they are copied to memory that IREE knows already."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+from iree.runtime import VmVariantList
+from torch._C._dynamo.guards import TensorGuards
+from torch.utils.dlpack import to_dlpack
+
+from retrograd.runtime.plain_call import PlainCall
+from retrograd.runtime.tensors import BINDING_ERRORS, CopyDenied, is_importable
+
+MOST_BYTES = 4096
+"""Of each tensor. To import one, and to end that, takes as long as to copy some 10 KiB."""
+
+# Half of what torch's dispatcher takes, for a tensor of a few elements. The thread keeps Python's lock.
+_move = ctypes.PyDLL(None)["memmove"]
+_move.argtypes, _move.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
+_address_of = torch.Tensor.data_ptr
+
+
+class CopiedCall(PlainCall):
+    """A plain call whose arguments are copied, always to the same memory, so that IREE's list of them stays the same;
+    and its results from there.
+
+    Arguments are compared with those of the first call in all but address and values (type, dtype, sizes, strides, lazy
+    conjugates and negatives), by the C++ code of Dynamo's guards, and addresses are read at each call: it does not
+    matter where tensors lie, nor what became of earlier ones. Others go the plain way.
+    """
+
+    __slots__ = ("_from", "_guard", "_packed", "_returned", "_storage", "_to")
+
+    def __init__(self, plain: PlainCall, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """``arguments`` and ``results`` of a call that ``plain`` made; see :func:`is_worth_copying`."""
+        super().__init__(*plain.parts)
+        # PyTorch declares one list for both, where it takes one for each tensor.
+        shapes: Any = [list(tensor.shape) for tensor in arguments]
+        strides: Any = [list(tensor.stride()) for tensor in arguments]
+        with torch.no_grad():
+            self._guard = TensorGuards(*arguments, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+        self._storage = [torch.empty(t.shape, dtype=t.dtype) for t in (*arguments, *results)]
+        self._packed = VmVariantList(len(self._storage))
+        for tensor in self._storage:
+            self._packed.push_ref(self._take(to_dlpack(tensor)))
+        places = [(ctypes.c_void_p(t.data_ptr()), ctypes.c_size_t(t.nbytes)) for t in self._storage]
+        self._to, self._from = places[: len(arguments)], places[len(arguments) :]
+        # IREE fills it anew at each call.
+        self._returned = VmVariantList(0)
+
+    def __call__(self, arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> bool:
+        """Call it: see `PlainCall`."""
+        if self._device.is_inherited or not self._guard.check(*arguments):
+            return super().__call__(arguments, results)
+        with self._lock:
+            for (place, size), tensor in zip(self._to, arguments):  # noqa: B905 (as many, by the guard)
+                _move(place, _address_of(tensor), size)
+            try:
+                self._invoke(self._handle, self._packed, self._returned)
+            except BINDING_ERRORS as error:
+                failure = self._explain(error)
+                if isinstance(failure, CopyDenied):
+                    return False
+                raise failure from error
+            for (place, size), tensor in zip(self._from, results):  # noqa: B905 (as the function declares them)
+                _move(_address_of(tensor), place, size)
+        return True
+
+
+def is_worth_copying(arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> TypeGuard[Sequence[torch.Tensor]]:
+    """Whether a function's tensors are all small, and lie as IREE takes them. Sizes among the arguments say that other
+    shapes come as well."""
+    return all(_is_small(value) for value in (*arguments, *results))
+
+
+def _is_small(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return is_tensor and 0 < value.nbytes <= MOST_BYTES and is_importable(value)
