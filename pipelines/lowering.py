@@ -34,8 +34,10 @@ _LOWERING = (
 
 def lowering_pipeline(target: Target | None = None) -> str:
     """The passes from staged functions to linalg for a target; without one, what all have in common."""
-    own = ",bwd-mark-products" if target is not None and target.kinds == ("cpu",) else ""
-    return f"builtin.module({_LOWERING}{own})"
+    if target is None:
+        return f"builtin.module({_LOWERING})"
+    own = "bwd-mark-products" if target.kinds == ("cpu",) else "bwd-fold-widenings"
+    return f"builtin.module({_LOWERING},{own})"
 
 
 def lower_to_linalg(

@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
+    "bwd-fold-widenings": "retrograd.pipelines.transforms.bwd_fold_widenings:BwdFoldWidenings",
     "bwd-functionalize-rng": "retrograd.pipelines.transforms.bwd_functionalize_rng:BwdFunctionalizeRng",
     "bwd-inline-hooks": "retrograd.pipelines.transforms.bwd_inline_hooks:BwdInlineHooks",
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from retrograd.frontend.eager_values import EagerValues
-from retrograd.frontend.verification import tolerance_of
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface
@@ -228,5 +227,5 @@ def _reproducer(laboratory: Laboratory, found: FoundOp, trial: Trial) -> Reprodu
         shlex.join(run),
         {a.value: tensors[a.value] for a in function.arguments},
         expected,
-        max((tolerance_of(t.dtype) for t in expected.values()), default=0.0),
+        max((laboratory.values.tolerances[name] for name in expected), default=0.0),
     )

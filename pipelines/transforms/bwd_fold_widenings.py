@@ -1,0 +1,156 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-fold-widenings``: what widens or spreads a tensor is computed inside the ops that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.passes import ModulePass
+from retrograd.pipelines.transforms.barriers import VIEWS, take_behind_barrier
+
+GENERIC = "linalg.generic"
+_MAPS, _ITERATORS, _SEGMENTS = "indexing_maps", "iterator_types", "operandSegmentSizes"
+
+
+@dataclass(frozen=True)
+class BwdFoldWidenings(ModulePass):
+    """Computes an elementwise op whose result has wider elements than what it reads, or the same ones more often,
+    inside the body of each ``linalg.generic`` that reads it.
+
+    IREE copies such ops into the kernels of their uses, as ops of their own. On a GPU each thread then computes a part
+    of the tensor, into memory that the threads of a workgroup share, and some kernels, a sum down the columns of a
+    few rows among them, go on to read the parts of other threads without having waited for them. Inside the body that
+    reads it, a thread computes what it reads.
+
+    A use through a view reads from behind a barrier, in a kernel of its own; so does one that alone says how far a loop
+    of the reader goes.
+    """
+
+    name: ClassVar[str] = "bwd-fold-widenings"
+    description: ClassVar[str] = "Compute what widens or spreads a tensor inside the ops that read it"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            for view in list(only_block(func, self.name).operations):
+                if view.operation.name == GENERIC:
+                    fold_operands(view.operation)
+                elif view.operation.name in VIEWS and is_copied(view.operation.operands[0]):
+                    op = view.operation
+                    op.operands[0] = take_behind_barrier(op.operands[0], op)
+
+
+def fold_operands(reader: ir.Operation) -> None:
+    """Fold into a ``linalg.generic`` all that it reads of what IREE would copy into its kernel."""
+    number = 0
+    while number < count_inputs(reader):
+        value = reader.operands[number]
+        if not is_copied(value):
+            number += 1
+        elif (maps := find_maps(reader, number)) is None:
+            reader.operands[number] = take_behind_barrier(value, reader)
+        else:
+            # What the folded op reads was folded into that before, and is no such op.
+            reader = fold(reader, number, maps)
+            if not list(value.uses):
+                value.owner.erase()
+
+
+def is_copied(value: ir.Value) -> bool:
+    """Whether IREE copies the op that gives ``value`` into kernels that read it, for widening or spreading its input:
+    elementwise, with one result in the order of its loops and without functions that take long."""
+    if not isinstance(value, ir.OpResult) or value.owner.name != GENERIC:
+        return False
+    op = value.owner
+    inputs, maps = count_inputs(op), read_maps(op)
+    if inputs == 0 or len(op.operands) != inputs + 1 or "reduction" in str(op.attributes[_ITERATORS]):
+        return False
+    *body, _ = (view.operation for view in op.regions[0].blocks[0].operations)
+    if maps[-1] != ir.AffineMap.get_identity(maps[-1].n_dims) or list(op.regions[0].blocks[0].arguments[-1].uses):
+        return False
+    if any(not inner.name.startswith("arith.") for inner in body):
+        return False
+    types = [ir.RankedTensorType(operand.type) for operand in list(op.operands)[:inputs]]
+    rank = max(type_.rank for type_ in types)
+    narrowest = min(_count_bits(type_.element_type) for type_ in types if type_.rank == rank)
+    is_widening = narrowest < _count_bits(ir.RankedTensorType(value.type).element_type)
+    return is_widening or (inputs == 1 and not body)
+
+
+def find_maps(reader: ir.Operation, number: int) -> list[ir.AffineMap] | None:
+    """The indexing maps of ``reader`` with an operand's op folded into it; None where these leave a loop without an
+    end."""
+    maps, folded = read_maps(reader), read_maps(reader.operands[number].owner)[:-1]
+    reads = maps[number]
+    inner = [ir.AffineMap.get(reads.n_dims, 0, [expr.compose(reads) for expr in map_.results]) for map_ in folded]
+    found = [*maps[:number], *inner, *maps[number + 1 :]]
+    ends = {expr.position for map_ in found for expr in map_.results if isinstance(expr, ir.AffineDimExpr)}
+    return found if len(ends) == reads.n_dims else None
+
+
+def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.Operation:
+    """``reader`` with the op that gives operand ``number`` computed in its body; it is erased."""
+    source = reader.operands[number].owner
+    inputs, count = count_inputs(reader), count_inputs(source)
+    given = list(source.operands)[:count]
+    operands = [*list(reader.operands)[:number], *given, *list(reader.operands)[number + 1 :]]
+    attributes = {name: reader.attributes[name] for name in reader.attributes} | {
+        _MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        _SEGMENTS: ir.DenseI32ArrayAttr.get([inputs - 1 + count, len(reader.operands) - inputs]),
+    }
+    op = ir.Operation.create(
+        GENERIC,
+        results=[result.type for result in reader.results],
+        operands=operands,
+        attributes=attributes,
+        regions=1,
+        loc=reader.location,
+        ip=ir.InsertionPoint(reader),
+    )
+    old, read = reader.regions[0].blocks[0], source.regions[0].blocks[0]
+    types = [a.type for a in old.arguments]
+    types[number : number + 1] = [a.type for a in list(read.arguments)[:count]]
+    block = ir.Block.create_at_start(op.regions[0], types, [reader.location] * len(types))
+    arguments = list(block.arguments)
+    value = _copy_body(read, arguments[number : number + count], block)
+    new = [*arguments[:number], value, *arguments[number + count :]]
+    for argument, replacement in zip(list(old.arguments), new, strict=True):
+        argument.replace_all_uses_with(replacement)
+    for view in list(old.operations):
+        view.operation.detach_from_parent()
+        block.append(view)
+    for result, replacement in zip(reader.results, op.results, strict=True):
+        result.replace_all_uses_with(replacement)
+    reader.erase()
+    return op
+
+
+def count_inputs(op: ir.Operation) -> int:
+    """How many of the operands of a ``linalg.generic`` it reads only."""
+    return int(ir.DenseI32ArrayAttr(op.attributes[_SEGMENTS])[0])
+
+
+def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
+    """The indexing maps of a ``linalg.generic``, an operand each."""
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[_MAPS])]
+
+
+def _copy_body(body: ir.Block, arguments: Sequence[ir.Value], block: ir.Block) -> ir.Value:
+    """Copies of the ops of ``body`` at the end of ``block``, on other arguments; what they yield."""
+    values: dict[ir.Value, ir.Value] = dict(zip(list(body.arguments), arguments, strict=False))
+    *ops, end = (view.operation for view in body.operations)
+    for op in ops:
+        copy = op.clone(ir.InsertionPoint(block))
+        for i, operand in enumerate(op.operands):
+            copy.operands[i] = values.get(operand, operand)
+        values |= dict(zip(op.results, copy.results, strict=True))
+    return values.get(end.operands[0], end.operands[0])
+
+
+def _count_bits(element: ir.Type) -> int:
+    """Bits of an integer or a float."""
+    return ir.IntegerType(element).width if isinstance(element, ir.IntegerType) else ir.FloatType(element).width

@@ -1,0 +1,34 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What rounding explains of a difference from eager's values."""
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend.eager_values import EagerValues, record_values
+
+
+def record() -> EagerValues:
+    def compute(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wide = (x.bfloat16() + y.bfloat16()).float().exp()
+        return wide, y.exp(), wide.argmax()
+
+    primals = [torch.randn(4, 8), torch.randn(4, 8)]
+    graph_module = make_fx(compute)(*primals)
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        node.meta["desc"] = None
+    return record_values(graph_module, primals)
+
+
+def test_what_is_computed_from_bfloat16_is_allowed_its_rounding() -> None:
+    values = record()
+    assert values.tolerances["exp"] == values.tolerances["add"] == 2e-2
+    assert values.tolerances["exp_1"] == 1e-4
+    assert values.find_difference(["exp"], [values.tensors["exp"] * 1.01], {}) is None
+    assert "1e-04 is allowed" in (values.find_difference(["exp_1"], [values.tensors["exp_1"] * 1.01], {}) or "")
+
+
+def test_integers_have_to_be_equal() -> None:
+    values = record()
+    assert values.find_difference(["argmax"], [values.tensors["argmax"] + 1], {}) is not None
