@@ -74,11 +74,10 @@ class Engine:
             except Exception as error:
                 if self._began:
                     raise
-                is_ours_now = take_over_reducers(error, tensors)
-                if not is_ours_now:
-                    self._client.refuse(error)
-            if is_ours_now:
+                refusal = take_over_reducers(error, tensors)
+            if refusal is None:
                 return self.run_backward(tensors, *args, **kwargs)
+            self._client.refuse(refusal)
             return self._engine.run_backward(tensors, *args, **kwargs)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:

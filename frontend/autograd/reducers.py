@@ -26,14 +26,17 @@ from retrograd.frontend.hook_marks import communication
 _taken_over: WeakKeyDictionary[DistributedDataParallel, list[Any]] = WeakKeyDictionary()
 
 
-def take_over_reducers(error: Exception, roots: Sequence[Any]) -> bool:
+def take_over_reducers(error: Exception, roots: Sequence[Any]) -> Exception | None:
     """Where PyTorch refused to capture a backward from ``roots`` for the hooks of reducers, put hooks in Python in
-    their place, for good; says whether it did."""
+    their place, for good. Returns None if it did; else the error to be told, which says what keeps a reducer."""
     if "DDP Reducer" not in str(error):
-        return False
+        return error
     leaves = {id(leaf) for leaf in _find_leaves(roots)}
     found = [model for model in _models() if any(id(p) in leaves for p in model.parameters())]
-    return [_take_over(model) for model in found].count(True) > 0
+    obstacles = [_take_over(model) for model in found]
+    if None in obstacles:
+        return None
+    return RuntimeError(f"{error}; {'; '.join(str(obstacle) for obstacle in obstacles)}") if obstacles else error
 
 
 def _models() -> list[DistributedDataParallel]:
@@ -54,22 +57,23 @@ def _find_leaves(roots: Sequence[Any]) -> Iterator[torch.Tensor]:
         seen |= following
 
 
-def _take_over(model: DistributedDataParallel) -> bool:
-    """Say whether the model's reducer is told from Python now and was not before."""
+def _take_over(model: DistributedDataParallel) -> str | None:
+    """Have the model's reducer told from Python, if it was not before; returns what stands in the way."""
     reducer: Any = getattr(model, "reducer", None)
-    if model in _taken_over or reducer is None or model.mixed_precision is not None:
-        return False
+    if model in _taken_over or reducer is None:
+        return "these are not hooks of DistributedDataParallel's"
+    if model.mixed_precision is not None:
+        return "with mixed_precision they copy gradients too, and stay in C++: use autocast, or FSDP's mixed precision"
     # As the constructor did: the reducer knows parameters by their place among these.
     parameters, _ = model._build_params_for_reducer()
     if len(parameters) != model._get_ddp_logging_data()["num_parameter_tensors"]:
-        # Some were frozen meanwhile, which changes the places.
-        return False
+        return "parameters were frozen since the model was wrapped, which changes their places: wrap it anew"
     nodes: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
     reducer._remove_autograd_hooks()
     for place, node in enumerate(nodes):
         node.register_hook(communication(partial(_tell, reducer, place)))
     _taken_over[model] = nodes
-    return True
+    return None
 
 
 def _tell(reducer: Any, place: int, *_gradients: Any) -> None:

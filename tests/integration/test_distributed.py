@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import retrograd
 from retrograd.frontend.autograd.trace import trace_backward
@@ -132,6 +133,33 @@ def test_the_reducer_in_cpp_reduces_as_in_eager() -> None:
     torch.testing.assert_close(gradients, expected, rtol=2e-5, atol=1e-6)
     entries = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
     assert "compiled" in entries and "runs eagerly" not in entries, entries
+
+
+@pytest.mark.parametrize("obstacle", ["mixed_precision", "frozen"])
+def test_a_reducer_that_stays_in_cpp_runs_eagerly_and_says_why(obstacle: str) -> None:
+    """PyTorch's mixed_precision needs a device's events: a model that has it only while it runs backward stands for
+    one. A parameter that is frozen later has no gradient in either."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    models = [DistributedDataParallel(copy.deepcopy(plain), find_unused_parameters=True) for _ in range(2)]
+    before = len(retrograd.explain_recompiles())
+    contexts: list[Any] = [contextlib.nullcontext, retrograd.enable]
+    for model, context in zip(models, contexts, strict=True):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            loss = model(torch.randn(5, 4)).square().mean()
+            if obstacle == "mixed_precision":
+                model.mixed_precision = _MixedPrecision(torch.bfloat16)
+            else:
+                plain_layer: Any = model.module[2]
+                plain_layer.bias.requires_grad_(False)
+            with context():
+                loss.backward()
+            model.mixed_precision = None
+    eager, ours = ([p.grad for p in model.parameters()] for model in models)
+    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=1e-6)
+    (entry,) = retrograd.explain_recompiles()[before:]
+    assert "runs eagerly" in str(entry) and obstacle in str(entry), str(entry)
 
 
 def test_communication_that_users_mark_starts_first() -> None:

@@ -140,27 +140,49 @@ def test_nodes_run_in_the_engines_order() -> None:
     assert log[:4] == ["2.bias", "2.weight", "0.bias", "0.weight"]
 
 
-def test_multi_grad_hook() -> None:
+def test_multi_grad_hooks() -> None:
     def setup(model: Any, log: Log) -> None:
-        def hook(gradients: Any) -> None:
-            log.append(f"{len(gradients)}")
+        parameters, register = list(model.parameters()), torch.autograd.graph.register_multi_grad_hook
+        register(parameters, lambda gradients: log.append(f"all {len(gradients)}"))
+        register(parameters, lambda gradient: log.append(f"any {tuple(gradient.shape)}"), mode="any")
 
-        torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), hook)
-
-    assert check(backward, setup) == ["4"] * STEPS
+    assert check(backward, setup) == ["any (3,)", "all 4"] * STEPS
 
 
-def test_accumulation_over_mixed_steps_compiles_twice() -> None:
+def test_hooks_that_come_and_go_between_steps() -> None:
+    def setup(model: Any, log: Log) -> None:
+        model.handles = [model[2].bias.register_hook(lambda g: log.append("first"))]
+
+    def step(model: Any, x: torch.Tensor, log: Log) -> None:
+        backward(model, x, log)
+        # Once there is another at its place, once there is none.
+        model.handles.pop().remove()
+        if len(log) == 1:
+            model.handles.append(model[2].bias.register_hook(lambda g: note(log, "second", g * 2)))
+        else:
+            model.handles.append(model[2].weight.register_hook(lambda g: note(log, "third", g * 3)))
+
+    assert check(step, setup) == ["first", "second", "third"]
+
+
+def test_twenty_mixed_steps_compile_twice() -> None:
+    """Gradients that are there or not, zeroed both ways, graphs that are kept, gradients of gradients; and a layer that
+    is frozen half way, whose backward is another."""
     eager, ours = make_model(), make_model()
     before = compiled()
     for number in range(20):
         x = torch.randn(5, 4)
         for model, context in ((eager, contextlib.nullcontext()), (ours, retrograd.enable())):
+            model[0].requires_grad_(number < 10)
             if number % 3 == 0:
                 model.zero_grad(set_to_none=number % 2 == 0)
             loss = model(x).square().mean()
             with context:
+                if number % 7 == 6:
+                    torch.autograd.grad(loss, model[2].weight, create_graph=True)
                 loss.backward(retain_graph=number % 4 == 0)
+                if number % 8 == 0:
+                    loss.backward()
         torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
     assert compiled() - before <= 2
 
