@@ -19,6 +19,8 @@ PACKING_MARK = "iree.opt.data_tiling"
 FEWER_FUSIONS = "--iree-dispatch-creation-fuse-multi-use=false"
 SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
 PLAIN_REDUCTIONS = "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false"
+# What a kernel writes into one allocation is one buffer to it, at several offsets.
+SHARED_BINDINGS = "--iree-stream-resource-alias-mutable-bindings"
 
 Ladder = tuple[tuple[str, ...], ...]
 
@@ -35,7 +37,8 @@ class DeviceTarget:
     name for it or as a ``#hal.device.target`` attribute. ``executable_format`` is how an executable for it is marked in
     a vmfb. ``flags`` always go to iree-compile, sets of ``ladder`` are tried in turn: the fastest code first, last what
     compiles the most.
-    ``has_f64`` says whether it computes in float64.
+    ``has_f64`` says whether it computes in float64, ``max_bindings`` how many buffers its driver lets a kernel take,
+    if that is bounded.
     """
 
     name: str
@@ -45,6 +48,7 @@ class DeviceTarget:
     flags: tuple[str, ...]
     ladder: Ladder
     has_f64: bool
+    max_bindings: int | None = None
 
     @property
     def kind(self) -> str:
@@ -73,6 +77,9 @@ _LLVM_GPU_LADDER = (
     ("--iree-opt-level=O1",),
     (PLAIN_REDUCTIONS,),
 )
+
+# IREE_HAL_CUDA_MAX_DISPATCH_BINDING_COUNT, and the same for HIP, in IREE's runtime: it loads no file with more.
+_MAX_BINDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,16 @@ def _cuda(model: str) -> DeviceTarget:
     if model not in CUDA_ARCHITECTURES:
         raise UnknownTarget(f"cuda architecture '{model}' is not one of {', '.join(CUDA_ARCHITECTURES)}")
     spec = CUDA_ARCHITECTURES[model].attribute(model)
-    return DeviceTarget(f"cuda:{model}", "cuda", spec, "cuda-nvptx-fb", (), _LLVM_GPU_LADDER, has_f64=True)
+    return DeviceTarget(
+        f"cuda:{model}",
+        driver="cuda",
+        spec=spec,
+        executable_format="cuda-nvptx-fb",
+        flags=(),
+        ladder=_LLVM_GPU_LADDER,
+        has_f64=True,
+        max_bindings=_MAX_BINDINGS,
+    )
 
 
 # What iree-compile takes for portable, the Android baseline of 2022, has no integers but those of 32 bits: max pooling,
@@ -186,7 +202,16 @@ def _vulkan(model: str) -> DeviceTarget:
 
 def _hip(model: str) -> DeviceTarget:
     flags = (f"--iree-rocm-target={model}",)
-    return DeviceTarget(f"hip:{model}", "hip", "hip", "rocm-hsaco-fb", flags, _LLVM_GPU_LADDER, has_f64=True)
+    return DeviceTarget(
+        f"hip:{model}",
+        driver="hip",
+        spec="hip",
+        executable_format="rocm-hsaco-fb",
+        flags=flags,
+        ladder=_LLVM_GPU_LADDER,
+        has_f64=True,
+        max_bindings=_MAX_BINDINGS,
+    )
 
 
 # What makes each kind, and the model where none is named.

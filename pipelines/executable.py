@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from retrograd.pipelines.bindings import widest_kernel
+from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
@@ -21,6 +23,9 @@ from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.vmfb import read_formats
+
+# Where iree-compile writes the module as it is after each of its phases.
+PHASES = "phases"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def compile_executable(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
-        vmfb, phases, passes = folder / "module.vmfb", folder / "phases", folder / "passes"
+        vmfb, phases, passes = folder / "module.vmfb", folder / PHASES, folder / "passes"
         dumps = [f"--dump-compilation-phases-to={phases}", f"--mlir-print-ir-tree-dir={passes}"]
         dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS}", "--mlir-print-debuginfo"]
         flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
@@ -163,26 +168,38 @@ def _climb(
     source.write_text(linalg, encoding="utf-8")
     rungs = target.find_rungs(linalg)
     tiles = _write_tiles(linalg, target, folder)
-    for flags, script in [*((flags, tiles) for flags in rungs if tiles), *((flags, ()) for flags in rungs)]:
+    attempts = [*((flags, tiles) for flags in rungs if tiles), *((flags, ()) for flags in rungs)]
+    problem = None
+    while attempts:
+        flags, script = attempts.pop(0)
         if on_attempt is not None:
             on_attempt(flags)
-        command = [
-            str(iree_tool("iree-compile")),
-            str(source),
-            "-o",
-            str(output),
-            *target.flags,
-            *flags,
-            *script,
-            *options,
-            *dumps,
-        ]
-        result = run_tool(command, folder=folder, limits=limits)
-        if result.returncode == 0:
+        command = [str(iree_tool("iree-compile")), str(source), "-o", str(output), *target.flags, *flags, *script]
+        result = run_tool([*command, *options, *dumps], folder=folder, limits=limits)
+        if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
+        if result.returncode == 0 and SHARED_BINDINGS not in flags:
+            attempts.insert(0, ((*flags, SHARED_BINDINGS), script))
     kept = keep_for_replay(source)
     replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *options])
+    if result.returncode == 0 and problem is not None:
+        raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def _find_excess(target: Target, folder: Path) -> str | None:
+    """What is wrong where a kernel takes more buffers than the driver of a device of ``target`` lets it; the phases of
+    the compilation, if it came so far, are in ``folder``."""
+    dump = next((folder / PHASES).glob("*.executable-targets.mlir"), None)
+    if target.max_bindings is None or dump is None:
+        return None
+    kernel = widest_kernel(dump.read_text(encoding="utf-8"))
+    if kernel is None or kernel.bindings <= target.max_bindings:
+        return None
+    return (
+        f"kernel @{kernel.name} takes {kernel.bindings} buffers, and drivers of {target.name} load none that takes "
+        f"more than {target.max_bindings}; compile for the CPU"
+    )
 
 
 def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ class Target:
         return all(device.has_f64 for device in self.devices)
 
     @property
+    def max_bindings(self) -> int | None:
+        """How many buffers a kernel may take: the devices share the kernels' signatures; None where any number."""
+        return min((d.max_bindings for d in self.devices if d.max_bindings is not None), default=None)
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """What is always given to iree-compile."""
         specs = ",".join(device.spec for device in self.devices)

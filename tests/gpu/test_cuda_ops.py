@@ -73,6 +73,12 @@ def test_gathers_from_what_gathers_give() -> None:
     check(lambda x, i: x.gather(0, i).gather(0, i.flip(1)), torch.randn(64, 32, device="cuda").requires_grad_(), rows)
 
 
+def test_kernels_of_many_results_load() -> None:
+    """The gradient of the filter is a sum for each of its 64 elements, in one kernel."""
+    check(lambda x, w, b: F.conv3d(x, w, b, stride=2), random(1, 1, 4, 4, 4), random(1, 1, 4, 4, 4), random(1))
+    check(lambda x: F.adaptive_max_pool3d(x, (3, 4, 5)), random(2, 3, 5, 6, 7))
+
+
 def test_constants_made_on_the_device() -> None:
     outside = torch.arange(5.0, device="cuda")
 

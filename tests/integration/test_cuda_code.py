@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable
 from retrograd.pipelines.targets import find_target
@@ -114,6 +115,13 @@ def test_bf16_random_numbers_and_f64_compile_to_ptx(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(retrograd.DeviceError, match="cuda"):
             retrograd.load(tmp_path / "words.vmfb", Words())
+
+
+def test_kernels_take_no_more_buffers_than_drivers_load() -> None:
+    """The gradient of this filter is 25 sums, which iree-compile makes one kernel of."""
+    x, weight = (torch.randn(1, 1, 5, 5, requires_grad=True) for _ in range(2))
+    step = retrograd.compile_backward(nn.functional.conv2d, (x, weight), target="cuda:sm_80")
+    assert SHARED_BINDINGS in step.explain().to_dict()["flags"]
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])

@@ -9,12 +9,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from retrograd.pipelines import executable
+from retrograd.pipelines.bindings import Kernel, widest_kernel
+from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable, iree_tool, read_transients
 from retrograd.pipelines.targets import CPU, Target
@@ -65,6 +68,14 @@ module {
   }
 }
 """
+EXPORTS = """
+#two = #hal.pipeline.layout<bindings = [#hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer, "ReadOnly|Indirect">], flags = Indirect>
+#three = #hal.pipeline.layout<constants = 9, bindings = [#hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]>
+module {
+  hal.executable.export public @first ordinal(0) layout(#two) count(%arg0: !hal.device) -> (index) {
+  hal.executable.export public @second ordinal(1) layout(#three) count(%arg0: !hal.device) -> (index) {
+}
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -130,6 +141,22 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
     with pytest.raises(CompileError, match="iree-compile: the tool was ended by SIGSEGV: no message"):
         compile_executable(GOOD, with_ladder(()))
     assert len(list(scratch.iterdir())) == 2
+
+
+def test_a_kernel_that_no_driver_loads_is_not_taken(scratch: Path) -> None:
+    """Where what it writes makes one buffer it may be loaded; else compilation fails, and not the program's loading."""
+    tried: list[tuple[str, ...]] = []
+    narrow = Target(tuple(replace(device, max_bindings=1) for device in CPU.devices), ((),))
+    expected = r"kernel @backward_dispatch_0\w* takes 2 buffers, and drivers of cpu load none that takes more than 1; "
+    with pytest.raises(CompileError, match=expected) as caught:
+        compile_executable(GOOD[GOOD.index("func.func @backward") :], narrow, on_attempt=tried.append)
+    assert tried == [(), (SHARED_BINDINGS,)]
+    assert SHARED_BINDINGS in caught.value.replay
+
+
+def test_the_kernel_that_takes_the_most_buffers() -> None:
+    assert widest_kernel(EXPORTS) == Kernel("second", 3)
+    assert widest_kernel("module {\n}\n") is None
 
 
 def test_scratch_bytes_are_the_peak_of_each_exported_function() -> None:
