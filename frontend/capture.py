@@ -39,6 +39,7 @@ from retrograd.frontend.signature import InputSpec, Signature, StateSpec, Tensor
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import share_sizes
 from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
+from retrograd.frontend.value_questions import AnsweredQuestions
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
 
@@ -233,6 +234,7 @@ def portable_ops() -> Iterator[None]:
             PortableAttention(),
             PortableCells(),
             TraceableLosses(),
+            AnsweredQuestions(),
             dropout_between_layers(),
             plain_checks(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
