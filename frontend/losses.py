@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class TraceableLosses(TorchFunctionMode):
-    """While it is active, ``gaussian_nll_loss`` is traced as its formula."""
+    """While it is active, the losses below are traced as their formulas."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -54,6 +54,12 @@ def gaussian_nll_loss(
     return _REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
 
 
+def multilabel_margin_loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``F.multilabel_margin_loss`` of a single row, whose loss is a scalar; of PyTorch's formula it has an axis."""
+    loss = F.multilabel_margin_loss(input, target, *args, **kwargs)
+    return loss.reshape(()) if input.dim() == 1 else loss
+
+
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda loss: loss,
     "mean": torch.mean,
@@ -61,4 +67,5 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _LOSSES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.gaussian_nll_loss: gaussian_nll_loss,
+    F.multilabel_margin_loss: multilabel_margin_loss,
 }

@@ -22,11 +22,24 @@ def _count(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The indices, each of the axis at its place, from the first element on; masks take as many axes as they have."""
     counted: list[Tensor | None] = []
     axis = 0
-    for index in indices:
+    for index in _in_one_type(indices):
         mask = index is not None and index.dtype in (torch.bool, torch.uint8)
         counted.append(index if index is None or mask else torch.where(index < 0, index + x.shape[axis], index))
         axis += index.dim() if index is not None and mask else 1
     return counted
+
+
+def _in_one_type(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The indices, those of narrow integers as 64-bit ones: torch-mlir has all of them in one list. Masks stay."""
+    narrow = (torch.int8, torch.int16, torch.int32)
+    return [index.to(torch.int64) if index is not None and index.dtype in narrow else index for index in indices]
+
+
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """``aten.index.Tensor``; ``NotImplemented`` where no index is narrower than 64 bits."""
+    wide = _in_one_type(indices)
+    same = all(mine is given for mine, given in zip(wide, indices, strict=True))
+    return NotImplemented if same else aten.index.Tensor(x, wide)
 
 
 # Whether the indices of the index_put at hand are known to be at least zero.
@@ -36,6 +49,8 @@ _COUNTED = ContextVar("_COUNTED", default=False)
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """``aten.index_put``: indices below zero count from the end, which IREE's scatter would leave out. For the rest see
     ``put_counted``."""
+    if any(index is not None and index.numel() == 0 for index in indices):
+        return x.clone()
     if not _COUNTED.get():
         return put_counted(x, _count(x, indices), values, accumulate)
     return _put(x, indices, values, accumulate)
@@ -140,7 +155,9 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: boo
         src = aten.slice.Tensor(src, axis, 0, length)
     along = dim % x.dim()
     spots = [
-        index if axis == along else torch.arange(length, device=x.device).reshape(-1, *[1] * (x.dim() - 1 - axis))
+        index.to(torch.int64)
+        if axis == along
+        else torch.arange(length, device=x.device).reshape(-1, *[1] * (x.dim() - 1 - axis))
         for axis, length in enumerate(index.shape)
     ]
     return put_counted(x, list(torch.broadcast_tensors(*spots)), src.expand(index.shape), accumulate)
@@ -196,13 +213,20 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
     return aten.index_put.default(flat, [place], source.reshape(-1), accumulate).reshape(x.shape)
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """``aten.take``: the elements at the places ``index`` of the flattened ``x``, in the shape of ``index``."""
+    taken: Tensor = aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).reshape(index.shape)
+    return taken
+
+
 _ONE_FORM = "torch-mlir's lowering ends the process for a negative axis, refuses scalars, and loops over unknown sizes"
 _LEFT_OUT = (
-    "torch-mlir leaves out what is written to indices below zero, refuses indices that stand apart, and is slow with "
-    "axes left out before the first"
+    "torch-mlir leaves out what is written to indices below zero, refuses indices that stand apart or are "
+    "of several types, ends the process where there are none, and is slow with axes left out before the first"
 )
 
 ENTRIES = (
+    Decomposition(aten.index.Tensor, index, "torch-mlir refuses indices of several types"),
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten.scatter.src, scatter, _ONE_FORM),
@@ -221,6 +245,7 @@ ENTRIES = (
         )
     ),
     Decomposition(aten.put.default, put, NO_LOWERING),
+    Decomposition(aten.take.default, take, "PyTorch's form makes a Python number of a single place"),
     Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, NO_LOWERING),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.windows import Window, spread_axes
@@ -44,7 +42,7 @@ def avg_pool_backward(
         share = share / divisor_override
     elif ceil_mode or (any(padding) and not count_include_pad):
         for axis in range(rank):
-            share = share / _window_lengths(window.axis(axis), grad, axis - rank, size[axis], count_include_pad)
+            share = share / window_lengths(window.axis(axis), grad, axis - rank, size[axis], count_include_pad)
     else:
         share = share / math.prod(window.kernel)
     for axis in range(rank):
@@ -81,18 +79,6 @@ def max_pool_backward(
         total = part if total is None else total + part
     assert total is not None, "a window has at least one tap"
     return total.to(x.dtype)
-
-
-def with_batch(op: OpOverload, rank: int) -> Callable[..., Any]:
-    """A pooling ``op`` over ``rank`` axes; what has no batch axis becomes a batch of one."""
-
-    @wraps(op)
-    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dim() != rank + 1:
-            return NotImplemented
-        return pytree.tree_map_only(Tensor, lambda t: t.squeeze(0), op(x.unsqueeze(0), *args, **kwargs))
-
-    return function
 
 
 def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Any:
@@ -192,7 +178,7 @@ def _sum_of_covers(x: Tensor, window: Window, dim: int, size: int) -> Tensor:
     return total
 
 
-def _window_lengths(window: Window, like: Tensor, dim: int, size: int, include_pad: bool) -> Tensor:
+def window_lengths(window: Window, like: Tensor, dim: int, size: int, include_pad: bool) -> Tensor:
     """How many elements each output along ``dim`` divides by, as PyTorch counts them, ready to broadcast."""
     kernel, stride, padding = window.kernel[0], window.stride[0], window.padding[0]
     start = torch.arange(like.shape[dim], device=like.device) * stride - padding
@@ -256,13 +242,6 @@ _WHOLE = "PyTorch's form gathers the windows of all axes at once, in twice the t
 _ABORT = "torch-mlir's lowering ends the process"
 
 ENTRIES = (
-    *(
-        Decomposition(op, with_batch(op, rank), "torch-mlir refuses it without a batch axis, or ends the process")
-        for op, rank in (
-            (aten.max_pool2d_with_indices.default, 2),
-            (aten.max_pool3d_with_indices.default, 3),
-        )
-    ),
     Decomposition(aten.avg_pool2d_backward.default, partial(avg_pool_backward, 2), _NONE),
     Decomposition(aten.avg_pool3d_backward.default, partial(avg_pool_backward, 3), _NONE),
     Decomposition(aten.max_pool2d_with_indices_backward.default, partial(max_pool_backward, 2), _SCATTER),

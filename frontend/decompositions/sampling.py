@@ -188,9 +188,12 @@ def rrelu_with_noise(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Leaky ReLU with a random slope for each element, and the slopes (1 where ``x`` is positive)."""
-    if generator is not None or not training:
+    """Leaky ReLU with a random slope for each element, and the slopes (1 where ``x`` is positive); when not training,
+    with the mean slope, and ``noise`` as it was."""
+    if generator is not None:
         return NotImplemented
+    if not training:
+        return torch.where(x <= 0, x * ((lower + upper) / 2), x), noise.clone()
     slopes = torch.where(x <= 0, draw_as(x.shape, x.dtype, x.device) * (upper - lower) + lower, 1.0)
     return x * slopes, slopes.to(noise.dtype)
 

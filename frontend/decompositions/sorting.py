@@ -83,8 +83,10 @@ def nanmedian_of_all(x: Tensor) -> Any:
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """``aten.mode``: the most frequent value, of several the smallest, and the last place where it stands."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
     row = _row(x, dim)
-    if not _is_short(row) or x.dim() == 0:
+    if not _is_short(row):
         return NotImplemented
     this, other = row.unsqueeze(-1), row.unsqueeze(-2)
     frequency = (this == other).to(torch.int32).sum(-1, dtype=torch.int32)

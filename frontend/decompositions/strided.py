@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.indexing import put_counted
 
 aten = torch.ops.aten
 
@@ -86,15 +87,32 @@ def as_strided_scatter(
     x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
     """``aten.as_strided_scatter``: ``x`` with ``src`` where ``as_strided`` looks; ``NotImplemented`` as there, and
-    where that is no slice."""
+    where it looks at an element more than once."""
     place = find_place(x, size, stride, storage_offset)
-    if place is None or place.window is None:
+    if place is None:
         return NotImplemented
+    if place.window is None:
+        if is_overlapping(size, stride):
+            return NotImplemented
+        rows, places = x.permute(place.order), _places(x, size, stride, place.offset)
+        row = put_counted(rows.reshape(-1), [places.reshape(-1)], src.expand(size).reshape(-1))
+        return row.reshape(rows.shape).permute([place.order.index(axis) for axis in range(x.dim())])
     rows, turned = x.permute(place.order), place.window.order()
     values = src.expand(size).reshape([place.window.counts[axis] for axis in turned])
     values = values.permute([turned.index(axis) for axis in range(len(turned))])
     written = _write(rows.reshape(place.shape), values, place.window, 0).reshape(rows.shape)
     return written.permute([place.order.index(axis) for axis in range(x.dim())])
+
+
+def is_overlapping(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a view by these sizes and strides may look at an element more than once. In doubt it may: a view whose
+    axes, the shortest steps first, each step over all that those before reach does not."""
+    reached = 0
+    for step, count in sorted((step, count) for count, step in zip(size, stride, strict=True) if count > 1):
+        if step <= reached:
+            return True
+        reached += step * (count - 1)
+    return False
 
 
 @dataclass(frozen=True)

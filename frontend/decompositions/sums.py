@@ -30,18 +30,6 @@ def in_float32(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
-def average(op: OpOverload, rank: int) -> Callable[..., Any]:
-    """An average pooling over ``rank`` axes; what has no batch axis becomes a batch of one, which torch-mlir needs."""
-
-    @wraps(op)
-    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dim() == rank + 1:
-            return op(x.unsqueeze(0), *args, **kwargs).squeeze(0)
-        return in_float32(op)(x, *args, **kwargs)
-
-    return function
-
-
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """``aten.cumsum``; torch-mlir refuses that of a single element without axes, which is the element."""
     if x.dim() == 0:
@@ -49,11 +37,11 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return in_float32(aten.cumsum.default)(x, dim, dtype=dtype)
 
 
-_ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"
+ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"
 
 ENTRIES = (
     *(
-        Decomposition(op, in_float32(op), _ROUNDED)
+        Decomposition(op, in_float32(op), ROUNDED)
         for op in (
             aten.sum.default,
             aten.sum.dim_IntList,
@@ -61,7 +49,5 @@ ENTRIES = (
             aten.mean.dim,
         )
     ),
-    Decomposition(aten.avg_pool2d.default, average(aten.avg_pool2d.default, 2), _ROUNDED),
-    Decomposition(aten.avg_pool3d.default, average(aten.avg_pool3d.default, 3), _ROUNDED),
-    Decomposition(aten.cumsum.default, cumsum, _ROUNDED),
+    Decomposition(aten.cumsum.default, cumsum, ROUNDED),
 )

@@ -275,7 +275,9 @@ def _forward(
     if module is not None:
         state = {k: v.detach().clone().requires_grad_(v.requires_grad) for k, v in _state(module).items()}
     if dtype == torch.float64:
-        arguments, state = map_tensors(_widen, arguments), map_tensors(_widen, state)
+        # What is one tensor, given twice, stays one.
+        wide: dict[int, torch.Tensor] = {}
+        arguments, state = map_tensors(lambda t: wide.setdefault(id(t), _widen(t)), (arguments, state))
     torch.manual_seed(SEED)
     args, kwargs = arguments
     made = torch.func.functional_call(module, state, args, kwargs) if module else sample.target(*args, **kwargs)

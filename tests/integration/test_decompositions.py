@@ -314,6 +314,35 @@ def test_adaptive_max_pool_backward(size: tuple[int, ...], out: tuple[int, ...],
     check(getattr(aten, f"adaptive_max_pool{rank}d_backward").default, torch.randn_like(y), x, indices)
 
 
+SINGLE_WINDOWS = [
+    # spatial, kernel, stride, padding, ceil_mode: along some axis one window, which does not fill it
+    ((3, 6), [2, 3], [2, 2], [0, 0], False),
+    ((3, 6), [3, 3], [2, 2], [0, 0], True),
+    ((4, 9), [3, 7], [3, 3], [0, 0], False),
+    ((4, 3), [3, 3], [5, 2], [1, 1], False),
+    ((5, 3), [4, 2], [7, 2], [2, 1], True),
+    ((3, 4, 4), [2, 2, 2], [2, 2, 2], [0, 1, 0], False),
+]
+
+
+@pytest.mark.parametrize("case", SINGLE_WINDOWS)
+def test_pooling_by_a_single_window(case: tuple[Any, ...]) -> None:
+    """What the window does not reach is left out, what it reaches beyond is put there: IREE compiles it."""
+    spatial, *options, ceil_mode = case
+    x, rank = torch.randn(2, 3, *spatial), len(spatial)
+    maximum = getattr(aten, f"max_pool{rank}d_with_indices").default
+    check(maximum, x, *options, [1] * rank, ceil_mode, gone=False)
+    check(maximum, torch.full_like(x, -torch.inf), *options, [1] * rank, ceil_mode, gone=False)
+    average = getattr(aten, f"avg_pool{rank}d").default
+    for include, divisor in ((True, None), (False, None), (True, 3)):
+        check(average, x, *options, ceil_mode, include, divisor, gone=False)
+    kernel, stride, _ = options
+    for graph in (trace(maximum, x, *options, [1] * rank, ceil_mode)[0], trace(average, x, *options, ceil_mode)[0]):
+        (node,) = [n for n in graph.graph.nodes if n.target in (maximum, average)]
+        filled = node.args[0].meta["val"].shape[2:]
+        assert all((n - k) % s == 0 for n, k, s in zip(filled, kernel, stride, strict=True))
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("name", ["avg_pool{}d", "max_pool{}d_with_indices"])
 def test_pooling_without_a_batch(name: str, rank: int) -> None:
@@ -344,6 +373,32 @@ def test_index_put_with_axes_left_out(op: Any, accumulate: bool) -> None:
     agree([i, None, j], torch.randn(2, 3, 5))
     agree([None, i, j], torch.randn(4, 2, 3))
     agree([None, i], torch.randn(1))
+
+
+@pytest.mark.parametrize("op", [aten.index.Tensor, aten.index_put.default])
+def test_indices_are_of_one_type(op: Any) -> None:
+    x, indices = torch.randn(4, 5), [torch.tensor([0, -1], dtype=torch.int32), torch.tensor([1, 3])]
+    values = (torch.randn(2), False) if op is aten.index_put.default else ()
+    check(op, x, indices, *values, gone=False)
+    (node,) = [n for n in trace(op, x, indices, *values)[0].graph.nodes if n.target is op]
+    assert {i.meta["val"].dtype for i in node.args[1]} == {torch.int64}
+
+
+def test_writing_nowhere() -> None:
+    check(aten.index_put.default, torch.randn(4, 5), [torch.zeros(0, dtype=torch.int64)], torch.randn(0, 5), True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "index"), [((3, 3), [4, -9, 0]), ((3, 3), 4), ((), 0), ((1,), []), ((2, 3), [[5], [1]])]
+)
+def test_take(shape: tuple[int, ...], index: Any) -> None:
+    check(aten.take.default, torch.randn(shape), torch.tensor(index, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("order", [0, 1.2, 2, math.inf, -math.inf])
+def test_norm_of_a_number(order: float) -> None:
+    for number in (-2.0, 0.0):
+        check(aten.linalg_vector_norm.default, torch.tensor(number), order, [0], True)
 
 
 def test_index_put_keeps_masks_and_leading_indices() -> None:

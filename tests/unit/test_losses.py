@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from retrograd.frontend.losses import TraceableLosses
 
@@ -41,6 +42,17 @@ def test_gaussian_nll_loss(full: bool, reduction: str, shape: tuple[int, ...]) -
         means.requires_grad_(),
         variances.requires_grad_(),
     )
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_multilabel_margin_loss_has_the_shape_it_has_in_eager(reduction: str, shape: tuple[int, ...]) -> None:
+    target = torch.tensor([3, 0, -1, 1]).expand(shape)
+    with FakeTensorMode() as mode, TraceableLosses():
+        made = F.multilabel_margin_loss(
+            mode.from_tensor(torch.ones(shape)), mode.from_tensor(target), reduction=reduction
+        )
+    assert made.shape == F.multilabel_margin_loss(torch.ones(shape), target, reduction=reduction).shape
 
 
 def test_variance_below_zero_gives_no_number() -> None:

@@ -1,0 +1,88 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Layers and functions of PyTorch's that look at the contents of tensors, or that are given what is rare in a model,
+compile whole, with eager's gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+
+
+class Reader(nn.Module):
+    """An encoder with two kinds of masks, whose inputs are normalized by means over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, momentum=None)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor, mask: Tensor, padding: Tensor) -> Tensor:
+        out: Tensor = self.encoder(self.norm(x.transpose(1, 2)).transpose(1, 2), mask, padding)
+        return out
+
+
+def test_masks_and_means_over_all_batches() -> None:
+    """The mask is what it is at each call: that of the second is not causal."""
+    torch.manual_seed(0)
+    ours = Reader()
+    eager = deepcopy(ours)
+    masks = [torch.triu(torch.full((5, 5), -math.inf), diagonal) for diagonal in (1, 2)]
+    x, padding = torch.randn(2, 5, 8), torch.zeros(2, 5)
+    padding[1, 3:] = -math.inf
+    step = retrograd.compile_backward(ours, (x, masks[0], padding), fallback="error")
+    for mask in masks:
+        found, expected = step(x, mask, padding), eager(x, mask, padding)
+        weights = torch.randn_like(expected)
+        for model, result in ((ours, found), (eager, expected)):
+            model.zero_grad()
+            (result * weights).sum().backward()
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+        for mine, theirs in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert mine.grad is not None and theirs.grad is not None
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=2e-5, atol=2e-5 * float(theirs.grad.abs().max()))
+        torch.testing.assert_close(dict(ours.named_buffers()), dict(eager.named_buffers()))
+
+
+def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor) -> tuple[Tensor, ...]:
+    """Windows that do not fill their axis, tensors of no axis, 32-bit indices, one place or none, and so on."""
+    return (
+        F.max_pool2d(x, [3, 3], 2, ceil_mode=True),
+        F.avg_pool2d(x, [2, 3], 2),
+        m.take(place),
+        m.take(place[None][:0]),
+        F.normalize(number, dim=0, p=1.2),
+        torch.linalg.vector_norm(number, math.inf, 0, True),
+        number.mode()[0],
+        m.gather(0, narrow),
+        m[narrow, narrow.long()],
+        F.rrelu(m),
+        m.as_strided((2, 2), (1, 2), 0).clone(),
+        m.cov(),
+        m.corrcoef(),
+        F.multilabel_margin_loss(m[0], narrow[0].long()),
+    )
+
+
+def test_rarities() -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(s, requires_grad=True) for s in ((1, 2, 3, 6), (3, 3), ())]
+    arguments = (*leaves, torch.tensor([[0, 2, 1], [1, 1, 1]], dtype=torch.int32), torch.tensor(1))
+    step = retrograd.compile_backward(rarities, arguments, fallback="error")
+
+    def run(function: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
+        found = function(*arguments)
+        total = sum((t.flatten() * torch.arange(1.0, 1 + t.numel())).sum() for t in found)
+        assert isinstance(total, Tensor)
+        return [*(t.detach() for t in found), *torch.autograd.grad(total, leaves)]
+
+    for ours, eager in zip(run(step), run(rarities), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5)
