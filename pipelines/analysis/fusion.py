@@ -3,12 +3,13 @@
 """What is written to memory when the ops of a function run: an approximation of the kernels that IREE forms.
 
 Views are free, but for those that ``kernel_inputs`` says are copies; one that is returned is written by the kernel that
-makes what it looks at, unless that is more. A pointwise op whose only
-user is pointwise or a reduction runs inside it, and its result takes no memory; one that takes no tensor (a fill, a
-range) is repeated in each user. A matrix product gives a plain result; one that is large (see ``packed_products``)
-reads packed copies of its operands, each written by a kernel of its own. Pointwise ops that alone use a product run in
-its kernel, on packed copies of their other operands if its own are packed, unless these come later or are products
-themselves. A product that is split (see ``split_products``) reads its operands as they are.
+makes what it looks at, unless that is more. Pointwise ops run in the kernel of their users, where these have one in
+common (``kernel_roots``): what they give takes no memory. One that takes no tensor (a fill, a range) is repeated in
+each. A reduction over the outermost axis is split (see ``split_reductions``): all its parts are written first. A matrix
+product gives a plain result; one that is large (see ``packed_products``) reads packed copies of its operands, each
+written by a kernel of its own. Pointwise ops that alone use a product run in its kernel, on packed copies of their
+other operands if its own are packed, unless these come later or are products themselves. A product that is split (see
+``split_products``) reads its operands as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.kernel_inputs import find_inputs
-from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.kernel_roots import KernelRoots, takes_producer
+from retrograd.pipelines.analysis.op_kinds import INDEX_OPERANDS, OpKind
 from retrograd.pipelines.analysis.packed_products import PRODUCTS
 
-_FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
-# A kernel takes no more operands than this (``kIreeMaxOperandCount`` in IREE's dispatch creation).
+# A product's kernel takes no more operands than this (IREE's ``kIreeMaxOperandCount``).
 _MOST_OPERANDS = 16
-# A copy of a view is written right into its place in what it is joined to.
-_COPY, _JOIN = "torch.aten.clone", "torch.aten.cat"
 
 
 class Step(NamedTuple):
@@ -56,7 +55,8 @@ class _Former:
         self, graph: JointGraph, ops: tuple[int, ...], available: frozenset[int], kept: frozenset[int]
     ) -> None:
         self.graph, self.available = graph, available
-        self.work, self.sources, self.inputs = find_inputs(graph, ops, available)
+        taken = find_inputs(graph, ops, available)
+        self.work, self.sources, self.inputs = taken
         self.users: dict[int, list[int]] = {}
         for number in self.work:
             for source in self.inputs[number]:
@@ -69,58 +69,96 @@ class _Former:
         self.steps: list[Step] = []
         self.bytes: dict[int, int] = {}
         self.copies = len(graph.values)
-        # By what is computed inside of its user's kernel what that reads for it; ops that ran before their turn.
-        self.inside: dict[int, tuple[int, ...]] = {}
+        # What is computed inside of its user's kernel, by which op; ops that ran before their turn.
+        self.inside: dict[int, int] = {}
         self.done: set[int] = set()
+        # By the op in whose kernel it runs, a product that waits for what else that takes.
+        self.delayed: dict[int, Op] = {}
         self.places = {number: place for place, number in enumerate(self.work)}
+        self.kernels = KernelRoots(graph, taken, self.users, self.kept | available)
+        self.roots = self.kernels.roots
 
     def is_whole(self, view: int, sources: tuple[int, ...]) -> bool:
         """Whether a view of ``sources`` has all the data of the one value that they are."""
         return len(sources) == 1 and self.graph.values[view].bytes == self.graph.values[sources[0]].bytes
 
     def only_user(self, value: int) -> int | None:
+        """The op that alone reads ``value``, all of it, if nobody else keeps it."""
         users = self.users.get(value, ())
-        return users[0] if len(users) == 1 and value not in self.kept and value not in self.available else None
+        is_whole = value not in self.graph.read_in_parts
+        return users[0] if len(users) == 1 and is_whole and not self.is_held(value) else None
+
+    def is_held(self, value: int) -> bool:
+        return value in self.kept or value in self.available
 
     def is_fused(self, number: int) -> bool:
-        op = self.graph.ops[number]
-        if op.kind is not OpKind.POINTWISE or not self.kept.isdisjoint(op.results):
-            return False
-        if not self.inputs[number]:
-            return True
-        users = [self.only_user(r) for r in op.results]
-        return all(u is not None and self.takes_producer(self.graph.ops[u], op) for u in users)
-
-    def takes_producer(self, user: Op, op: Op) -> bool:
-        return user.kind in _FUSES_PRODUCERS or (op.name, user.name) == (_COPY, _JOIN)
+        """Whether an op runs in another one's kernel."""
+        return self.roots[number] != number or self.kernels.is_repeated(number)
 
     def form(self) -> Steps:
         for place, number in enumerate(self.work):
             op = self.graph.ops[number]
             if number in self.done:
                 continue
-            reads = self.flat(self.inputs[number])
-            if op.name in PRODUCTS:
-                self.add_product(place, op, reads)
-            elif len(reads) < _MOST_OPERANDS and self.is_fused(number):
-                self.inside.update((r, reads) for r in op.results if r not in self.available)
+            if number in self.delayed:
+                self.add_delayed(self.delayed[number], op)
+            elif op.name in PRODUCTS:
+                self.add_product(place, op, self.flat(self.inputs[number]))
+            elif self.is_fused(number):
+                self.inside.update((r, number) for r in op.results if r not in self.available)
             else:
-                self.add(reads, op.results)
+                self.add_kernel(op)
         for view in self.copied:
             self.steps.append(Step(self.sources[view], ()))
         return Steps(tuple(self.steps), self.bytes)
 
     def flat(self, values: Iterable[int]) -> tuple[int, ...]:
         """``values``, and in place of those that are computed inside of the kernel what that reads."""
-        return tuple(dict.fromkeys(source for v in values for source in self.inside.get(v, (v,))))
+        seen: dict[int, None] = {}
+        pending = list(values)[::-1]
+        while pending:
+            value = pending.pop()
+            if value not in seen and value in self.inside:
+                pending.extend(reversed(self.inputs[self.inside[value]]))
+            seen[value] = None
+        return tuple(v for v in seen if v not in self.inside)
+
+    def add_kernel(self, op: Op) -> None:
+        """An op, with the pointwise ops in front of it that run in its kernel; first all parts of its result, if it is
+        split."""
+        reads = self.flat(self.inputs[op.id])
+        if op.name in INDEX_OPERANDS and op.parts > 1:
+            reads = (*reads, self.add_coordinates(op))
+        elif op.parts > 1:
+            reads = (self.add_parts(op, reads),)
+        self.add(reads, op.results)
+
+    def add_coordinates(self, op: Op) -> int:
+        """The coordinates of all elements of a scatter: those along each axis first, then all of them side by side."""
+        given = op.operands[INDEX_OPERANDS[op.name]]
+        listed = self.graph.values[given].producer
+        indices = (given,) if self.graph.values[given].is_tensor or listed is None else self.graph.ops[listed].operands
+        index = max(indices, key=lambda value: self.graph.values[value].bytes)
+        columns = tuple(self.copy(index) for _ in range(op.parts))
+        self.steps.append(Step(self.sources[given], columns))
+        coordinates = self.copy(index, op.parts)
+        self.steps.append(Step(columns, (coordinates,)))
+        return coordinates
+
+    def add_parts(self, op: Op, reads: tuple[int, ...]) -> int:
+        """The partial sums of a product or reduction that is split."""
+        parts = self.copy(op.results[0], op.parts)
+        self.steps.append(Step(reads, (parts,)))
+        return parts
 
     def add_product(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
         """A matrix product, with the pointwise ops behind it that nothing else feeds and whose other operands are
         there."""
         if op.parts > 1:
-            parts = self.copy(op.results[0], op.parts)
-            self.steps.append(Step(reads, (parts,)))
-            self.add((parts,), op.results)
+            self.add((self.add_parts(op, reads),), op.results)
+            return
+        if (kernel := self.find_later_kernel(place, op)) is not None:
+            self.delayed[kernel] = op
             return
         take = self.pack if op.packed else self.write
         packed = [take(v) for v in reads]
@@ -131,12 +169,59 @@ class _Former:
             found = list(dict.fromkeys(v for other in others if other is not None for v in other))
             if None in others or len(packed) + len(found) >= _MOST_OPERANDS or any(map(self.is_product, found)):
                 break
-            # What is broadcast is not packed; a mask is, which has an eighth of the bytes at the least.
-            whole = self.graph.values[results[0]].bytes // 8
-            packed += [take(v) if self.graph.values[v].bytes >= whole else v for v in found]
+            packed += self.take_others(op, found)
             self.done |= ahead
             results = self.graph.ops[user].results
         self.add(tuple(dict.fromkeys(packed)), results)
+
+    def take_others(self, op: Op, values: Iterable[int]) -> list[int]:
+        """What the kernel of a product reads for ``values``, which the ops behind it take: if its operands are packed,
+        packed copies of those that are no smaller; a mask has an eighth of the bytes, what is broadcast less."""
+        take = self.pack if op.packed else self.write
+        whole = self.graph.values[op.results[0]].bytes // 8
+        return [take(v) if self.graph.values[v].bytes >= whole else v for v in values]
+
+    def find_later_kernel(self, place: int, op: Op) -> int | None:
+        """The op, in whose kernel of pointwise ops the product at ``place`` runs, though that takes what comes later.
+
+        Where products are added up, the first of them runs with the additions, unless it reads packed operands.
+        """
+        users = self.users.get(op.results[0], ())
+        roots = {self.roots[u] for u in users if takes_producer(self.graph.ops[u], op)}
+        if len(roots) != 1 or self.is_held(op.results[0]) or op.results[0] in self.graph.read_in_parts:
+            return None
+        (kernel,) = roots
+        if kernel in self.delayed or self.graph.ops[kernel].kind is not OpKind.POINTWISE:
+            return None
+        others = self.find_kernel_reads(kernel) - {op.results[0]}
+        if len(others) + len(self.inputs[op.id]) >= _MOST_OPERANDS or (op.packed and any(map(self.is_product, others))):
+            return None
+        return kernel if any(self.is_made_after(v, place) for v in others) else None
+
+    def find_kernel_reads(self, kernel: int) -> set[int]:
+        """What an op and those that run in its kernel read from memory."""
+        found: set[int] = set()
+        pending, seen = [kernel], {kernel}
+        while pending:
+            for value in self.inputs[pending.pop()]:
+                producer = self.graph.values[value].producer
+                if producer is None or value in self.available or self.roots.get(producer) != kernel:
+                    found.add(value)
+                elif producer not in seen:
+                    seen.add(producer)
+                    pending.append(producer)
+        return found
+
+    def is_made_after(self, value: int, place: int) -> bool:
+        producer = self.graph.values[value].producer
+        return producer is not None and value not in self.available and self.places[producer] > place
+
+    def add_delayed(self, product: Op, kernel: Op) -> None:
+        """A product in the kernel of pointwise ops that takes it."""
+        take = self.pack if product.packed else self.write
+        packed = [take(v) for v in self.flat(self.inputs[product.id])]
+        others = [v for v in self.flat(self.inputs[kernel.id]) if v not in product.results]
+        self.add(tuple(dict.fromkeys((*packed, *self.take_others(product, others)))), kernel.results)
 
     def is_product(self, value: int) -> bool:
         producer = self.graph.values[value].producer
@@ -163,7 +248,7 @@ class _Former:
     def write(self, value: int) -> int:
         """``value``, in memory, where packing and products take it from."""
         if value in self.inside:
-            self.add(self.inside.pop(value), (value,))
+            self.add_kernel(self.graph.ops[self.inside.pop(value)])
         return value
 
     def pack(self, value: int) -> int:

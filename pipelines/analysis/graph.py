@@ -7,7 +7,7 @@ Values and ops are numbered in program order. Multi-result ops are flattened: ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -59,8 +59,8 @@ class Op:
     """An operation: name in MLIR, kind, operands and results by value number, floating-point operations.
 
     ``tag`` is what the user asked of it, ``block`` the number of the checkpointed block that it is in, ``parts`` the
-    number of partial sums that a matrix product is split into; ``packed`` says whether it reads packed copies of its
-    operands.
+    number of partial sums that a product or a reduction is split into, or of axes that a scatter has coordinates along;
+    ``packed`` says whether it reads packed copies of its operands.
     """
 
     id: int
@@ -82,7 +82,8 @@ class JointGraph:
     ``arguments`` are all its arguments; those in ``tangents`` exist in the backward only, the others in both halves, at
     no cost, but for those in ``mutated``: the step overwrites them, so that the backward finds them only where they
     were saved. ``same`` numbers the ops that do what others do too, were their operands the
-    same: equal ones have equal numbers.
+    same: equal ones have equal numbers. ``reshaped`` has the values that hold all that another one holds, in its order:
+    that one, and the shape it has of it, or ``None`` for the other's own.
     """
 
     values: tuple[Value, ...]
@@ -93,6 +94,13 @@ class JointGraph:
     backward_results: tuple[int, ...]
     mutated: frozenset[int] = frozenset()
     same: Mapping[int, int] = field(default_factory=dict, hash=False)
+    reshaped: Mapping[int, tuple[int, Hashable | None]] = field(default_factory=dict, hash=False)
+
+    def form_of(self, value: int, same: Mapping[int, int] | Sequence[int]) -> tuple[int, Hashable | None]:
+        """What tells ``value`` from those that hold something else or have another shape, where ``same`` has for values
+        the one that they are the same as."""
+        root, shape = self.reshaped.get(value, (value, None))
+        return (same.get(root, root) if isinstance(same, Mapping) else same[root]), shape
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -130,6 +138,20 @@ class JointGraph:
         """For each op the values of ``buffers`` that it reads; what takes only a shape and a type reads nothing."""
         reads = self._find_reads(self.buffers)
         return tuple(() if self.ops[n].name in _LIKE else values for n, values in enumerate(reads))
+
+    @cached_property
+    def read_in_parts(self) -> frozenset[int]:
+        """The values of ``buffers`` of which an op reads a part, as a slice of it."""
+        parts: set[int] = set()
+        for op in self.ops:
+            if op.kind is OpKind.VIEW and (op.operands[0] in parts or self._takes_part(op)):
+                parts.update(op.results)
+        reads = {v for op in self.ops if op.kind is not OpKind.VIEW for v in op.operands if v in parts}
+        return frozenset(source for v in reads for source in self.buffers[v])
+
+    def _takes_part(self, op: Op) -> bool:
+        smaller = self.values[op.results[0]].bytes < self.values[op.operands[0]].bytes
+        return op.name in _SPLITS or (op.name in _PARTS and smaller)
 
     @cached_property
     def buffer_views(self) -> Mapping[int, tuple[int, ...]]:

@@ -5,7 +5,7 @@ alike, MLIR's ``cse`` computes once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -38,12 +38,12 @@ def find_inputs(graph: JointGraph, ops: Sequence[int], available: Collection[int
 def find_merged(graph: JointGraph, ops: Iterable[int]) -> dict[int, int]:
     """The ops among ``ops`` that an earlier one of them computes the same as, with that one: the two run once, and what
     they give stays until the last use of either."""
-    first: dict[tuple[int, tuple[int, ...]], int] = {}
+    first: dict[tuple[Hashable, ...], int] = {}
     found: dict[int, int] = {}
     values: dict[int, int] = {}
     for number in filter(graph.same.__contains__, ops):
         op = graph.ops[number]
-        earlier = first.setdefault((graph.same[number], tuple(values.get(v, v) for v in op.operands)), number)
+        earlier = first.setdefault((graph.same[number], *(graph.form_of(v, values) for v in op.operands)), number)
         if earlier != number:
             found[number] = earlier
             values.update(zip(op.results, graph.ops[earlier].results, strict=True))

@@ -11,9 +11,8 @@ IREE gives a function one block of scratch memory, in which it places the buffer
 (``pack_buffers``): the gaps that stay are part of the prediction.
 
 docs/memory-prediction.md compares it with what IREE allocates. What is left out, and what that does: kernels that
-hold both a reduction and what is made with its result, as a softmax over a vocabulary (overestimated); depthwise
-convolutions (underestimated); partial sums of reductions over a long first axis; the padding of packed operands to
-multiples of 16, which decides where tensors have a few kilobytes.
+hold both a reduction and what is made with its result, as a softmax over a vocabulary (overestimated); the padding of
+packed operands to multiples of 16, which decides where tensors have a few kilobytes.
 """
 
 from __future__ import annotations

@@ -101,6 +101,18 @@ KINDS: dict[str, OpKind] = (
 )
 
 
+_INDEX_PUTS = ("index_put", "index_put.hacked_twin", "_index_put_impl", "_unsafe_index_put.hacked_twin")
+_SCATTERS = ("scatter.src", "scatter_add", "scatter_reduce.two")
+INDEX_OPERANDS = {_PREFIX + name: 1 for name in _INDEX_PUTS} | {_PREFIX + name: 2 for name in _SCATTERS}
+"""Ops that write to places that tensors say, with the number of the operand that these are."""
+
+_RESHAPES = """alias detach lift_fresh_copy _reshape_alias reshape squeeze squeeze.dim unsqueeze view _unsafe_view
+    unflatten.int flatten.using_ints"""
+RESHAPES = frozenset(_PREFIX + name for name in _RESHAPES.split())
+RESHAPES |= {"torch.prims.squeeze", "torch.prims.split_dim", "torch.prims.collapse"}
+"""Views of all that a tensor holds, in the order in which it holds it: the shape says which one it is."""
+
+
 def op_kind(name: str, *, has_tensor_result: bool) -> OpKind:
     """The kind of the op named ``name`` (``torch.aten.mm``); scalars and lists are CONSTANT unless known."""
     if name in KINDS:

@@ -12,10 +12,10 @@ from retrograd.dialects import ir
 from retrograd.dialects.sizes import evaluate_size, parse_shape
 from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
-from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind
+from retrograd.pipelines.analysis.op_parts import count_parts
 from retrograd.pipelines.analysis.packed_products import repays_packing
-from retrograd.pipelines.analysis.split_products import find_parts
+from retrograd.pipelines.analysis.stored_values import PACKED, STORED, stored_bytes
 from retrograd.pipelines.analysis.tensor_types import (
     element_bytes,
     element_type,
@@ -23,7 +23,7 @@ from retrograd.pipelines.analysis.tensor_types import (
     parse_tensor_type,
     tensor_shape,
 )
-from retrograd.pipelines.analysis.value_numbering import number_repeated
+from retrograd.pipelines.analysis.value_numbering import find_reshaped, number_repeated
 
 BACKWARD_RESULT = "grad"
 TANGENT = "tangent"
@@ -35,10 +35,6 @@ TAG, BLOCK = "bwd.recompute", "bwd.block"
 SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
 # On a function whose body takes the place of its calls.
 INLINE = "bwd.inline"
-# The narrower type that its results are saved in.
-STORED = "bwd.saved_dtype"
-# The functions that pack its results where they are saved, by name; an empty name packs nothing.
-PACKED = "bwd.packed_as"
 # What was asked of an op is no part of what it computes.
 MARKS = (TAG, BLOCK, "bwd.label")
 # The names that the import gave its results.
@@ -106,7 +102,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             kind = OpKind.VIEW
         taken = [sizes[o] for o in operands]
         flops = count_flops(name, taken, [sizes[r] for r in results])
-        packing = (find_parts(name, taken), repays_packing(name, taken, _result_type(op)))
+        packing = (count_parts(op, name, taken), repays_packing(name, taken, _result_type(op)))
         ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
         ir_ops.append(op)
     result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
@@ -126,8 +122,13 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     )
     merges = (mutable.isdisjoint((*op.operands, *op.results)) for op in ops)
     meanings = tuple(op_meaning(op) if is_pure else None for op, is_pure in zip(ir_ops, merges, strict=True))
-    same = number_repeated(graph, meanings)
-    return ReadGraph(replace(graph, same=same), tuple(ir_ops), tuple(ir_values), meanings)
+    return ReadGraph(_number(graph, ir_values, meanings), tuple(ir_ops), tuple(ir_values), meanings)
+
+
+def _number(graph: JointGraph, values: Sequence[ir.Value], meanings: Sequence[Hashable | None]) -> JointGraph:
+    """``graph`` with what is known of values that are the same."""
+    graph = replace(graph, reshaped=find_reshaped(graph, [fixed_shape(value.type) for value in values]))
+    return replace(graph, same=number_repeated(graph, meanings))
 
 
 def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[Op]) -> bool:
@@ -254,32 +255,6 @@ def evaluate_shape(text: str, hints: Mapping[str, int]) -> tuple[int, ...]:
 def _result_type(op: ir.Operation) -> str:
     """Element type of the first result of ``op``; empty where that is no tensor."""
     return element_type(op.results[0].type) if len(op.results) else ""
-
-
-def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:
-    """Bytes of a result of an op when it is saved in a narrower type, or packed by a function of which ``packed`` has
-    the bytes; ``None`` if it is saved as it is."""
-    format = stored_format(value, shape)
-    return (
-        packed.get(packed_as(value))
-        if format is None
-        else narrowed_bytes(format, shape or (), element_type(value.type))
-    )
-
-
-def stored_format(value: ir.OpResult, shape: tuple[int, ...] | None) -> str | None:
-    """The narrower type that a result of an op is saved in; ``None`` where it would take no fewer bytes."""
-    if STORED not in value.owner.attributes or shape is None:
-        return None
-    format = str(ir.StringAttr(value.owner.attributes[STORED]).value)
-    return None if narrowed_bytes(format, shape, element_type(value.type)) is None else format
-
-
-def packed_as(value: ir.OpResult) -> str:
-    """The name of the function that packs a result of an op; empty if none does."""
-    if PACKED not in value.owner.attributes:
-        return ""
-    return str(ir.StringAttr(ir.ArrayAttr(value.owner.attributes[PACKED])[value.result_number]).value)
 
 
 def packed_sizes(func: ir.Operation) -> dict[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.op_kinds import RESHAPES, OpKind
 
 # A second run gives other values, or does something besides giving values.
 IMPURE = (OpKind.RANDOM, OpKind.OPAQUE)
@@ -43,7 +43,7 @@ def find_duplicates(
         if op.kind in IMPURE or meanings[op.id] is None:
             continue
         half = None if across_halves else op.id in graph.forward_ops
-        number = (meanings[op.id], half, tuple(same[v] for v in op.operands))
+        number = (meanings[op.id], half, tuple(graph.form_of(v, same) for v in op.operands))
         mark = marks[op.id] if marks else None
         earlier = first.setdefault((number, mark), op.id) if mark is not None else first.get(number, op.id)
         first.setdefault(number, op.id)
@@ -52,6 +52,21 @@ def find_duplicates(
             for result, original in zip(op.results, graph.ops[earlier].results, strict=True):
                 same[result] = original
     return duplicates
+
+
+def find_reshaped(graph: JointGraph, shapes: Sequence[Hashable | None]) -> dict[int, tuple[int, Hashable | None]]:
+    """For each value that holds all that another one holds, in its order: that one, and the shape it has of it, which
+    is ``None`` where that is the other's own.
+
+    ``shapes`` are those of the values, ``None`` for what has no fixed shape.
+    """
+    found: dict[int, tuple[int, Hashable | None]] = {}
+    for op in graph.ops:
+        if op.name in RESHAPES and shapes[op.results[0]] is not None:
+            root, _ = found.get(op.operands[0], (op.operands[0], None))
+            shape = shapes[op.results[0]]
+            found[op.results[0]] = (root, None if shape == shapes[root] else shape)
+    return found
 
 
 def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> dict[int, int]:

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.read_graph import STORED, TAG, ReadGraph, read_joint
+from retrograd.pipelines.analysis.read_graph import TAG, ReadGraph, read_joint
+from retrograd.pipelines.analysis.stored_values import STORED
 from retrograd.pipelines.analysis.tensor_types import element_type
 from retrograd.pipelines.interface import DTYPES
 from retrograd.pipelines.passes import ModulePass, PassFailure

@@ -10,15 +10,8 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
-from retrograd.pipelines.analysis.read_graph import (
-    INLINE,
-    PACKED,
-    STORED,
-    attribute_dicts,
-    function_type,
-    packed_as,
-    stored_format,
-)
+from retrograd.pipelines.analysis.read_graph import INLINE, attribute_dicts, function_type
+from retrograd.pipelines.analysis.stored_values import PACKED, STORED, packed_as, stored_format
 from retrograd.pipelines.analysis.tensor_types import fixed_shape, tensor_shape
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure

@@ -28,6 +28,9 @@ NAMED = {
     "cat": OpKind.DATA_MOVEMENT,
     "permute": OpKind.VIEW,
     "select.int": OpKind.VIEW,
+    "unsqueeze": OpKind.VIEW,
+    "gather": OpKind.DATA_MOVEMENT,
+    "scatter_add": OpKind.SCATTER,
 }
 ARGUMENTS = ("input", "tangent", "mutated")
 

@@ -15,7 +15,7 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.partition_plan import plan_from_saved
 from retrograd.pipelines.analysis.split_products import find_part, find_parts
-from retrograd.pipelines.analysis.value_numbering import number_repeated
+from retrograd.pipelines.analysis.value_numbering import find_reshaped, number_repeated
 
 
 def peak(text: str, saved: str = "") -> Peak:
@@ -282,6 +282,79 @@ def test_a_part_that_is_kept_is_a_copy() -> None:
     assert peak(text.format("permute", 640)).forward_scratch == 0
 
 
+def test_what_is_read_in_parts_is_written_to_memory() -> None:
+    # As a mask that is cut to size; all of it would be computed in the sum's kernel.
+    text = "input x 64\n a = pointwise x 640\n q = select.int a {}\n y = reduction q 64\n forward y\n backward x"
+    assert peak(text.format(320)).forward_scratch == 640
+    assert peak(text.format(640)).forward_scratch == 0
+
+
+def test_what_one_kernel_uses_twice_is_computed_in_it() -> None:
+    text = "input x 64\n a = pointwise x 640\n b = pointwise a 640\n y = {} a b 64\n forward y\n backward x"
+    assert peak(text.format("reduction")).forward_scratch == 0
+    assert peak(text.format("compute")).forward_scratch == 2 * 640
+
+
+def test_a_split_reduction_writes_all_parts_with_what_feeds_it() -> None:
+    graph = parse_graph("input x 640\n a = pointwise x 640\n y = reduction a 64\n forward y\n backward x")
+    split = dataclasses.replace(graph, ops=(graph.ops[0], dataclasses.replace(graph.ops[1], parts=16)))
+    formed = find_steps(split, (0, 1), numbers(split, "x"), numbers(split, "y"))
+    x, y = numbers(split, "x y")
+    assert formed.steps == (Step((x,), (len(split.values),)), Step((len(split.values),), (y,)))
+    assert formed.bytes == {len(split.values): 16 * 64}
+
+
+def test_a_gather_runs_in_the_kernel_of_what_uses_it() -> None:
+    text = "input x 64\n input i 64\n a = gather x i 640\n y = {} a 64\n forward y\n backward x"
+    assert peak(text.format("pointwise")).forward_scratch == 0
+    assert peak(text.format("compute")).forward_scratch == 640
+
+
+def test_a_scatter_takes_the_coordinates_of_all_elements() -> None:
+    graph = parse_graph("input x 64\n input d 64\n input i 640\n y = scatter_add x d i x 64\n forward y\n backward x")
+    scatter = dataclasses.replace(graph, ops=(dataclasses.replace(graph.ops[0], parts=2),))
+    # Those along each of two axes, then both side by side.
+    assert compute_peak(scatter, plan_from_saved(scatter, (), "test")).forward_scratch == 4 * 640
+
+
+LATE = """
+    input x 640
+    input w 640
+    y = mm x w 1280
+    c = compute x 1280
+    d = {} c 1280
+    e = compute c 64
+    z = pointwise y d 1280
+    forward z e
+    backward x
+"""
+
+
+def test_a_product_waits_for_what_its_kernel_takes_besides() -> None:
+    # c, then the copies of x, w and d, and the product with the sum; y is never in memory.
+    graph = parse_graph(LATE.format("compute"))
+    formed = find_steps(graph, tuple(range(len(graph.ops))), graph.arguments, graph.forward_results)
+    y, c, d, e, z = numbers(graph, "y c d e z")
+    copies = tuple(range(len(graph.values), len(graph.values) + 3))
+    assert [step.writes for step in formed.steps] == [(c,), (d,), (e,), *((copy,) for copy in copies), (z,)]
+    assert formed.steps[-1].reads == copies
+    assert y not in formed.bytes
+    # What is another product is added by a kernel of its own.
+    graph = parse_graph(LATE.format("mm"))
+    formed = find_steps(graph, tuple(range(len(graph.ops))), graph.arguments, graph.forward_results)
+    assert y in formed.bytes
+
+
+def test_the_first_of_plain_products_that_are_added_up_waits_for_the_others() -> None:
+    lines = ["input x 640", *(f"m{i} = mm x 128" for i in range(4)), "s = pointwise m0 m1 128"]
+    lines += ["t = pointwise s m2 128", "y = pointwise t m3 128", "forward y", "backward x"]
+    graph = parse_graph("\n".join(lines))
+    plain = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, packed=False) for op in graph.ops))
+    formed = find_steps(plain, range(7), plain.arguments, plain.forward_results)  # type: ignore[arg-type]
+    x, a, b, c, y = numbers(graph, "x m1 m2 m3 y")
+    assert formed.steps == (*(Step((x,), (m,)) for m in (a, b, c)), Step((x, a, b, c), (y,)))
+
+
 def test_what_takes_only_a_shape_reads_nothing() -> None:
     text = "input x 64\n a = compute x 640\n b = compute a 64\n z = full_like a 640\n y = scatter z b 64\n"
     assert peak(text + " forward y\n backward x").forward_scratch == 640 + 64
@@ -313,6 +386,29 @@ def test_what_the_backward_computes_twice_runs_once() -> None:
     # With the first at hand, the second is no other's.
     formed = find_steps(merged, plan.backward[1:], (*graph.arguments, a), graph.backward_results)
     assert len(formed.steps) == 3
+
+
+def test_reshapes_do_not_hide_that_two_ops_do_the_same() -> None:
+    text = TWICE.replace("b = pointwise x 640", "v = unsqueeze x 640\n w = unsqueeze v 640\n b = pointwise w 640")
+    graph = parse_graph(text)
+    meanings = [(op.name, op.kind) for op in graph.ops]
+    shapes = {"x": (160,), "v": (16, 10), "w": (160,)}
+    assert number_repeated(graph, meanings) == {}
+    known = dataclasses.replace(graph, reshaped=find_reshaped(graph, [shapes.get(v.name) for v in graph.values]))
+    x, v, w = numbers(graph, "x v w")
+    assert known.reshaped == {v: (x, (16, 10)), w: (x, None)}
+    same = number_repeated(known, meanings)
+    a, b = (graph.values[number].producer for number in numbers(graph, "a b"))
+    assert same == {a: a, b: a}
+    merged = dataclasses.replace(known, same=same)
+    plan = plan_from_saved(graph, (), "test")
+    formed = find_steps(merged, plan.backward, graph.arguments, graph.backward_results)
+    assert len(formed.steps) == 3
+    # Of another shape it is another value.
+    other = dataclasses.replace(
+        graph, reshaped=find_reshaped(graph, [(4, 40) if v.id else (160,) for v in graph.values])
+    )
+    assert number_repeated(other, meanings) == {}
 
 
 def test_a_kept_value_that_is_another_s_is_written_once() -> None:

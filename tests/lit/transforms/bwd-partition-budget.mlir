@@ -2,6 +2,7 @@
 // RUN: retrograd-opt %s -p 'bwd-partition{policy=budget budget=1.0}' | FileCheck %s --check-prefix=AMPLE
 // RUN: retrograd-opt %s -p 'bwd-partition{policy=budget budget=3072}' | FileCheck %s --check-prefix=TIGHT
 // RUN: retrograd-opt %s -p 'bwd-partition{policy=budget budget=3KiB}' | FileCheck %s --check-prefix=TIGHT
+// RUN: retrograd-opt %s -p 'bwd-partition{policy=budget budget=2KiB}' | FileCheck %s --check-prefix=LEAST
 // RUN: not retrograd-opt %s -p 'bwd-partition{policy=budget budget=64}' 2>&1 | FileCheck %s --check-prefix=LITTLE
 // RUN: not retrograd-opt %s -p 'bwd-partition{policy=budget}' 2>&1 | FileCheck %s --check-prefix=NONE
 // RUN: not retrograd-opt %s -p 'bwd-partition{policy=budget budget=lots}' 2>&1 | FileCheck %s --check-prefix=WORD
@@ -20,8 +21,7 @@
 // AMPLE-NOT: torch.aten.sin
 // AMPLE: return
 
-// With less the sine runs again, inside the op that uses it. Without the exponential too, both would be written to
-// memory in the backward, where they would take as much as if they had been saved.
+// With less the sine runs again, inside the op that uses it.
 // TIGHT: bwd.partition = {
 // TIGHT-SAME: peak_bytes_planned = 3072 : i64, policy = "budget"
 // TIGHT-SAME: recomputed_ops = 1 : i64, saved_bytes = 1024 : i64
@@ -31,7 +31,15 @@
 // TIGHT-NOT: torch.aten.exp
 // TIGHT: return
 
-// LITTLE: bwd-partition: 'func.func' op: a memory budget of 64 bytes is infeasible; the least feasible one is 3072 bytes; set budget=3072 or more
+// With the least both do: all that uses the exponential is one kernel, so that it is never written to memory.
+// LEAST: bwd.partition = {
+// LEAST-SAME: peak_bytes_planned = 2048 : i64, policy = "budget"
+// LEAST-SAME: recomputed_ops = 2 : i64, saved_bytes = 0 : i64
+// LEAST: func.func @backward
+// LEAST: torch.aten.exp
+// LEAST: torch.aten.sin
+
+// LITTLE: bwd-partition: 'func.func' op: a memory budget of 64 bytes is infeasible; the least feasible one is 2048 bytes; set budget=2048 or more
 // NONE: bwd-partition: 'func.func' op: unreadable memory budget None; give bytes (67108864, '64MiB') or a fraction of the peak of partition 'default' (0.5)
 // WORD: bwd-partition: 'func.func' op: unreadable memory budget 'lots'; give bytes
 // ZERO: bwd-partition: 'func.func' op: memory budget '0' is not above zero; give bytes
