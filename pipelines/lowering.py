@@ -36,8 +36,9 @@ def lowering_pipeline(target: Target | None = None) -> str:
     """The passes from staged functions to linalg for a target; without one, what all have in common."""
     if target is None:
         return f"builtin.module({_LOWERING})"
+    has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     own = "bwd-mark-products" if target.kinds == ("cpu",) else "bwd-fold-widenings"
-    return f"builtin.module({_LOWERING},{own})"
+    return f"builtin.module({_LOWERING},{own}{',bwd-pad-products' * has_matrix_units})"
 
 
 def lower_to_linalg(

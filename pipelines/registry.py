@@ -25,6 +25,7 @@ PASSES: dict[str, str] = {
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-outline-islands": "retrograd.pipelines.transforms.bwd_outline_islands:BwdOutlineIslands",
     "bwd-outline-stages": "retrograd.pipelines.transforms.bwd_outline_stages:BwdOutlineStages",
+    "bwd-pad-products": "retrograd.pipelines.transforms.bwd_pad_products:BwdPadProducts",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",

@@ -124,10 +124,15 @@ def made_current(place: torch.device) -> Iterator[None]:
     """Make a CUDA device the thread's current one during the block.
 
     IREE loads and runs code on the current device, whichever it was made for, and leaves its own current.
+
+    Raises:
+        DeviceError: PyTorch finds no such device, though it finds others.
     """
     if place.type != "cuda" or not torch.cuda.is_available():
         yield
         return
+    if (place.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"{place}: PyTorch finds {torch.cuda.device_count()} CUDA devices, counted from 0, here")
     with torch.cuda.device(place):
         yield
 

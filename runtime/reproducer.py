@@ -63,14 +63,14 @@ class Reproducer:
         return script
 
     def _threshold(self) -> float:
-        floats = [t.double() for t in self.expected.values() if t.is_floating_point() and t.numel()]
+        floats = [t.double().cpu() for t in self.expected.values() if t.is_floating_point() and t.numel()]
         sizes = [float(t.norm()) / math.sqrt(t.numel()) for t in floats]
         return self.tolerance * min((s for s in sizes if s > 0), default=1.0)
 
 
 def _write(folder: Path, name: str, tensor: torch.Tensor) -> str:
     """Write a tensor; what ``iree-run-module`` calls it."""
-    values = tensor.detach().contiguous().resolve_conj().resolve_neg()
+    values = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     kind = _RAW.get(values.dtype)
     if kind is None:
         np.save(folder / name, values.numpy(), allow_pickle=False)

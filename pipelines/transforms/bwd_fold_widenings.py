@@ -11,10 +11,12 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.barriers import VIEWS, take_behind_barrier
+from retrograd.pipelines.transforms.barriers import read_open_sizes, take_behind_barrier
 
 GENERIC = "linalg.generic"
 _MAPS, _ITERATORS, _SEGMENTS = "indexing_maps", "iterator_types", "operandSegmentSizes"
+_PARALLEL = "#linalg.iterator_type<parallel>"
+_RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class BwdFoldWidenings(ModulePass):
     few rows among them, go on to read the parts of other threads without having waited for them. Inside the body that
     reads it, a thread computes what it reads.
 
-    A use through a view reads from behind a barrier, in a kernel of its own; so does one that alone says how far a loop
-    of the reader goes.
+    Where another shape of a widened tensor is read, the narrow one is given that shape, and widened after. A use that
+    alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own.
     """
 
     name: ClassVar[str] = "bwd-fold-widenings"
@@ -37,11 +39,11 @@ class BwdFoldWidenings(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
             for view in list(only_block(func, self.name).operations):
-                if view.operation.name == GENERIC:
-                    fold_operands(view.operation)
-                elif view.operation.name in VIEWS and is_copied(view.operation.operands[0]):
-                    op = view.operation
-                    op.operands[0] = take_behind_barrier(op.operands[0], op)
+                op = view.operation
+                if op.name == GENERIC:
+                    fold_operands(op)
+                elif op.name in _RESHAPES and is_copied(op.operands[0]) and is_unary(op.operands[0].owner):
+                    widen_after(op)
 
 
 def fold_operands(reader: ir.Operation) -> None:
@@ -58,6 +60,46 @@ def fold_operands(reader: ir.Operation) -> None:
             reader = fold(reader, number, maps)
             if not list(value.uses):
                 value.owner.erase()
+
+
+def is_unary(op: ir.Operation) -> bool:
+    """Whether a ``linalg.generic`` computes each element of its result from that of one tensor at the same place."""
+    return count_inputs(op) == 1 and read_maps(op)[0] == read_maps(op)[-1]
+
+
+def widen_after(reshape: ir.Operation) -> None:
+    """Give another shape to what a widening reads, in the place of what it gives."""
+    source, location, ip = reshape.operands[0].owner, reshape.location, ir.InsertionPoint(reshape)
+    wide, narrow = ir.RankedTensorType(reshape.results[0].type), ir.RankedTensorType(source.operands[0].type)
+    moved = reshape.clone(ip)
+    moved.operands[0] = source.operands[0]
+    moved.results[0].set_type(ir.RankedTensorType.get(wide.shape, narrow.element_type, loc=location))
+    sizes = [size.result for size in read_open_sizes(moved.results[0], ip, location)]
+    empty = ir.Operation.create("tensor.empty", results=[wide], operands=sizes, loc=location, ip=ip)
+    identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(wide.rank))
+    attributes = {
+        _MAPS: ir.ArrayAttr.get([identity, identity]),
+        _ITERATORS: ir.ArrayAttr.get([ir.Attribute.parse(_PARALLEL)] * wide.rank),
+        _SEGMENTS: source.attributes[_SEGMENTS],
+    }
+    op = ir.Operation.create(
+        GENERIC,
+        results=[wide],
+        operands=[moved.results[0], empty.result],
+        attributes=attributes,
+        regions=1,
+        loc=source.location,
+        ip=ip,
+    )
+    read = source.regions[0].blocks[0]
+    types = [argument.type for argument in read.arguments]
+    block = ir.Block.create_at_start(op.regions[0], types, [source.location] * len(types))
+    value = _copy_body(read, list(block.arguments), block)
+    ir.Operation.create("linalg.yield", operands=[value], loc=source.location, ip=ir.InsertionPoint(block))
+    reshape.results[0].replace_all_uses_with(op.results[0])
+    reshape.erase()
+    if not list(source.results[0].uses):
+        source.erase()
 
 
 def is_copied(value: ir.Value) -> bool:
@@ -153,4 +195,4 @@ def _copy_body(body: ir.Block, arguments: Sequence[ir.Value], block: ir.Block) -
 
 def _count_bits(element: ir.Type) -> int:
     """Bits of an integer or a float."""
-    return ir.IntegerType(element).width if isinstance(element, ir.IntegerType) else ir.FloatType(element).width
+    return int(element.width) if isinstance(element, (ir.IntegerType, ir.FloatType)) else 0

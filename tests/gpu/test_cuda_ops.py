@@ -60,6 +60,13 @@ def test_types(function: Callable[..., Any], dtype: torch.dtype) -> None:
     check(function, random(8, 12, dtype=dtype), torch.tensor(ROWS, device="cuda"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_batches_of_products_whose_sizes_matrix_units_do_not_divide(dtype: torch.dtype) -> None:
+    check(torch.bmm, random(3, 10, 24, dtype=dtype), random(3, 24, 12, dtype=dtype))
+    # The last product ends where the memory of its operand does.
+    check(lambda x, y: x.transpose(1, 2) @ y, random(7, 129, 64, dtype=dtype), random(7, 129, 33, dtype=dtype))
+
+
 def test_gathers_from_what_gathers_give() -> None:
     """The pivots of a factorization are applied one after another, each to what the last one gave."""
     factors, pivots = torch.linalg.lu_factor(torch.randn(4, 7, 7, device="cuda"))

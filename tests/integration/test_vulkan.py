@@ -102,6 +102,18 @@ def test_a_residual_that_a_hook_replaced_is_refused(artifact: Path) -> None:
         output.sum().backward()
 
 
+def test_a_layer_norm_in_bfloat16() -> None:
+    """Sums of columns, of so few rows that each of a workgroup's threads has one of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 20, bias=False)).bfloat16()
+    x, weights = torch.randn(2, 6, 12).bfloat16().requires_grad_(), torch.randn(2, 6, 20).bfloat16()
+    step, leaves = retrograd.compile_backward(model, (x,), target="vulkan"), [x, *model.parameters()]
+    for _ in range(2):
+        found = torch.autograd.grad(step(x), leaves, weights)
+        for ours, eager in zip(found, torch.autograd.grad(model(x), leaves, weights), strict=True):
+            assert (ours - eager).norm() <= 2e-2 * eager.norm()
+
+
 def test_a_convolution_with_batch_norm_and_pooling() -> None:
     case = MODELS["cnn"].make("test")
     step = retrograd.compile_backward(case.model, case.args, target="vulkan", verify=True)
