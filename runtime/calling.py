@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,11 @@ class CallingConvention:
 
     Built from a manifest's signature; ``constants`` and the two trees are taken from the live objects where these are
     at hand, so that types which no manifest can hold still work in the process that compiled. ``device`` is where the
-    program takes tensors, wherever they were when it was compiled.
+    program takes tensors, wherever they were when it was compiled. Only where some were on the CPU and others were not,
+    as PyTorch allows for numbers and indices, those stay there: a call copies them, and copies results of the CPU back.
+
+    Raises:
+        ArgumentError: the program writes to one that stays on the CPU.
     """
 
     def __init__(
@@ -88,21 +92,29 @@ class CallingConvention:
         out_constants: Sequence[Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.inputs = [_leaf(i, device) for i in signature["inputs"]]
+        states = (*signature["params"], *signature["buffers"])
+        tensors = [t for t in (*states, *signature["inputs"]) if t["type"] is not None]
+        on_cpu = [t["type"]["device"] == "cpu" for t in tensors]
+        # Where to copy what is on the CPU beside tensors that are not.
+        self._copies_to = device if device is not None and device.type != "cpu" and len(set(on_cpu)) == 2 else None
+        self.inputs = [self._expect(i, device) for i in signature["inputs"]]
         self.outputs = signature["outputs"]
-        self.state = [
-            ExpectedTensor.from_dict(s["name"], s["type"], device)
-            for s in (*signature["params"], *signature["buffers"])
-        ]
+        self.state = [ExpectedTensor.from_dict(s["name"], s["type"], self._place_of(s, device)) for s in states]
         self._constants = list(constants) if constants is not None else [i["constant"] for i in signature["inputs"]]
         self._out_constants = (
             list(out_constants) if out_constants is not None else [o["constant"] for o in self.outputs]
         )
-        tensors = [i for i in self.inputs if isinstance(i, ExpectedTensor)]
+        expected = [i for i in self.inputs if isinstance(i, ExpectedTensor)]
         sizes = tuple(DynamicSize.from_dict(s) for s in signature.get("sizes", ()))
-        names, shapes = tuple(t.name for t in tensors), tuple(t.shape for t in tensors)
+        names, shapes = tuple(t.name for t in expected), tuple(t.shape for t in expected)
         self._checks = SizeChecks(sizes, tuple(signature.get("conditions", ())), names, shapes) if sizes else None
         self._mutated: Sequence[int] = signature.get("mutated", ())
+        for i in self._mutated if self._copies_to is not None else ():
+            if on_cpu[i]:
+                raise ArgumentError(
+                    f"{tensors[i]['name']} is written to, and is on the CPU beside tensors on {self._copies_to}; "
+                    "move it there"
+                )
         self._autocast: Mapping[str, str] = signature.get("autocast", {})
         self._in_spec = in_spec or _load_tree(signature["in_tree"])
         self._out_spec = out_spec or _load_tree(signature["out_tree"])
@@ -135,11 +147,25 @@ class CallingConvention:
                 self._checks.read([tensor.shape for tensor in tensors])
             except SizeError as error:
                 raise ArgumentError(str(error)) from error
-        return tensors
+        return self._brought(tensors)
+
+    def _brought(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors where the program takes them; gradients go back to where they were."""
+        return tensors if self._copies_to is None else [tensor.to(self._copies_to) for tensor in tensors]
+
+    def _place_of(self, tensor: Mapping[str, Any], device: torch.device | None) -> torch.device | None:
+        """Where to expect a tensor of the signature: None for where it was when compiled."""
+        stays = self._copies_to is not None and tensor["type"]["device"] == "cpu"
+        return None if stays else device
+
+    def _expect(self, data: Mapping[str, Any], device: torch.device | None) -> ExpectedTensor | str:
+        if data["type"] is None:
+            return str(data["name"])
+        return ExpectedTensor.from_dict(data["name"], data["type"], self._place_of(data, device))
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from its tensor outputs in order."""
-        given = iter(tensors)
+        given = iter(tensors if self._copies_to is None else self._returned(tensors))
         leaves = [
             c if o["kind"] == "constant" else next(given)
             for o, c in zip(self.outputs, self._out_constants, strict=True)
@@ -147,6 +173,12 @@ class CallingConvention:
         if self._out_spec is None:
             return tuple(leaves)
         return pytree.tree_unflatten(leaves, self._out_spec)
+
+    def _returned(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The results, those that were on the CPU when compiled there."""
+        specs = [o for o in self.outputs if o["kind"] != "constant"]
+        for spec, tensor in zip(specs, tensors, strict=True):
+            yield tensor.cpu() if spec["type"] is not None and spec["type"]["device"] == "cpu" else tensor
 
     def check_state(self, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """The parameters and buffers, once each is known to be what the program was compiled for.
@@ -156,7 +188,7 @@ class CallingConvention:
         """
         for expected, tensor in zip(self.state, tensors, strict=True):
             expected.check(tensor)
-        return list(tensors)
+        return self._brought(list(tensors))
 
     def check_memory(self, primals: Sequence[torch.Tensor]) -> None:
         """Raise :class:`ArgumentError` where the program writes to a tensor whose memory an argument shares.
@@ -215,10 +247,6 @@ class CallingConvention:
 
     def _names(self) -> str:
         return ", ".join(i.name if isinstance(i, ExpectedTensor) else i for i in self.inputs)
-
-
-def _leaf(data: Mapping[str, Any], device: torch.device | None) -> ExpectedTensor | str:
-    return str(data["name"]) if data["type"] is None else ExpectedTensor.from_dict(data["name"], data["type"], device)
 
 
 def _equal(found: Any, constant: Any) -> bool:

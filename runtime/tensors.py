@@ -74,7 +74,12 @@ def is_importable(tensor: torch.Tensor) -> bool:
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:
-    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it."""
+    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it.
+
+    One of the CPU's beside those of a GPU, as a number or an index may be in PyTorch, is copied there.
+    """
+    if is_beside(tensor, device.torch_device) and not device.is_staged:
+        tensor = tensor.detach().to(device.torch_device)
     _check_tensor(name, f"argument {index}", tensor, device)
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -87,6 +92,11 @@ def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, res
     if is_importable(tensor) and _storage(tensor) not in result_storages:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+
+
+def is_beside(tensor: torch.Tensor, place: torch.device) -> bool:
+    """Whether `tensor` is on the CPU, and `place` is not."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" != place.type
 
 
 def check_results(name: str, results: Sequence[torch.Tensor], device: Device) -> set[int]:

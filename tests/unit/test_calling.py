@@ -1,0 +1,68 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How arguments become the tensors of a program; torch's meta device stands for a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from retrograd.runtime.calling import ArgumentError, CallingConvention
+from retrograd.runtime.tensors import ExecutionError, as_argument
+
+GPU = torch.device("meta")
+
+
+def expected(name: str, device: str, shape: tuple[int, ...] = ()) -> dict[str, Any]:
+    kind = {"shape": list(shape), "dtype": "float32", "stride": [], "device": device, "requires_grad": True}
+    return {"name": name, "type": kind, "constant": None}
+
+
+def make_convention(*inputs: dict[str, Any], mutated: tuple[int, ...] = ()) -> CallingConvention:
+    _, tree = pytree.tree_flatten((tuple(range(len(inputs))), {}))
+    outputs = [{"kind": "tensor"} | expected("out", "cpu")]
+    _, out_tree = pytree.tree_flatten(0)
+    signature = {"params": [], "buffers": [], "inputs": inputs, "outputs": outputs, "mutated": mutated}
+    return CallingConvention(signature, in_spec=tree, out_spec=out_tree, device=GPU)
+
+
+def test_numbers_of_the_cpu_beside_tensors_of_a_gpu_are_copied_there() -> None:
+    convention = make_convention(expected("args[0]", "meta", (2,)), expected("args[1]", "cpu"))
+    number = torch.tensor(2.0, requires_grad=True)
+    x, copied = convention.flatten((torch.empty(2, device=GPU), number), {})
+    assert x.device == copied.device == GPU
+    # The gradient comes back by way of the copy.
+    assert copied.grad_fn is not None and copied.grad_fn.next_functions[0][0].variable is number
+    assert convention.unflatten([torch.ones(())]).device.type == "cpu"
+    with pytest.raises(
+        ArgumentError, match=r"args\[1\]: expected torch.float32 of shape \(\) on cpu, found .* on meta"
+    ):
+        convention.flatten((x, copied), {})
+    with pytest.raises(ArgumentError, match=r"args\[0\]: expected .* on meta, found .* on cpu"):
+        convention.flatten((torch.empty(2), number), {})
+
+
+def test_what_is_written_to_does_not_stay_on_the_cpu() -> None:
+    with pytest.raises(ArgumentError, match=r"args\[1\] is written to, and is on the CPU beside tensors on meta; move"):
+        make_convention(expected("args[0]", "meta"), expected("args[1]", "cpu"), mutated=(1,))
+
+
+def test_programs_compiled_elsewhere_take_all_tensors_where_they_run() -> None:
+    convention = make_convention(expected("args[0]", "cpu"), expected("args[1]", "cpu"))
+    assert [t.device for t in convention.flatten((torch.empty((), device=GPU),) * 2, {})] == [GPU, GPU]
+    with pytest.raises(ArgumentError, match=r"args\[0\]: expected .* on meta, found .* on cpu"):
+        convention.flatten((torch.ones(()),) * 2, {})
+
+
+def test_functions_take_numbers_of_the_cpu() -> None:
+    """As of code by torch.compile, whose guards look at devices."""
+    device: Any = SimpleNamespace(torch_device=GPU, is_staged=False, uri="gpu")
+    argument = as_argument("f", 0, torch.ones(3, requires_grad=True), device, set())
+    assert argument.device == GPU and not argument.requires_grad
+    there: Any = SimpleNamespace(torch_device=torch.device("cpu"), is_staged=False, uri="local")
+    with pytest.raises(ExecutionError, match="argument 0 is on meta, and the program runs on 'local'"):
+        as_argument("f", 0, argument, there, set())
