@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
@@ -99,10 +100,23 @@ def capture_error(error: Exception) -> CaptureError:
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", _DATA_DEPENDENT_REMEDY)
-    first = str(error).strip().splitlines()
-    return CaptureError(
-        f"{kind}: {first[0] if first else ''}{where}", "the model must run on these arguments in eager mode first"
-    )
+    first = (str(error).strip().splitlines() or [""])[0]
+    op = _untraceable_op(error)
+    if op is not None:
+        return CaptureError(
+            f"PyTorch cannot trace {op}, whether or not it can run it: {kind}: {first}{where}",
+            "call the op outside of the model, or write what it computes in other ops",
+        )
+    return CaptureError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+
+
+def _untraceable_op(error: Exception) -> str | None:
+    """The op at which PyTorch's own kernel for fake tensors fails by its code, and not by a check of the arguments."""
+    if not isinstance(error, TypeError | AttributeError | AssertionError | NotImplementedError):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ops = [frame.f_locals.get("func") for frame in frames if frame.f_code is FakeTensorMode._dispatch_impl.__code__]
+    return str(ops[-1]) if ops else None
 
 
 _DATA_DEPENDENT = {
@@ -111,7 +125,8 @@ _DATA_DEPENDENT = {
     "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
 }
 _DATA_DEPENDENT_REMEDY = (
-    "use torch.where or masks instead, or compute the value outside the model and pass it as an argument"
+    "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
+    "in place of x[i] by an i of no axis, write x[i[None]][0]"
 )
 
 

@@ -219,6 +219,20 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return taken
 
 
+def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """``aten.roll``: along an axis of two elements, a turn by an odd number is a flip. ``NotImplemented`` without such
+    an axis."""
+    turns = [(shift, dim % x.dim()) for shift, dim in zip(shifts, dims, strict=False)]
+    pairs = {dim for _, dim in turns if isinstance(x.shape[dim], int) and x.shape[dim] == 2}
+    if not pairs:
+        return NotImplemented
+    others = [(shift, dim) for shift, dim in turns if dim not in pairs]
+    if others:
+        x = aten.roll.default(x, [shift for shift, _ in others], [dim for _, dim in others])
+    odd = [dim for dim in sorted(pairs) if sum(shift for shift, axis in turns if axis == dim) % 2]
+    return x.flip(odd) if odd else x.clone()
+
+
 _ONE_FORM = "torch-mlir's lowering ends the process for a negative axis, refuses scalars, and loops over unknown sizes"
 _LEFT_OUT = (
     "torch-mlir leaves out what is written to indices below zero, refuses indices that stand apart or are "
@@ -245,6 +259,7 @@ ENTRIES = (
         )
     ),
     Decomposition(aten.put.default, put, NO_LOWERING),
+    Decomposition(aten.roll.default, roll, "IREE disagrees with itself about the shape of two halves of one element"),
     Decomposition(aten.take.default, take, "PyTorch's form makes a Python number of a single place"),
     Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, NO_LOWERING),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),

@@ -120,8 +120,15 @@ def line_of(text: str) -> int:
             (torch.randn(3, requires_grad=True),),
             r"aten.*test_bad_input.py:\d+ is not compiled: it computes with complex64",
         ),
+        (
+            lambda q: torch.ops.aten._efficient_attention_forward(
+                q, q, q, None, None, None, None, None, 0.0, 1, True, scale=1.0
+            )[0],
+            (torch.randn(1, 2, 2, 8, requires_grad=True),),
+            r"PyTorch cannot trace aten._efficient_attention_backward.default, .*TypeError: .*'scale'.*outside of the",
+        ),
     ],
-    ids=["branch", "closure", "shape", "no-grad", "detached", "random", "complex"],
+    ids=["branch", "closure", "shape", "no-grad", "detached", "random", "complex", "untraceable"],
 )
 def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(retrograd.CaptureError, match=re.compile(message, re.DOTALL)) as caught:

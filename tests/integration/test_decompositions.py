@@ -395,6 +395,13 @@ def test_take(shape: tuple[int, ...], index: Any) -> None:
     check(aten.take.default, torch.randn(shape), torch.tensor(index, dtype=torch.int64))
 
 
+@pytest.mark.parametrize(
+    ("shifts", "dims", "gone"), [([1, 2], [2, 0], False), ([3, 1], [2, -1], True), ([1], [2], True), ([4], [-1], True)]
+)
+def test_roll_of_two(shifts: list[int], dims: list[int], gone: bool) -> None:
+    check(aten.roll.default, torch.randn(5, 6, 2), shifts, dims, gone=gone)
+
+
 @pytest.mark.parametrize("order", [0, 1.2, 2, math.inf, -math.inf])
 def test_norm_of_a_number(order: float) -> None:
     for number in (-2.0, 0.0):

@@ -66,6 +66,7 @@ def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor
         m[narrow, narrow.long()],
         F.rrelu(m),
         m.as_strided((2, 2), (1, 2), 0).clone(),
+        torch.roll(x, (1, 2), (1, 3)),
         m.cov(),
         m.corrcoef(),
         F.multilabel_margin_loss(m[0], narrow[0].long()),

@@ -36,7 +36,8 @@ def test_numbers_of_the_cpu_beside_tensors_of_a_gpu_are_copied_there() -> None:
     x, copied = convention.flatten((torch.empty(2, device=GPU), number), {})
     assert x.device == copied.device == GPU
     # The gradient comes back by way of the copy.
-    assert copied.grad_fn is not None and copied.grad_fn.next_functions[0][0].variable is number
+    history: Any = copied.grad_fn
+    assert history.next_functions[0][0].variable is number
     assert convention.unflatten([torch.ones(())]).device.type == "cpu"
     with pytest.raises(
         ArgumentError, match=r"args\[1\]: expected torch.float32 of shape \(\) on cpu, found .* on meta"
