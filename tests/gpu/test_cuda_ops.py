@@ -98,27 +98,6 @@ def test_constants_made_on_the_device() -> None:
     check(function, torch.randn(5, device="cuda", requires_grad=True), mask)
 
 
-def test_numbers_and_indices_of_the_cpu() -> None:
-    """As eager takes them beside tensors on the device; a gradient goes back to where its tensor is."""
-    x, value, rows = random(5, 6), torch.tensor(2.0, requires_grad=True), torch.tensor([3, 0, 3])
-    mask = torch.arange(30, device="cuda").reshape(5, 6) % 3 == 0
-
-    def function(x: Tensor, value: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        filled: Tensor = (x * value).masked_fill(mask, value)[rows]
-        return filled
-
-    def run(call: Callable[..., Tensor], value: Tensor) -> list[Tensor]:
-        out = call(x, value, rows, mask)
-        return [out.detach(), *torch.autograd.grad(out.sum(), [x, value] if value.requires_grad else [x])]
-
-    step = retrograd.compile_backward(function, (x, value, rows, mask))
-    for found, wanted in zip(run(step, value), run(function, value), strict=True):
-        torch.testing.assert_close(found, wanted)
-    compiled = torch.compile(function, backend="retrograd")
-    for found, wanted in zip(run(compiled, value.detach()), run(function, value.detach()), strict=True):
-        torch.testing.assert_close(found, wanted)
-
-
 class Cell(nn.Module):
     """Two steps of a recurrent cell."""
 
