@@ -27,7 +27,6 @@ from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.losses import TraceableLosses
 from retrograd.frontend.matrix_checks import drop_settled_checks, plain_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.pack_hooks import HookTracker, find_open_pair, mark_values
@@ -39,6 +38,7 @@ from retrograd.frontend.signature import InputSpec, Signature, StateSpec, Tensor
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import share_sizes
 from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
+from retrograd.frontend.traceable import TraceableFunctions
 from retrograd.frontend.value_questions import AnsweredQuestions
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
@@ -233,8 +233,8 @@ def portable_ops() -> Iterator[None]:
         with (
             PortableAttention(),
             PortableCells(),
-            TraceableLosses(),
             AnsweredQuestions(),
+            TraceableFunctions(),
             dropout_between_layers(),
             plain_checks(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),

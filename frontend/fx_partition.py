@@ -27,7 +27,7 @@ from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguou
 from retrograd.frontend.pack_hooks import hidden_hooks
 from retrograd.frontend.random_ops import draw_seed, find_seed
 from retrograd.frontend.size_expressions import to_expression
-from retrograd.frontend.size_nodes import SIZE, find_axis, find_heads
+from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads
 
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
 Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
@@ -146,9 +146,38 @@ def split_joint(
     found = [nodes[name] for name in names if name in nodes]
     sizes = [node for node in found if SIZE in node.meta]
     saved = [node for node in found if SIZE not in node.meta]
-    forward_graph, backward_graph = _extract_fwd_bwd_modules(joint, saved, sizes, num_fwd_outputs=num_forward_outputs)
+    # A list of its own: what is not an operand in the backward is taken out of it.
+    forward_graph, backward_graph = _extract_fwd_bwd_modules(
+        joint, saved, [*sizes], num_fwd_outputs=num_forward_outputs
+    )
+    _hand_over(forward_graph, backward_graph, sizes)
     narrow_graphs(forward_graph, backward_graph, backward.narrowed, num_forward_outputs)
     return forward_graph, backward_graph
+
+
+def _hand_over(
+    forward_graph: torch.fx.GraphModule, backward_graph: torch.fx.GraphModule, sizes: Sequence[torch.fx.Node]
+) -> None:
+    """Have the forward save those of ``sizes`` that no tensor has which the backward takes: PyTorch leaves out what no
+    op of the backward takes, though shapes are written in terms of it.
+
+    Numbers are last among what a forward saves, and first among what its backward takes.
+    """
+    taken = backward_graph.graph.find_nodes(op="placeholder")
+    (output,) = forward_graph.graph.find_nodes(op="output")
+    for size in sizes:
+        value = size.meta["val"]
+        if size.name in {node.name for node in taken} or find_axis(taken, value.node.expr) is not None:
+            continue
+        numbers = sum(isinstance(node.meta.get("val"), SYMBOLIC) for node in taken)
+        with backward_graph.graph.inserting_before(taken[numbers]):
+            placeholder = backward_graph.graph.placeholder(size.name)
+        placeholder.meta = dict(size.meta)
+        taken.insert(numbers, placeholder)
+        head = next(node for node in forward_graph.graph.nodes if node.name == size.name)
+        output.args = ((*output.args[0], head),)
+    forward_graph.recompile()
+    backward_graph.recompile()
 
 
 def graph_caller(

@@ -17,14 +17,16 @@ import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
+from retrograd.frontend.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.matrix_checks import CHECK
-from retrograd.frontend.random_ops import DRAW_SEED
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError, source_place
 
 # Element types that executables take and compute with.
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+# Ops of this project that torch runs where they are still in a graph.
+_LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD)
 _REMEDY = "leave fallback='island', or compute this outside of the compiled function"
 
 
@@ -59,6 +61,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
             reasons[node.name] = f"it computes with {name}, which executables do not have"
         elif is_random(node):
             reasons[node.name] = "it draws random numbers in torch's own way"
+        elif node.target in _LEFT:
+            reasons[node.name] = "its sequences are too long to be written out, or their sizes are open"
     return reasons
 
 
@@ -98,7 +102,7 @@ def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple
 
 def _is_ours(node: Node) -> bool:
     """Whether a node stands for what this project does itself."""
-    return getattr(node.target, "namespace", "") == "retrograd" or node.target is DRAW_SEED
+    return getattr(node.target, "namespace", "") == "retrograd" and node.target not in _LEFT
 
 
 def is_random(node: Node) -> bool:

@@ -1,29 +1,17 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Losses that PyTorch computes by looking at what is in a tensor, traced as formulas of all of its elements."""
+"""Losses that PyTorch computes by looking at what is in a tensor, as formulas of all of its elements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-
-class TraceableLosses(TorchFunctionMode):
-    """While it is active, the losses below are traced as their formulas."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        formula = _LOSSES.get(func)
-        loss = formula(*args, **kwargs) if formula is not None else NotImplemented
-        return func(*args, **kwargs) if loss is NotImplemented else loss
+from retrograd.frontend.ctc_loss import REDUCTIONS
 
 
 def gaussian_nll_loss(
@@ -38,7 +26,7 @@ def gaussian_nll_loss(
 
     Returns ``NotImplemented`` for what eager refuses by types and shapes, and for a variance that is a number.
     """
-    if not isinstance(var, Tensor) or reduction not in _REDUCTIONS:
+    if not isinstance(var, Tensor) or reduction not in REDUCTIONS:
         return NotImplemented
     if var.shape != input.shape:
         if var.shape == input.shape[:-1]:
@@ -51,21 +39,10 @@ def gaussian_nll_loss(
         raised = var.clamp(min=eps)
     var = torch.where(var < eps, var - var.detach() + raised, var)
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
-    return _REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
+    return REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
 
 
 def multilabel_margin_loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
     """``F.multilabel_margin_loss`` of a single row, whose loss is a scalar; of PyTorch's formula it has an axis."""
     loss = F.multilabel_margin_loss(input, target, *args, **kwargs)
     return loss.reshape(()) if input.dim() == 1 else loss
-
-
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda loss: loss,
-    "mean": torch.mean,
-    "sum": torch.sum,
-}
-_LOSSES: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.gaussian_nll_loss: gaussian_nll_loss,
-    F.multilabel_margin_loss: multilabel_margin_loss,
-}

@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
 from retrograd.frontend.decompositions import (
+    adaptive_pooling,
+    alignments,
     attention,
     bags,
     convolution,
@@ -33,6 +35,7 @@ from retrograd.frontend.decompositions import (
     segments,
     sorting,
     special,
+    splits,
     strided,
     sums,
     triangular,
@@ -46,6 +49,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *attention.ENTRIES,
     *pooling.ENTRIES,
     *pooling_forward.ENTRIES,
+    *adaptive_pooling.ENTRIES,
     *indexing.ENTRIES,
     *segments.ENTRIES,
     *distances.ENTRIES,
@@ -59,10 +63,12 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *scans.ENTRIES,
     *scalars.ENTRIES,
     *special.ENTRIES,
+    *splits.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
     *triangular.ENTRIES,
     *factorizations.ENTRIES,
+    *alignments.ENTRIES,
 )
 
 

@@ -19,6 +19,11 @@ aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
 
 
+def computed(x: Tensor) -> Tensor:
+    """``x`` in the type that it is added up in: half types are added up in f32 and rounded once."""
+    return x.float() if x.dtype in HALF else x
+
+
 def in_float32(op: OpOverload) -> Callable[..., Any]:
     """``op`` on float32 values, rounded once at its end; ``NotImplemented`` for other types than half ones."""
 

@@ -114,6 +114,27 @@ def merge_phases(phases: Sequence[Tensor], stride: Sequence[int], size: Sequence
     return merged
 
 
+def repeat(x: Tensor, dim: int, times: int) -> Tensor:
+    """Each element ``times`` in a row along ``dim`` (negative)."""
+    if times == 1:
+        return x
+    lead, tail = x.shape[: x.dim() + dim + 1], x.shape[x.dim() + dim + 1 :]
+    return x.unsqueeze(x.dim() + dim + 1).expand(*lead, times, *tail).reshape(*lead[:-1], lead[-1] * times, *tail)
+
+
+def flat_positions(size: Sequence[int], device: torch.device) -> Tensor:
+    """``[*size]`` of i64: each element's index in the flattened plane."""
+    positions = torch.arange(size[0], device=device)
+    for length in size[1:]:
+        positions = positions.unsqueeze(-1) * length + torch.arange(length, device=device)
+    return positions
+
+
+def along(vector: Tensor, dim: int) -> Tensor:
+    """A vector shaped to broadcast along ``dim`` (negative)."""
+    return vector.reshape(-1, *[1] * (-dim - 1))
+
+
 def _beyond(window: Window) -> list[int]:
     """Output padding and dilation together may reach past the last window; this many zeros are there."""
     return [max(dilation - stride, 0) for dilation, stride in zip(window.dilation, window.stride, strict=True)]

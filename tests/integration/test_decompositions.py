@@ -308,9 +308,12 @@ def test_adaptive_average_pool(size: tuple[int, ...], out: tuple[int, ...], dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("size", "out"), SIZES)
-def test_adaptive_max_pool_backward(size: tuple[int, ...], out: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, rank = torch.randn(2, 3, *size).to(dtype), len(size)
-    y, indices = getattr(aten, f"adaptive_max_pool{rank}d").default(x, list(out))
+def test_adaptive_max_pool(size: tuple[int, ...], out: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of equal elements, which halves and a few whole numbers have, the first in the plane is taken."""
+    x, rank = torch.randint(9, (2, 3, *size)).to(dtype), len(size)
+    forward = getattr(aten, f"adaptive_max_pool{rank}d").default
+    check(forward, x, list(out))
+    y, indices = forward(x, list(out))
     check(getattr(aten, f"adaptive_max_pool{rank}d_backward").default, torch.randn_like(y), x, indices)
 
 

@@ -222,13 +222,18 @@ def test_divisibility_is_a_guard() -> None:
 def test_sizes_that_are_derived_from_others() -> None:
     """As multiples of one that an argument has, which may be 1, and of one that none has.
 
-    The model writes into the same zeros twice in its backward, and sorts the same places twice.
+    The model writes into the same zeros twice in its backward, and sorts the same places twice; it takes halves.
     """
 
     def pairs(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         (a, _), (b, _) = x.sort(0), x.sin().sort(0)
+        first, second = x.chunk(2)
         return (
-            (x[1:] * x[:-1]).sum() + (a * b).sum() + (x.view(-1, 2, 4).sum(1) * y).sum() + z.view(-1, 3).prod(1).sum()
+            (first.sin() * second).sum()
+            + (x[1:] * x[:-1]).sum()
+            + (a * b).sum()
+            + (x.view(-1, 2, 4).sum(1) * y).sum()
+            + z.view(-1, 3).prod(1).sum()
         )
 
     def arguments(half: int, third: int) -> Arguments:
@@ -253,6 +258,22 @@ def test_sizes_that_are_derived_from_others() -> None:
         step(torch.randn(6, 4), torch.randn(3, 4), torch.randn(4))
     with pytest.raises(ArgumentError, match=r"is 30; 's0' is 1 to 27"):
         step(torch.randn(6, 4), torch.randn(3, 4), torch.randn(30))
+
+
+def test_pieces_of_an_open_size() -> None:
+    def pieces(x: Tensor, y: Tensor) -> Tensor:
+        left, right = torch.cat([x, y]).split([x.shape[0], y.shape[0]])
+        return left.sin() + x.chunk(2)[0].sum() * right.cos().sum()
+
+    torch.manual_seed(0)
+    cases = ((8, 5), (3, 7), (33, 1))
+    shapes = ({0: Dim("n", min=2, max=64)}, {0: Dim("m", max=64)})
+    given = [tuple(torch.randn(size, 3, requires_grad=True) for size in sizes) for sizes in cases]
+    step = retrograd.compile_backward(pieces, given[0], dynamic_shapes=shapes, fallback="error")
+    for arguments in given:
+        outputs = [function(*arguments) for function in (step, pieces)]
+        ours, eager = (torch.autograd.grad(output, arguments, torch.ones_like(output)) for output in outputs)
+        torch.testing.assert_close(ours, eager, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def linear(shapes: Any, x: Tensor | None = None) -> Any:

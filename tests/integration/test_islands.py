@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import retrograd
@@ -29,8 +30,8 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def fewer_decompositions() -> Iterator[None]:
-    """Distances and inverses, for which there are decompositions, stand for ops that do not compile."""
-    kept = tuple(e for e in decompositions.DECOMPOSITIONS if not re.search("cdist|linalg", str(e.op)))
+    """Distances, inverses and pieces, for which there are decompositions, stand for ops that do not compile."""
+    kept = tuple(e for e in decompositions.DECOMPOSITIONS if not re.search("cdist|linalg|split", str(e.op)))
     with mock.patch.object(decompositions, "DECOMPOSITIONS", kept):
         yield
 
@@ -195,6 +196,19 @@ def test_sizes_that_differ() -> None:
         step(torch.randn(65, 4), w)
 
 
+def test_a_size_that_no_tensor_of_the_backward_has() -> None:
+    """All that is saved is of half the size, which the forward hands over as a number."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2)
+        return left.sin() * right
+
+    given = [torch.randn(rows, 3, requires_grad=True) for rows in (8, 2, 30)]
+    step = compile_backward(halves, (given[0],), dynamic_shapes=({0: 2 * torch.export.Dim("half", max=32)},))
+    for x in given:
+        assert_same(gradients(step, [x], x), gradients(halves, [x], x))
+
+
 def test_random_islands_draw_as_torch_does() -> None:
     def pick(x: torch.Tensor) -> torch.Tensor:
         chosen = torch.multinomial(x.detach().softmax(-1), 2)
@@ -237,6 +251,24 @@ def test_torch_compile_and_enable_use_islands() -> None:
     (entry,) = retrograd.explain_recompiles()[known:]
     assert entry.outcome == "compiled"
     assert any("runs in torch: aten._cdist_backward" in reason for reason in entry.reasons)
+
+
+def test_alignments_over_few_frames_are_compiled_and_over_many_run_in_torch() -> None:
+    lengths = torch.tensor([[6, 5], [1500, 40]]), torch.tensor([3, 2])
+
+    def align(short: torch.Tensor, long: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = zip((short, long), lengths[0], strict=True)
+        return tuple(
+            F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2, 2], [3, 1, 0]]), frames, lengths[1])
+            for x, frames in pairs
+        )
+
+    torch.manual_seed(5)
+    scores = [torch.randn(frames, 2, 4, requires_grad=True) for frames in (6, 1500)]
+    step = retrograd.compile_backward(align, tuple(scores))
+    assert_same(gradients(step, scores, *scores), gradients(align, scores, *scores))
+    islands = step.explain().to_dict()["islands"]
+    assert [i["what"].partition(" ")[0] for i in islands] == ["retrograd.ctc_loss", "retrograd.ctc_loss_backward"]
 
 
 def test_backwards_that_differ_inside_of_an_island_are_two_programs() -> None:

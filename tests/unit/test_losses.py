@@ -3,18 +3,27 @@
 """Losses as formulas: values and gradients beside PyTorch's own."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.losses import TraceableLosses
+from retrograd.frontend.decompositions import alignments, decomposition_table
+from retrograd.frontend.decompositions.alignments import MOST_STEPS
+from retrograd.frontend.traceable import TraceableFunctions
+
+# Lengths may be numbers, which the declaration of the function leaves out.
+ctc_loss: Callable[..., Tensor] = F.ctc_loss
+FRAMES, LABELS = torch.tensor([9, 7, 5, 3]), torch.tensor([3, 5, 0, 1])
 
 
 def check(loss: Callable[..., Tensor], *leaves: Tensor) -> None:
-    """The loss and its gradients, with weights that differ from element to element."""
+    """The loss and its gradients, with weights that differ from element to element: run as it is traced, and traced
+    with the decompositions."""
 
     def run() -> list[Tensor]:
         value = loss(*leaves)
@@ -22,10 +31,77 @@ def check(loss: Callable[..., Tensor], *leaves: Tensor) -> None:
         return [value.detach(), *torch.autograd.grad((value * weights).sum(), leaves)]
 
     expected = run()
-    with TraceableLosses():
+    with TraceableFunctions():
         found = run()
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
+        traced = make_fx(run, decomposition_table())()()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+    torch.testing.assert_close(traced, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def make_targets(blank: int, lengths: Tensor, layout: str) -> Tensor:
+    classes = torch.tensor([c for c in range(6) if c != blank])
+    # Few classes, so that some follow themselves.
+    targets = classes[torch.randint(2, (4, 5))]
+    return targets if layout == "padded" else torch.cat([targets[i, :n] for i, n in enumerate(lengths)])
+
+
+@pytest.mark.parametrize(
+    ("blank", "reduction", "normalized"), [(0, "mean", True), (3, "none", False), (3, "sum", True)]
+)
+@pytest.mark.parametrize("layout", ["padded", "in a row"])
+@pytest.mark.parametrize("lengths", ["tensors", "lists"])
+def test_ctc_loss(lengths: str, layout: str, blank: int, reduction: str, normalized: bool) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(9, 4, 6, dtype=torch.float64, requires_grad=True)
+    targets = make_targets(blank, LABELS, layout)
+    given: list[Any] = [t if lengths == "tensors" else t.tolist() for t in (FRAMES, LABELS)]
+
+    def loss(x: Tensor) -> Tensor:
+        return ctc_loss(x.log_softmax(2) if normalized else x, targets, *given, blank, reduction)
+
+    check(loss, scores)
+
+
+@pytest.mark.parametrize("zero_infinity", [True, False])
+def test_ctc_loss_where_labels_do_not_fit(zero_infinity: bool) -> None:
+    """An infinite loss has no gradient that is a number, unless it is asked to be nothing."""
+    torch.manual_seed(0)
+    scores = torch.randn(9, 4, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([3, 5, 0, 4])
+    targets = make_targets(0, labels, "padded")
+    check(
+        lambda x: ctc_loss(x.log_softmax(2), targets, FRAMES, labels, reduction="none", zero_infinity=zero_infinity),
+        scores,
+    )
+
+
+@pytest.mark.parametrize("frames", [MOST_STEPS + 1, 100])
+def test_ctc_loss_in_blocks_of_frames(frames: int) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(frames, 4, 6, dtype=torch.float64, requires_grad=True)
+    lengths = torch.tensor([frames, frames - 1, 7, 0])
+    targets = make_targets(0, LABELS, "padded")
+    check(lambda x: ctc_loss(x.log_softmax(2), targets, lengths, torch.tensor([3, 5, 2, 0])), scores)
+
+
+def test_ctc_loss_of_lengths_that_eager_refuses_is_no_number() -> None:
+    """One row has more frames, one more labels than there are; the last is as it should be."""
+    scores = torch.randn(9, 3, 6).log_softmax(2)
+    targets = torch.ones(3, 5, dtype=torch.long)
+    loss, _ = alignments.ctc_loss(scores, targets, torch.tensor([10, 9, 9]), torch.tensor([5, 6, 5]), 0, False)
+    assert loss.isnan().tolist() == [True, True, False]
+
+
+def test_ctc_loss_without_labels() -> None:
+    scores = torch.randn(9, 2, 6, dtype=torch.float64, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.long)
+    check(lambda x: ctc_loss(x.log_softmax(2), none, torch.tensor([9, 8]), torch.tensor([0, 0])), scores)
+
+
+def test_ctc_loss_of_one_sequence() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    check(lambda x: ctc_loss(x.log_softmax(1), torch.tensor([1, 2, 2]), (7,), (3,)), scores)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,)])
@@ -48,7 +124,7 @@ def test_gaussian_nll_loss(full: bool, reduction: str, shape: tuple[int, ...]) -
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_multilabel_margin_loss_has_the_shape_it_has_in_eager(reduction: str, shape: tuple[int, ...]) -> None:
     target = torch.tensor([3, 0, -1, 1]).expand(shape)
-    with FakeTensorMode() as mode, TraceableLosses():
+    with FakeTensorMode() as mode, TraceableFunctions():
         made = F.multilabel_margin_loss(
             mode.from_tensor(torch.ones(shape)), mode.from_tensor(target), reduction=reduction
         )
@@ -56,6 +132,6 @@ def test_multilabel_margin_loss_has_the_shape_it_has_in_eager(reduction: str, sh
 
 
 def test_variance_below_zero_gives_no_number() -> None:
-    with TraceableLosses():
+    with TraceableFunctions():
         loss = F.gaussian_nll_loss(torch.ones(2), torch.ones(2), torch.tensor([1.0, -1.0]))
     assert loss.isnan()
