@@ -124,7 +124,9 @@ def _unpack_placeholder(
             parts[-1].meta["val"] = packed[f"{name}_{part}"].meta["val"]
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
-        whole = graph.call_function(packer.unpack, (parts, tuple(value.shape), value.dtype))
+        # Open sizes are those of the elements that are packed.
+        shape = tuple(value.shape) if all(isinstance(n, int) for n in value.shape) else ()
+        whole = graph.call_function(packer.unpack, (parts, shape, value.dtype))
     whole.meta["val"] = value
     node.replace_all_uses_with(whole)
     graph.erase_node(node)

@@ -7,13 +7,14 @@ compilation. What can be built, a plan with a set of flags, stands in one order 
 curve from its cheap end on, and last the plan of lowest peak with plain flags, which make slower code that takes less
 scratch memory. The first that fits is taken. So more budget never gives more recomputation, and never plainer flags,
 and less never a higher peak: what is taken with less does fit with more, and what stood in front of it there did not.
+Bytes of open sizes are those at the sizes of the trace.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, measure_scratch
 from retrograd.pipelines.interface import SIZE, TensorPort
 from retrograd.pipelines.lowering import lower_to_linalg
@@ -133,7 +135,11 @@ class BudgetBuilder:
         if found is not None:
             return {str(name): int(size) for name, size in json.loads(found).items()}
         with self.progress.phase("measure memory"):
-            scratch = measure_scratch(lower_to_linalg(staged.source.encode(), target), target)
+            linalg = lower_to_linalg(staged.source.encode(), target)
+            scratch = measure_scratch(linalg, target)
+        if unknown := unknown_scratch(staged, scratch):
+            what = f"the scratch memory of @{unknown[0]} depends on more than the sizes of its arguments"
+            raise CompileError("iree-compile", f"{what}: no budget can be kept; leave out partition='budget'", "", "")
         if self.store is not None:
             self.store.put(parts, json.dumps(scratch).encode())
         return scratch
@@ -172,6 +178,11 @@ def _half_peak(name: str, staged: StagedModule, scratch: dict[str, int]) -> int:
         return whole + scratch.get(name + SUFFIX, 0)
     results = {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
     return max(whole, plan_peak(staged.plans[name], results, {f: scratch.get(f + SUFFIX, 0) for f in results}))
+
+
+def unknown_scratch(staged: StagedModule, scratch: Mapping[str, int]) -> list[str]:
+    """The functions whose scratch memory IREE's IR does not tell: it depends on more than sizes of arguments."""
+    return [function.name for function in staged.stages if function.name + SUFFIX not in scratch]
 
 
 def port_bytes(port: TensorPort) -> int:

@@ -19,6 +19,7 @@ from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
+from retrograd.pipelines.scratch import read_transients
 from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
@@ -31,6 +32,8 @@ PHASES = "phases"
 @dataclass(frozen=True)
 class Executable:
     """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds.
+
+    Of a function that works out what it allocates from open sizes, these are the bytes at the sizes of the trace.
 
     ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
     are not what the module asks for.
@@ -209,24 +212,3 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:
     path = folder / "tiles.mlir"
     path.write_text(script, encoding="utf-8")
     return (f"--iree-preprocessing-transform-spec-filename={path}",)
-
-
-def read_transients(stream: str) -> dict[str, int]:
-    """Peak scratch bytes of each exported function, from IREE's IR after its stream phase.
-
-    Transient resources are allocated and freed in program order there; sizes are constants of the function. (The
-    statistics that IREE can write add up all functions.)
-    """
-    peaks: dict[str, int] = {}
-    for name, body in re.findall(
-        r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", stream, flags=re.MULTILINE | re.DOTALL
-    ):
-        constants = {m[1]: int(m[2]) for m in re.finditer(r"(%[\w-]+) = arith\.constant (\d+) : index", body)}
-        live = peak = 0
-        for event, size in re.findall(
-            r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}", body
-        ):
-            live += constants.get(size, 0) if event == "alloca" else -constants.get(size, 0)
-            peak = max(peak, live)
-        peaks[name] = peak
-    return peaks

@@ -104,14 +104,11 @@ def compile_backward(
         line and a command that replays the failure.
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
-        ValueError: no such partition, a memory budget that is unreadable, not above zero, or of no use to it, or one
-            for sizes that differ from call to call, and so does the peak.
+        ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
     """
     options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
         tensors_of(model, args, kwargs)
     )
-    if dynamic_shapes is not None and partition == "budget":
-        raise ValueError("partition='budget' keeps a peak, which differs with dynamic_shapes; leave one of them out")
     phases, hooks = Progress(progress), find_open_pair()
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):

@@ -99,7 +99,6 @@ def build_joint(captured: CapturedGraph, options: Options, phases: Progress) -> 
         PipelineError, CompileError: it cannot be compiled; names the op. Or a rule of the policy contradicts the model
             or matches nothing.
         InfeasibleBudget: no plan stays within ``options.memory_budget``.
-        ValueError: a budget for a module of open sizes.
     """
 
     packings = trace_pairs(captured.graph_module)
@@ -135,6 +134,7 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
 
     Raises:
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
+        ValueError: a budget for a graph of open sizes.
     """
 
     # A forward alone saves nothing.
@@ -142,6 +142,8 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
 
     def load(islands: Sequence[Island]) -> ir.Module:
         module = import_graph(traced, function=function, bodies=packings.bodies(), islands=islands)
+        if options.partition == "budget":
+            _refuse_open_sizes(module)
         # Of several graphs that a model breaks into, a rule may be about one.
         mark_module(module, options.policy, unmatched="ignore")
         return module
@@ -170,7 +172,6 @@ def build_program(
         if options.partition != "budget" or find_function(module.operation, JOINT) is None:
             # A forward alone has nothing to partition, whatever the policy.
             return stage_module(module, options.partition, phases)
-        _refuse_open_sizes(module)
         source = module.operation.get_asm(enable_debug_info=True)
         builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store))
         return builders[-1].stage("default")
@@ -196,6 +197,7 @@ def build_program(
 
 
 def _refuse_open_sizes(module: ir.Module) -> None:
+    """Of open sizes a budget holds at those of the trace, which here are those of whichever call came first."""
     if read_hints(module.operation):
         raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
 

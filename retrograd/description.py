@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.options import Options
-from retrograd.pipelines.budgeted import port_bytes, step_peak
+from retrograd.pipelines.budgeted import port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import Progress, StagedModule
@@ -32,6 +32,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
     """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
     dynamic = bool(captured.sizes.sizes)
+    known = not unknown_scratch(built.staged, built.executable.transients)
     report = {
         "name": name,
         "target": options.find_target().name,
@@ -42,10 +43,10 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "saved_values": sum(a.role == "saved" for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
-        "forward_transient_bytes": None if dynamic else forward.transient_bytes,
-        "backward_transient_bytes": None if dynamic else backward.transient_bytes,
-        # What IREE allocates is a number in its IR for fixed sizes only.
-        "peak_bytes_predicted": None if dynamic else step_peak(built.staged, built.executable.transients),
+        # At the sizes of the trace.
+        "forward_transient_bytes": forward.transient_bytes if known else None,
+        "backward_transient_bytes": backward.transient_bytes if known else None,
+        "peak_bytes_predicted": step_peak(built.staged, built.executable.transients) if known else None,
         "peak_bytes_measured": None,
         "vmfb_bytes": len(built.executable.vmfb),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},

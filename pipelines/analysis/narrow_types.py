@@ -27,19 +27,22 @@ class NarrowType:
 
     ``parts`` names what is kept of a tensor; ``size`` is the bytes of them all for a tensor of so many elements;
     ``roundoff`` is the largest error of an element, relative to itself or, for ``int8-block``, to the largest of its
-    block, in units of it.
+    block, in units of it. ``blocks`` says that elements are counted, which takes fixed sizes.
     """
 
     parts: tuple[str, ...]
     size: Callable[[int], int]
     roundoff: float
+    blocks: bool = False
 
 
 FORMATS = {
     "bf16": NarrowType(("bf16",), lambda count: 2 * count, 2.0**-8),
     # Below 2**-6 of the scaled range numbers are subnormal, 2**-10 apart at most from their neighbours' midpoint.
     "float8_e4m3": NarrowType(("float8", "scale"), lambda count: count + 4, 2.0**-4),
-    "int8-block": NarrowType(("int8", "scales"), lambda count: -(-count // BLOCK) * (BLOCK + 4), 0.5 / INT8_MAX),
+    "int8-block": NarrowType(
+        ("int8", "scales"), lambda count: -(-count // BLOCK) * (BLOCK + 4), 0.5 / INT8_MAX, blocks=True
+    ),
 }
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
-from retrograd.pipelines.analysis.read_graph import INLINE, attribute_dicts, function_type
+from retrograd.pipelines.analysis.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.analysis.stored_values import PACKED, STORED, packed_as, stored_format
-from retrograd.pipelines.analysis.tensor_types import fixed_shape, tensor_shape
+from retrograd.pipelines.analysis.tensor_types import tensor_shape
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_inline_hooks import check_body, copy_body
@@ -47,13 +47,13 @@ class BwdNarrowSaved(ModulePass):
             raise PassFailure(module, message, "run bwd-partition first")
         packers: dict[str, Packer] = {}
         parts: dict[str, list[Part]] = {}
-        order = _order(forward)
+        order, shapes = _order(forward), ShapeReader(forward)
         for save in order:
-            if save.name != "bwd.save" or (packer := find_packer(module, save.operands[0])) is None:
+            if save.name != "bwd.save" or (packer := find_packer(module, save.operands[0], shapes)) is None:
                 continue
             name = ir.StringAttr(save.attributes["name"]).value
             packers[name] = packer
-            parts[name] = pack_save(save, name, packer, order)
+            parts[name] = pack_save(save, name, packer, order, shapes.text(save.operands[0]))
         for save in [op for op in order if op.name == "bwd.save"]:
             if ir.StringAttr(save.attributes["name"]).value in packers:
                 save.erase()
@@ -120,11 +120,12 @@ def read_narrowed(module: ir.Operation) -> dict[str, str]:
     return {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(module.attributes[NARROWED])}
 
 
-def find_packer(module: ir.Operation, value: ir.Value) -> Packer | None:
-    """What packs a value that is saved; ``None`` if it is saved as it is.
+def find_packer(module: ir.Operation, value: ir.Value, shapes: ShapeReader) -> Packer | None:
+    """What packs a value that is saved, of a function that ``shapes`` reads; ``None`` if it is saved as it is.
 
     Raises:
-        PassFailure: the attribute is no such type, there is no such function, or the value has open sizes.
+        PassFailure: the attribute is no such type, there is no such function, or the value has open sizes where they
+            have to be fixed.
     """
     if not isinstance(value, ir.OpResult) or not (STORED in value.owner.attributes or packed_as(value)):
         return None
@@ -133,13 +134,20 @@ def find_packer(module: ir.Operation, value: ir.Value) -> Packer | None:
         if format not in FORMATS:
             message = f"bwd-narrow-saved: {STORED} is {value.owner.attributes[STORED]}"
             raise PassFailure(value.owner, message, f"it is one of {', '.join(FORMATS)}")
-    shape = fixed_shape(value.type)
-    if shape is None and tensor_shape(value.type) is not None:
-        message = f"bwd-narrow-saved: the size of a value of type {value.type} differs from call to call"
-        raise PassFailure(value.owner, message, "narrow values of fixed sizes only, or compile without dynamic_shapes")
-    if (narrow := stored_format(value, shape)) is not None:
+    narrow = stored_format(value, shapes.read(value))
+    if None in (tensor_shape(value.type) or ()) and (packed_as(value) if narrow is None else FORMATS[narrow].blocks):
+        _refuse_open(value, narrow)
+    if narrow is not None:
         return NarrowPacker(narrow)
     return _find_hooks(module, value) if packed_as(value) else None
+
+
+def _refuse_open(value: ir.OpResult, narrow: str | None) -> None:
+    """Raise for a value of open sizes that is to be packed by what is traced, or counted out, for one size."""
+    packed = f"saved as {narrow}" if narrow is not None else "packed by hooks"
+    fitting = ", ".join(name for name, format in FORMATS.items() if not format.blocks)
+    message = f"bwd-narrow-saved: a value of type {value.type}, whose size differs from call to call, is {packed}"
+    raise PassFailure(value.owner, message, f"save it as one of {fitting}, or compile without dynamic_shapes")
 
 
 def _find_hooks(module: ir.Operation, value: ir.OpResult) -> HookPacker:
@@ -162,14 +170,15 @@ def _find_hooks(module: ir.Operation, value: ir.OpResult) -> HookPacker:
     return HookPacker(name, packing, unpacking)
 
 
-def pack_save(save: ir.Operation, name: str, packer: Packer, order: dict[ir.Operation, int]) -> list[Part]:
-    """Pack what is saved after its last use, and save the parts in front of it; returns their names and types."""
+def pack_save(save: ir.Operation, name: str, packer: Packer, order: dict[ir.Operation, int], shape: str) -> list[Part]:
+    """Pack what is saved, of a ``shape`` that is written down, after its last use, and save the parts in front of it;
+    returns their names and types."""
     value = save.operands[0]
     users = [use.owner.operation for use in value.uses]
     last = max(order[op] for op in (value.owner, *users) if op.name not in ("bwd.save", "func.return"))
     following = list(order)[last + 1]
     at = save if following.name == "bwd.save" else following
-    packed = packer.pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location), value, name)
+    packed = packer.pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location, shape), value, name)
     for part_name, part in packed.items():
         attributes = {"name": ir.StringAttr.get(part_name)}
         ip = ir.InsertionPoint(save)
@@ -181,21 +190,31 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
     """Give ``@backward`` the parts in place of the values, which it unpacks in front of their first use."""
     block, order = func.regions[0].blocks[0], _order(func)
     old, entries = list(block.arguments), attribute_dicts(func, "arg_attrs")
+    # Before any op changes: an op is found by a hash that its operands are part of.
+    firsts = [min((order[use.owner.operation] for use in a.uses), default=len(order) - 1) for a in old]
+    ops = list(order)
     attributes: list[dict[str, str]] = []
-    for argument, entry in zip(old, entries, strict=True):
+    for argument, entry, place in zip(old, entries, firsts, strict=True):
         name = entry.get("bwd.value", "")
         if entry.get("bwd.role") != "saved" or name not in packers:
             argument.replace_all_uses_with(block.add_argument(argument.type, func.location))
             attributes.append(entry)
             continue
         given = [block.add_argument(type_, func.location) for _, type_ in parts[name]]
-        attributes += [{**entry, "bwd.name": f"saved.{n}", "bwd.value": n} for n, _ in parts[name]]
-        first = min((use.owner.operation for use in argument.uses), key=lambda op: order[op])
-        builder = TorchBuilder(ir.InsertionPoint(first), first.location)
+        attributes += [_part_attributes(entry, *part) for part in parts[name]]
+        first = ops[place]
+        builder = TorchBuilder(ir.InsertionPoint(first), first.location, entry.get(SHAPE, ""))
         argument.replace_all_uses_with(packers[name].unpack(builder, given, argument.type))
     for number in reversed(range(len(old))):
         block.erase_argument(number)
     _set_arguments(func, [a.type for a in block.arguments], attributes)
+
+
+def _part_attributes(entry: dict[str, str], name: str, type_: ir.Type) -> dict[str, str]:
+    """What an argument says of itself that is a part of the one that said ``entry``."""
+    shape = {} if None in (tensor_shape(type_) or ()) else {SHAPE: ""}
+    named = {**entry, **shape, "bwd.name": f"saved.{name}", "bwd.value": name}
+    return {key: text for key, text in named.items() if text}
 
 
 def _order(func: ir.Operation) -> dict[ir.Operation, int]:

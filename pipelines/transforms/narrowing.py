@@ -11,7 +11,8 @@ from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
-from retrograd.pipelines.analysis.tensor_types import element_type, fixed_shape
+from retrograd.pipelines.analysis.read_graph import SHAPES
+from retrograd.pipelines.analysis.tensor_types import element_type, fixed_shape, tensor_shape
 
 # torch's numbers of dtypes.
 _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
@@ -19,14 +20,17 @@ _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
 
 @dataclass(frozen=True)
 class TorchBuilder:
-    """Creates torch ops at one place."""
+    """Creates torch ops at one place; ``shape`` is what is written of tensors whose sizes are open."""
 
     ip: ir.InsertionPoint
     location: ir.Location
+    shape: str = ""
 
     def op(self, name: str, operands: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
         """The result of a new op."""
         made = ir.Operation.create(f"torch.{name}", operands=operands, results=[type_], loc=self.location, ip=self.ip)
+        if None in (tensor_shape(type_) or ()):
+            made.attributes[SHAPES] = ir.ArrayAttr.get([ir.StringAttr.get(self.shape)])
         return made.results[0]
 
     def integer(self, value: int) -> ir.Value:
@@ -50,7 +54,7 @@ class TorchBuilder:
         """``value`` in another element type."""
         if element_type(value.type) == element:
             return value
-        shape = fixed_shape(value.type) or ()
+        shape = tensor_shape(value.type) or ()
         return self.op("prims.convert_element_type", [value, self.integer(_DTYPES[element])], tensor(shape, element))
 
     def view(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
@@ -68,9 +72,10 @@ class TorchBuilder:
         return made.results[0]
 
 
-def tensor(shape: Sequence[int], element: str) -> ir.Type:
-    """A ``!torch.vtensor`` type."""
-    return ir.Type.parse(f"!torch.vtensor<[{','.join(map(str, shape))}],{element}>")
+def tensor(shape: Sequence[int | None], element: str) -> ir.Type:
+    """A ``!torch.vtensor`` type; ``None`` stands for an open size."""
+    sizes = ("?" if size is None else str(size) for size in shape)
+    return ir.Type.parse(f"!torch.vtensor<[{','.join(sizes)}],{element}>")
 
 
 def pack(build: TorchBuilder, value: ir.Value, format: str) -> list[ir.Value]:
@@ -80,7 +85,7 @@ def pack(build: TorchBuilder, value: ir.Value, format: str) -> list[ir.Value]:
             return [build.convert(value, "bf16")]
         case "float8_e4m3":
             wide = build.convert(value, "f32")
-            scale = _scale(build, _largest(build, wide, range(len(_shape(wide)))), FLOAT8_MAX)
+            scale = _scale(build, _largest(build, wide, range(len(tensor_shape(wide.type) or ()))), FLOAT8_MAX)
             scaled = build.op("aten.div.Tensor", [wide, scale], wide.type)
             return [build.convert(scaled, "f8E4M3FN"), scale]
         case "int8-block":
@@ -126,7 +131,7 @@ def _rows(build: TorchBuilder, value: ir.Value) -> ir.Value:
 def _largest(build: TorchBuilder, value: ir.Value, dims: Sequence[int]) -> ir.Value:
     """The largest magnitude along ``dims``, which stay as dimensions of size 1."""
     magnitudes = build.op("aten.abs", [value], value.type)
-    shape = [1 if dim in dims else size for dim, size in enumerate(_shape(value))]
+    shape = [1 if dim in dims else size for dim, size in enumerate(tensor_shape(value.type) or ())]
     return build.op("aten.amax", [magnitudes, build.integers(tuple(dims)), build.flag(True)], tensor(shape, "f32"))
 
 

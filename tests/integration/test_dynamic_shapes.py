@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import retrograd
+from retrograd import saved_dtype
 from retrograd.dialects.sizes import holds
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError
+from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.runtime.calling import ArgumentError
 
 TOLERANCE = 2e-5
@@ -263,7 +265,8 @@ def test_sizes_that_are_derived_from_others() -> None:
 def test_pieces_of_an_open_size() -> None:
     def pieces(x: Tensor, y: Tensor) -> Tensor:
         left, right = torch.cat([x, y]).split([x.shape[0], y.shape[0]])
-        return left.sin() + x.chunk(2)[0].sum() * right.cos().sum()
+        result: Tensor = left.sin() + x.chunk(2)[0].sum() * right.cos().sum()
+        return result
 
     torch.manual_seed(0)
     cases = ((8, 5), (3, 7), (33, 1))
@@ -274,6 +277,23 @@ def test_pieces_of_an_open_size() -> None:
         outputs = [function(*arguments) for function in (step, pieces)]
         ours, eager = (torch.autograd.grad(output, arguments, torch.ones_like(output)) for output in outputs)
         torch.testing.assert_close(ours, eager, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_budget_and_narrow_types_hold_for_open_sizes() -> None:
+    """Bytes are those at the sizes of the trace, where IREE then takes as many as was worked out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    given = (torch.randn(32, 8, requires_grad=True),)
+    shapes, policy = ({0: BATCH},), saved_dtype("bf16")
+    step = retrograd.compile_backward(
+        model, given, dynamic_shapes=shapes, partition="budget", memory_budget=0.8, save_policy=policy
+    )
+    for rows in (32, 1, 50):
+        narrow, wide = (gradients(model, call, (torch.ones(rows, 8),)) for call in (step, model))
+        assert all((a - b).norm() <= 2e-2 * b.norm() for a, b in zip(narrow, wide, strict=True))
+    report = step.explain().to_dict()
+    assert 0 < report["peak_bytes_measured"] == report["peak_bytes_predicted"] <= report["memory_budget"]
+    assert report["narrowed_bytes"] > 0
 
 
 def linear(shapes: Any, x: Tensor | None = None) -> Any:
@@ -307,12 +327,11 @@ def test_sizes_of_two_names_that_must_be_equal() -> None:
 
 
 def test_what_depends_on_fixed_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="partition='budget' keeps a peak, which differs with dynamic_shapes"):
+    with pytest.raises(PipelineError, match=r"is saved as int8-block; save it as one of bf16, float8_e4m3"):
         retrograd.compile_backward(
-            nn.Linear(4, 4),
+            nn.Sequential(nn.Linear(4, 64), nn.Tanh()),
             (torch.randn(6, 4),),
-            partition="budget",
-            memory_budget=0.5,
+            save_policy=saved_dtype("int8-block"),
             dynamic_shapes=({0: BATCH},),
         )
     # A recurrent layer is a loop over its sequence.

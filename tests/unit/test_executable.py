@@ -19,7 +19,7 @@ from retrograd.pipelines import executable
 from retrograd.pipelines.bindings import Kernel, widest_kernel
 from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import compile_executable, iree_tool, read_transients
+from retrograd.pipelines.executable import compile_executable, iree_tool
 from retrograd.pipelines.targets import CPU, Target
 
 GOOD = """
@@ -39,35 +39,6 @@ func.func @backward(%x: tensor<4xf32>) -> tensor<4xf32> {
 }
 """
 BAD = "func.func @forward() {\n  no.such_op\n  return\n}\n"
-STREAM = """
-module {
-  util.func public @forward(%arg0: !hal.buffer_view) -> !hal.buffer_view attributes {iree.abi.stub} {
-    %c64 = arith.constant 64 : index
-    %c100 = arith.constant 100 : index
-    %r, %t = stream.resource.alloca on(#a) : !stream.resource<external>{%c100} => !stream.timepoint
-    %r_0, %t_0 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
-    %r_1, %t_1 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c100} => !stream.timepoint
-    %t_2 = stream.resource.dealloca on(#a) await(%t_1) => %r_0 : !stream.resource<transient>{%c64} => !stream.timepoint
-    scf.if %flag {
-    }
-    %r_3, %t_3 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
-    util.return %v : !hal.buffer_view
-  }
-  util.func public @backward_into(%arg0: !hal.buffer_view) attributes {iree.abi.stub} {
-    %c64 = arith.constant 8 : index
-    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
-    util.return
-  }
-  util.func private @helper() {
-    %c64 = arith.constant 64 : index
-    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
-    util.return
-  }
-  util.func public @nothing() {
-    util.return
-  }
-}
-"""
 EXPORTS = """
 #two = #hal.pipeline.layout<bindings = [#hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer, "ReadOnly|Indirect">], flags = Indirect>
 #three = #hal.pipeline.layout<constants = 9, bindings = [#hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]>

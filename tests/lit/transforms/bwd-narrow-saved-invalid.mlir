@@ -29,10 +29,10 @@ module @no_such_type {
 
 !open = !torch.vtensor<[?],f32>
 
-module @open_size {
+module @open_size attributes {bwd.sizes = {batch = 100 : i64}} {
   func.func @forward(%x: !open {bwd.role = "input", bwd.name = "x", bwd.shape = "batch"}) {
-    // expected-error @below {{bwd-narrow-saved: 'torch.aten.exp' op: the size of a value of type !torch.vtensor<[?],f32> differs from call to call; narrow values of fixed sizes only, or compile without dynamic_shapes}}
-    %e = torch.aten.exp %x {bwd.saved_dtype = "bf16", bwd.shapes = ["batch"]} : !open -> !open
+    // expected-error @below {{bwd-narrow-saved: 'torch.aten.exp' op: a value of type !torch.vtensor<[?],f32>, whose size differs from call to call, is saved as int8-block; save it as one of bf16, float8_e4m3, or compile without dynamic_shapes}}
+    %e = torch.aten.exp %x {bwd.saved_dtype = "int8-block", bwd.shapes = ["batch"]} : !open -> !open
     "bwd.save"(%e) {name = "exp"} : (!open) -> ()
     return
   }

@@ -165,3 +165,55 @@ module @hooks {
     return %v : !square
   }
 }
+
+// -----
+
+!open = !torch.vtensor<[?,16],f32>
+
+// What is packed of open sizes says what they are; a scale has none.
+// CHECK-LABEL: module @open_sizes
+// CHECK: func.func @forward(
+// CHECK-NEXT: %[[E:.*]] = torch.aten.exp
+// CHECK: %[[ABS:.*]] = torch.aten.abs %[[E]] {bwd.shapes = ["batch, 16"]} : !torch.vtensor<[?,16],f32> -> !torch.vtensor<[?,16],f32>
+// CHECK: torch.aten.amax %[[ABS]], {{.*}} -> !torch.vtensor<[1,1],f32>
+// CHECK: %[[P:.*]] = torch.prims.convert_element_type {{.*}} {bwd.shapes = ["batch, 16"]} : {{.*}} -> !torch.vtensor<[?,16],f8E4M3FN>
+// CHECK: func.func @backward(%{{.*}}: !torch.vtensor<[?,16],f8E4M3FN> {bwd.name = "saved.exp_float8", bwd.role = "saved", bwd.shape = "batch, 16", bwd.value = "exp_float8"}, %{{.*}}: !torch.vtensor<[1,1],f32> {bwd.name = "saved.exp_scale", bwd.role = "saved", bwd.value = "exp_scale"})
+// CHECK: torch.aten.mul.Tensor {{.*}} {bwd.shapes = ["batch, 16"]}
+// FUNC-LABEL: module @open_sizes
+// FUNC: func.func @forward({{.*}} -> (!torch.vtensor<[?,16],f8E4M3FN> {bwd.name = "saved.exp_float8", bwd.role = "saved", bwd.shape = "batch, 16", bwd.value = "exp_float8"}, !torch.vtensor<[1,1],f32> {bwd.name = "saved.exp_scale", bwd.role = "saved", bwd.value = "exp_scale"})
+module @open_sizes attributes {bwd.sizes = {batch = 8 : i64}} {
+  func.func @forward(%x: !open {bwd.role = "input", bwd.name = "x", bwd.shape = "batch, 16"}) {
+    %e = torch.aten.exp %x {bwd.values = ["exp"], bwd.saved_dtype = "float8_e4m3", bwd.shapes = ["batch, 16"]} : !open -> !open
+    "bwd.save"(%e) {name = "exp"} : (!open) -> ()
+    return
+  }
+  func.func @backward(%e: !open {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp", bwd.shape = "batch, 16"}) -> (!open {bwd.role = "grad", bwd.name = "g", bwd.shape = "batch, 16"}) {
+    %g = torch.aten.neg %e {bwd.shapes = ["batch, 16"]} : !open -> !open
+    return %g : !open
+  }
+}
+
+// -----
+
+!one = !torch.vtensor<[16],f32>
+
+// An op that takes two of what is saved: both are unpacked in front of it.
+// CHECK-LABEL: module @both
+// CHECK: func.func @backward(
+// CHECK: torch.prims.convert_element_type
+// CHECK: torch.prims.convert_element_type
+// CHECK: torch.aten.mul.Tensor
+module @both {
+  func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) {
+    %e = torch.aten.exp %x {bwd.values = ["exp"], bwd.saved_dtype = "bf16"} : !one -> !one
+    %s = torch.aten.sin %x {bwd.values = ["sin"], bwd.saved_dtype = "bf16"} : !one -> !one
+    "bwd.save"(%e) {name = "exp"} : (!one) -> ()
+    "bwd.save"(%s) {name = "sin"} : (!one) -> ()
+    return
+  }
+  func.func @backward(%e: !one {bwd.role = "saved", bwd.name = "saved.exp", bwd.value = "exp"},
+                      %s: !one {bwd.role = "saved", bwd.name = "saved.sin", bwd.value = "sin"}) -> (!one {bwd.role = "grad", bwd.name = "g"}) {
+    %g = torch.aten.mul.Tensor %e, %s : !one, !one -> !one
+    return %g : !one
+  }
+}

@@ -1,0 +1,116 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scratch memory of a program's functions, read off IREE's IR after its stream phase.
+
+What a function allocates there is a constant, or worked out from its arguments' sizes by integer arithmetic, which is
+done here with the sizes of the trace (``bwd.sizes`` on the module).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from retrograd.dialects.sizes import evaluate_size, parse_shape
+
+_FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
+_HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
+_ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")
+_RESULT = re.compile(r"^ *(%[\w-]+) = ([\w.]+) ?(.*)", flags=re.MULTILINE)
+_VALUE = re.compile(r"%[\w-]+|(?<=\[)\d+(?=\])")
+_EVENT = re.compile(r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}")
+_OPERATIONS: dict[str, Callable[..., int]] = {
+    "addi": operator.add,
+    "subi": operator.sub,
+    "muli": operator.mul,
+    "divsi": operator.floordiv,
+    "divui": operator.floordiv,
+    "floordivsi": operator.floordiv,
+    "ceildivsi": lambda a, b: -(-a // b),
+    "ceildivui": lambda a, b: -(-a // b),
+    "remsi": operator.mod,
+    "remui": operator.mod,
+    "minsi": min,
+    "minui": min,
+    "maxsi": max,
+    "maxui": max,
+    "index_cast": int,
+    "index_castui": int,
+    "select": lambda condition, a, b: a if condition else b,
+}
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    name: compare
+    for sign in "su"
+    for name, compare in (
+        (f"{sign}lt", operator.lt),
+        (f"{sign}le", operator.le),
+        (f"{sign}gt", operator.gt),
+        (f"{sign}ge", operator.ge),
+    )
+} | {"eq": operator.eq, "ne": operator.ne}
+
+
+def read_transients(stream: str) -> dict[str, int]:
+    """Peak scratch bytes of each exported function, at the sizes of the trace; functions of which they cannot be told
+    are left out.
+
+    Transient resources are allocated and freed in program order. (The statistics that IREE can write add up all
+    functions.)
+    """
+    found = _HINTS.search(stream)
+    hints = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", found[1])} if found else {}
+    peaks: dict[str, int] = {}
+    for name, signature, body in _FUNCTION.findall(stream):
+        values = _read_arguments(signature, hints)
+        values.update(_evaluate(body, values))
+        live = peak = 0
+        for event, size in _EVENT.findall(body):
+            if size not in values:
+                break
+            live += values[size] if event == "alloca" else -values[size]
+            peak = max(peak, live)
+        else:
+            peaks[name] = peak
+    return peaks
+
+
+def _read_arguments(signature: str, hints: Mapping[str, int]) -> dict[str, int]:
+    """The numbers among the arguments, and the sizes of tensors as ``%arg0[1]``."""
+    values: dict[str, int] = {}
+    for name, attributes in _ARGUMENT.findall(signature):
+        fields = dict(re.findall(r'bwd\.(\w+) = "([^"]*)"', attributes))
+        if fields.get("role") == "size" and fields.get("name") in hints:
+            values[name] = hints[fields["name"]]
+        for axis, size in enumerate(parse_shape(fields.get("shape", ""))):
+            values[f"{name}[{axis}]"] = evaluate_size(size, hints)
+    return values
+
+
+def _evaluate(body: str, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """The numbers that a function works out, by name, as far as they follow from those that are known."""
+    values = dict(known)
+    for name, op, rest in _RESULT.findall(body):
+        number = _work_out(op, rest, values)
+        if number is not None:
+            values[name] = number
+            yield name, number
+
+
+def _work_out(op: str, rest: str, values: Mapping[str, int]) -> int | None:
+    if op == "arith.constant":
+        constant = re.match(r"(-?\d+) : ", rest)
+        return int(constant[1]) if constant else None
+    # The types that follow a colon have no values in them.
+    names = _VALUE.findall(rest.partition(" loc(")[0])
+    if op == "hal.buffer_view.dim":
+        return values.get(f"{names[0]}[{names[1]}]") if len(names) == 2 else None
+    operands = [values[n] for n in names if n in values]
+    if not operands or len(operands) < len(names):
+        return None
+    if op == "util.align":
+        return -(-operands[0] // operands[1]) * operands[1]
+    if op == "arith.cmpi":
+        return int(_COMPARISONS[rest.partition(",")[0]](*operands))
+    operation = _OPERATIONS.get(op.removeprefix("arith.")) if op.startswith("arith.") else None
+    return None if operation is None else operation(*operands)
