@@ -44,6 +44,7 @@ from retrograd.runtime.compiled import CompiledBackward
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.placement import choose_device, choose_uri
+from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
@@ -115,7 +116,7 @@ def compile_backward(
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
         built = build_joint(captured, options, phases)
         backward = built.function(BACKWARD)
-        call = bind(captured, built.function(FORWARD), backward)
+        call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
         if verify:
             drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
             traced = bool(backward.narrowed) or drawn

@@ -13,6 +13,7 @@ from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
+from retrograd.runtime.repeated_memory import write
 from retrograd.runtime.sizes import DynamicSize, evaluate, evaluate_shape
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -72,7 +73,7 @@ class Bridge:
         results = dict(zip(self.keys, given, strict=True))
         with torch.no_grad():
             for i, key in self.mutated.items():
-                primals[i].copy_(results[key])
+                write(primals[i], results[key])
         sizes = self.read_sizes(primals)
         return [self._output(spec, primals, results, sizes) for spec in self.outputs]
 

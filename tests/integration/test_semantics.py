@@ -315,6 +315,22 @@ def test_result_whose_elements_share_memory() -> None:
     assert_close(found, expected, "gradient")
 
 
+def test_an_argument_whose_elements_share_memory_is_filled(tmp_path: Path) -> None:
+    """As eager does, which refuses other writes to it; from a file too."""
+
+    def fill(x: Tensor, w: Tensor) -> Tensor:
+        return (x.fill_(2) * w).sum(0)
+
+    w = randn(3, 4)
+    step = retrograd.compile_backward(fill, (torch.zeros(3, 1).expand(3, 4), w))
+    step.save(tmp_path / "fill.vmfb")
+    for call in (step, retrograd.load(tmp_path / "fill.vmfb")):
+        base = torch.zeros(3, 1)
+        result = call(base.expand(3, 4), w)
+        assert torch.equal(result, 2 * w.sum(0)) and bool((base == 2).all())
+        assert torch.equal(torch.autograd.grad(result.sum(), w)[0], torch.full((3, 4), 2.0))
+
+
 def _run(call: Callable[..., Any], model: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
     module = owner(model)
     parameters = list(module.parameters()) if module else []
