@@ -222,6 +222,31 @@ def _exchanged(values: Tensor, places: Tensor, size: int, distance: int, descend
     )
 
 
+def searchsorted(
+    row: Tensor,
+    values: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Any:
+    """``aten.searchsorted``: where in the sorted ``row [..., n]``, or in one for all, each of ``values [..., m]``
+    belongs: as many elements are in front of it as are smaller, or (``right``) as large. ``sorter`` sorts ``row``."""
+    if not isinstance(row.shape[-1], int) or row.shape[-1] > LONGEST:
+        return NotImplemented
+    row = row if sorter is None else row.gather(-1, sorter)
+    row = row if row.dim() == 1 else row.unsqueeze(-2)
+    # NaN belongs at the end.
+    behind = row > values.unsqueeze(-1) if right or side == "right" else row >= values.unsqueeze(-1)
+    return (~behind).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    """``aten.bucketize``: as `searchsorted`, of ``values`` of any shape."""
+    return searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
 def _last(dtype: torch.dtype, descending: bool) -> float | int | bool:
     if dtype.is_floating_point:
         return -math.inf if descending else math.nan
@@ -242,4 +267,6 @@ ENTRIES = (
     Decomposition(aten.median.default, median_of_all, NO_LOWERING),
     Decomposition(aten.nanmedian.default, nanmedian_of_all, NO_LOWERING),
     Decomposition(aten.mode.default, mode, NO_LOWERING),
+    Decomposition(aten.searchsorted.Tensor, searchsorted, NO_LOWERING),
+    Decomposition(aten.bucketize.Tensor, bucketize, NO_LOWERING),
 )

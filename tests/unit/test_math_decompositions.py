@@ -91,6 +91,25 @@ def test_mode() -> None:
         same(sorting.mode(x, dim), torch.mode(x, dim))
 
 
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_places_in_sorted_rows(dtype: torch.dtype, right: bool) -> None:
+    """One row for each row of values or one for all, with ties; NaN belongs at the end."""
+    torch.manual_seed(0)
+    edges, values = torch.randint(6, (3, 7)).to(dtype), torch.randint(-1, 8, (3, 2)).to(dtype)
+    if dtype is torch.float32:
+        values[0, 0] = math.nan
+    ordered, places = edges.sort(-1)
+    for kind in ({}, {"out_int32": True}, {"side": "right" if right else "left"}):
+        options: dict[str, Any] = {"right": right, **kind}
+        same(sorting.searchsorted(ordered, values, **options), torch.searchsorted(ordered, values, **options))
+        same(sorting.searchsorted(ordered[0], values, **options), torch.searchsorted(ordered[0], values, **options))
+        found = sorting.searchsorted(edges, values, sorter=places, **options)
+        same(found, torch.searchsorted(edges, values, sorter=places, **options))
+    same(sorting.bucketize(values, ordered[0], right=right), torch.bucketize(values, ordered[0], right=right))
+    same(sorting.bucketize(values[0, 1], ordered[0]), torch.bucketize(values[0, 1], ordered[0]))
+
+
 def test_rows_too_long_are_kept() -> None:
     x = torch.empty(2, sorting.LONGEST + 1, device="meta")
     assert sorting.sort(x) is NotImplemented
