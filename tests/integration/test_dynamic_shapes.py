@@ -140,7 +140,7 @@ def test_residuals_are_counted_at_the_sizes_of_the_trace(classifier: tuple[Class
     report = step.explain().to_dict()
     assert report["sizes"] == ["batch = 6 (1 to 64)"]
     assert report["saved_bytes"] > 0
-    assert report["peak_bytes_predicted"] is None
+    assert report["peak_bytes_predicted"] > report["saved_bytes"]
     backward = step.manifest.function("backward")
     assert [a.name for a in backward.arguments if a.role == "size"] == ["batch"]
     assert ("batch", 12) in {a.shape for a in backward.arguments if a.role == "saved"}
