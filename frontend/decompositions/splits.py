@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
 
@@ -30,6 +30,16 @@ def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
     return _slices(x, sizes, dim) if _is_open(x.shape[dim], *sizes) else NotImplemented
 
 
+def unsafe_split(x: Tensor, size: int, dim: int = 0) -> Any:
+    """``aten.unsafe_split``: as `split`, whatever the sizes."""
+    return aten.split.Tensor(x, size, dim)
+
+
+def unsafe_split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    """``aten.unsafe_split_with_sizes``: as `split_with_sizes`, whatever the sizes."""
+    return aten.split_with_sizes.default(x, sizes, dim)
+
+
 def _slices(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
     start = 0
     pieces = []
@@ -47,7 +57,7 @@ _UNPACKED = "torch-mlir does not unpack a list of tensors whose sizes are open"
 
 ENTRIES = (
     Decomposition(aten.split.Tensor, split, _UNPACKED),
-    Decomposition(aten.unsafe_split.Tensor, split, _UNPACKED),
+    Decomposition(aten.unsafe_split.Tensor, unsafe_split, NO_LOWERING),
     Decomposition(aten.split_with_sizes.default, split_with_sizes, _UNPACKED),
-    Decomposition(aten.unsafe_split_with_sizes.default, split_with_sizes, _UNPACKED),
+    Decomposition(aten.unsafe_split_with_sizes.default, unsafe_split_with_sizes, NO_LOWERING),
 )

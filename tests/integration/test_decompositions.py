@@ -346,6 +346,13 @@ def test_pooling_by_a_single_window(case: tuple[Any, ...]) -> None:
         assert all((n - k) % s == 0 for n, k, s in zip(filled, kernel, stride, strict=True))
 
 
+def test_pieces_that_are_said_to_be_written_to() -> None:
+    """What a recurrent cell splits its gates with."""
+    x = torch.randn(3, 5)
+    check(aten.unsafe_split.Tensor, x, 2, 1)
+    check(aten.unsafe_split_with_sizes.default, x, [2, 0, 3], -1)
+
+
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("name", ["avg_pool{}d", "max_pool{}d_with_indices"])
 def test_pooling_without_a_batch(name: str, rank: int) -> None:
