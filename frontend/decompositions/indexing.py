@@ -221,7 +221,9 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """``aten.roll``: along an axis of two elements, a turn by an odd number is a flip. ``NotImplemented`` without such
-    an axis."""
+    an axis. Without ``dims``, it is that of the elements in a row."""
+    if not dims:
+        return aten.roll.default(x.reshape(-1), shifts, [0]).reshape(x.shape)
     turns = [(shift, dim % x.dim()) for shift, dim in zip(shifts, dims, strict=False)]
     pairs = {dim for _, dim in turns if isinstance(x.shape[dim], int) and x.shape[dim] == 2}
     if not pairs:
@@ -259,7 +261,11 @@ ENTRIES = (
         )
     ),
     Decomposition(aten.put.default, put, NO_LOWERING),
-    Decomposition(aten.roll.default, roll, "IREE disagrees with itself about the shape of two halves of one element"),
+    Decomposition(
+        aten.roll.default,
+        roll,
+        "IREE disagrees with itself about the shape of two halves of one element, and torch-mlir needs an axis",
+    ),
     Decomposition(aten.take.default, take, "PyTorch's form makes a Python number of a single place"),
     Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, NO_LOWERING),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),

@@ -412,6 +412,15 @@ def test_roll_of_two(shifts: list[int], dims: list[int], gone: bool) -> None:
     check(aten.roll.default, torch.randn(5, 6, 2), shifts, dims, gone=gone)
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (2,), (2, 1), ()])
+def test_roll_without_an_axis(shape: tuple[int, ...]) -> None:
+    """Becomes one along the only axis there is."""
+    x = torch.randn(shape)
+    graph, tensors = trace(aten.roll.default, x, [3])
+    assert all(n.args[2] == [0] for n in graph.graph.nodes if n.target is aten.roll.default)
+    assert_close(graph(*tensors), x.roll(3))
+
+
 @pytest.mark.parametrize("order", [0, 1.2, 2, math.inf, -math.inf])
 def test_norm_of_a_number(order: float) -> None:
     for number in (-2.0, 0.0):
