@@ -36,8 +36,10 @@ def count_index_axes(index: ir.Value) -> int:
 
 def read_axes(op: ir.Operation) -> frozenset[int]:
     """The axes that a reduction reduces, which are its second operand; all of them where it has none, and none where
-    they are no literals."""
+    they are no literals. A tensor of no axis has axis 0 to PyTorch, and none here."""
     rank = len(tensor_shape(op.operands[0].type) or ())
+    if not rank:
+        return frozenset()
     axes = _producer(op.operands[1]) if len(op.operands) > 1 else None
     if len(op.operands) == 1 or (axes is not None and axes.name == _NONE):
         return frozenset(range(rank))

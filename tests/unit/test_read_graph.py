@@ -192,3 +192,23 @@ def test_functions_of_the_seed_alone_are_constants(context: Any, role: str) -> N
     assert kinds["torch.aten.mul.Tensor"] is OpKind.POINTWISE
     assert kinds["torch.aten.cumsum"] is OpKind.REDUCTION
     assert kinds["torch.aten.neg"] is OpKind.POINTWISE
+
+
+def test_a_number_is_reduced_along_no_axis(context: Any) -> None:
+    """PyTorch takes it for a row of one element, which has an axis 0."""
+    module = ir.Module.parse(
+        """
+        !number = !torch.vtensor<[],f32>
+        func.func @joint(%x: !number {bwd.role = "input", bwd.name = "x"})
+            -> (!number {bwd.role = "output", bwd.name = "out"}) {
+          %zero = torch.constant.int 0
+          %true = torch.constant.bool true
+          %none = torch.constant.none
+          %axes = torch.prim.ListConstruct %zero : (!torch.int) -> !torch.list<int>
+          %sum = torch.aten.sum.dim_IntList %x, %axes, %true, %none
+              : !number, !torch.list<int>, !torch.bool, !torch.none -> !number
+          return %sum : !number
+        }
+        """
+    )
+    assert read_joint(first_function(module)).graph.ops[-1].kind is OpKind.REDUCTION
