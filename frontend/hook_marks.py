@@ -24,7 +24,8 @@ def inlineable(hook: _Hook) -> _Hook:
     Python code runs while a backward is recorded, and not again as long as it is the same: the code, the numbers and
     objects that it reads from its closure, from globals and from attributes, and the identity of the tensors there.
     Where one of them is another, the backward is recorded and compiled again. The tensors' values are read at each
-    step. What else the code does, such as printing, is not repeated.
+    step. What else the code does, such as printing, is not repeated. Where the sizes of its tensors turn out to differ
+    from step to step, the code runs once on stand-ins, whose sizes are symbols.
 
     A pair of pack and unpack hooks that is open around `retrograd.compile_backward`, around a call of what
     `torch.compile` made, or inside of the model, is compiled into forward and backward. Such hooks read no tensor but

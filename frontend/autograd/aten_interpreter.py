@@ -105,6 +105,10 @@ class AtenInterpreter(torch.fx.Interpreter):
         return len(kinds) - kinds.count(hook_ops.BACKWARD) + len(self._hooks.tapes)
 
     def _call_inlined(self, node: torch.fx.Node, kind: str) -> Any:
+        if self._layout is not None:
+            (_, *args), kwargs = self.fetch_args_kwargs_from_env(node)
+            if self._hooks.is_open(node.name, self.env, args):
+                return self._hooks.run_open(node.name, self.env, args, kwargs, self._layout.sizes)
         number = self._next_number(kind)
         given, self._token, gradient = self._hooks.call(node.name, kind, number, self.env, self._token)
         if gradient is not None:

@@ -14,12 +14,12 @@ import torch
 
 from retrograd.frontend.autograd.background import BackgroundWork
 from retrograd.frontend.autograd.compiler import RuntimeCapture
-from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
+from retrograd.frontend.autograd.differences import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.guards import StepGuard
 from retrograd.frontend.autograd.history import History
 from retrograd.frontend.autograd.hook_identity import HookIdentity
-from retrograd.frontend.autograd.hook_inlining import find_sites, read_sites
-from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes
+from retrograd.frontend.autograd.hook_inlining import NO_SITES, find_sites, read_sites
+from retrograd.frontend.autograd.open_variants import trace_variant
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.python_side import Compiled
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
@@ -88,7 +88,7 @@ class CapturedBackward:
         frame = Frame(inputs, hooks, packed)
         options = self._options()
         identity = HookIdentity() if self._sites else None
-        inlined = read_sites(self._sites, frame, identity) if identity is not None else ()
+        inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
         last = self._last
         if last is not None and last.guard is not None and last.guard.holds(options, inlined, inputs, sizes, scalars):
             return last.run(frame)
@@ -179,20 +179,8 @@ class CapturedBackward:
 
     def _describe(self, frame: Frame, key: Any) -> Situation:
         """What is compiled now, in the words of the user's code."""
-        options, numbers, scalars, _, inlined = key
-        names = name_tensors(frame.inputs)
-        leaves = [t for t in frame.inputs if t.is_leaf and t.requires_grad]
-        gradients = {id(t.grad) for t in leaves}
-        return Situation(
-            self._nodes,
-            tuple([describe_hook(frame.hooks[site.hook]) for site in self._sites]),
-            inlined,
-            tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, frame.inputs, strict=True)]),
-            sum(id(t) in gradients for t in frame.inputs),
-            tuple(numbers),
-            (*scalars, *self._skeleton.floats),
-            options,
-        )
+        hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
+        return describe_situation(self._nodes, hooks, self._skeleton.floats, frame.inputs, key)
 
     def _compile(self, recorder: Recorder, frame: Frame, key: Any) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
@@ -253,16 +241,9 @@ class CapturedBackward:
         Raises:
             CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
         """
-        sizes = OpenSizes(structure)
-        traced = trace_backward(recorder, frame.inputs, key[1], key[2], OpenLayout(sizes, self._skeleton))
-        situation = self._describe(frame, key)
-        tensors = [situation.tensors[number][0] for number in self._skeleton.inputs]
-        assert traced.guard is not None
-        known = sizes.describe(traced.guard.names, tensors, self._skeleton)
-        notes = (*recorder.with_calls().notes, *[f"from now on for any {size}" for size in known])
         layout = self._layout(frame)
-        kind = kind_of(key, layout)
-        variant = Variant(kind, traced, situation, notes, layout, structure, len(structure.samples))
+        situation = self._describe(frame, key)
+        variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, layout)
         given = variant.guard.read(*self._sizes(frame, key))
         if given is None:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
@@ -291,7 +272,7 @@ class CapturedBackward:
                 assert variant.work is not None
                 variant.compiled, variant.known = variant.work.result()
             frame.sizes = use.sizes
-            recorder = recorder if variant.structure is None else recorder.with_calls()
+            recorder = recorder.with_calls(variant.called)
             problem = rehearse(variant.traced, variant.compiled, recorder, frame)
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)

@@ -36,6 +36,25 @@ class Situation:
     options: Hashable
 
 
+def describe_situation(
+    nodes: Sequence[str], hooks: Sequence[str], floats: Sequence[float], inputs: Sequence[torch.Tensor], key: Any
+) -> Situation:
+    """What a capture is compiled for at a step of this key (options, sizes, scalars, tensors, inlined hooks)."""
+    options, sizes, scalars, _, inlined = key
+    names = name_tensors(inputs)
+    gradients = {id(t.grad) for t in inputs if t.is_leaf and t.requires_grad}
+    return Situation(
+        tuple(nodes),
+        tuple(hooks),
+        inlined,
+        tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, inputs, strict=True)]),
+        sum(id(t) in gradients for t in inputs),
+        tuple(sizes),
+        (*scalars, *floats),
+        options,
+    )
+
+
 def explain_difference(now: Situation, earlier: Sequence[Situation]) -> tuple[str, ...]:
     """What is other now than in the most alike of the earlier ones."""
     if not earlier:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -93,18 +93,34 @@ def find_accumulations(module: torch.fx.GraphModule) -> dict[str, list[str]]:
     return found
 
 
-def read_sites(sites: Sequence[HookSite], frame: Frame, identity: HookIdentity) -> Hashable:
-    """The identities of those hooks of this step that are to be inlined, what is packed for them, and whether their
-    parameters have gradients already; if any may write to tensors, which inputs share memory."""
-    parts: list[Hashable] = []
+class SiteKey(NamedTuple):
+    """What is inlined at one step. Of each hook, by number: its identity, what is packed for it (None where it unpacks
+    nothing), and whether its parameter has no gradient yet. If any may write to tensors, which inputs share memory."""
+
+    hooks: tuple[tuple[int, Hashable, Hashable, bool], ...] = ()
+    shared: tuple[int, ...] = ()
+
+    def without_sizes(self, used: Sequence[int]) -> Hashable:
+        """The same of a step of any sizes, and of any capture that has the inputs of these numbers in this order."""
+        first: dict[int, int] = {}
+        shared = [first.setdefault(self.shared[number], place) for place, number in enumerate(used) if self.shared]
+        return tuple([(same, fresh) for _, same, packed, fresh in self.hooks if packed is None]), tuple(shared)
+
+
+NO_SITES = SiteKey()
+
+
+def read_sites(sites: Sequence[HookSite], frame: Frame, identity: HookIdentity) -> SiteKey:
+    """The hooks of this step that are to be inlined."""
+    parts: list[tuple[int, Hashable, Hashable, bool]] = []
     writes = False
     for site in sites:
         if is_inlineable(hook := frame.hooks[site.hook]):
-            packed = None if site.packed is None else packed_key(frame.packed[site.packed])
+            packed = None if site.packed is None else (packed_key(frame.packed[site.packed]),)
             fresh = site.param is None or frame.inputs[site.param].grad is None
             parts.append((site.hook, identity.read(hook), packed, fresh))
             writes = writes or site.param is not None
-    return (*parts, _shared_memory(frame.inputs)) if writes else tuple(parts)
+    return SiteKey(tuple(parts), _shared_memory(frame.inputs) if writes else ())
 
 
 def _shared_memory(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend import hook_ops
 from retrograd.frontend.autograd.hook_inlining import Finder, FromGraph, Gradient, InlinedCall, find_accumulations
 from retrograd.frontend.autograd.hook_tape import HookTape, trace_tape
-from retrograd.frontend.autograd.python_calls import find_source
+from retrograd.frontend.autograd.open_hooks import HookStays, StandIns, has_open_size
+from retrograd.frontend.autograd.open_sizes import OpenSizes
+from retrograd.frontend.autograd.python_calls import call_user_hook, find_source
 from retrograd.frontend.autograd.recorder import Recorder
 from retrograd.frontend.source import CaptureError
 
@@ -26,7 +28,7 @@ class InlinedHooks:
     """
 
     def __init__(self, recorded: Recorder, inputs: Sequence[torch.Tensor]) -> None:
-        self.calls = recorded.inlined
+        self.calls, self._hooks = recorded.inlined, recorded.hooks
         self.extras = _find_extras(recorded)
         self._places = {id(tensor): len(inputs) + n for n, (tensor, _) in enumerate(self.extras)}
         self._real = [*inputs, *[tensor for tensor, _ in self.extras]]
@@ -85,6 +87,40 @@ class InlinedHooks:
         if len(given) > len(call.updates):
             self._gradients[call.param] = given[-1]
         return [], token, self._gradients.pop(call.param, None) if name in self._last else None
+
+    def is_open(self, name: str, values: Mapping[torch.fx.Node, Any], args: Sequence[Any]) -> bool:
+        """Whether a call is given, or reads, a tensor of a size that is open.
+
+        Raises:
+            HookStays: it writes to tensors as well.
+        """
+        call = self.calls[name]
+        if not has_open_size([args, self._read(call, values)]):
+            return False
+        if call.param is not None:
+            raise HookStays(name, "it reads a tensor whose size differs")
+        return True
+
+    def run_open(
+        self, name: str, values: Mapping[torch.fx.Node, Any], args: Sequence[Any], kwargs: Any, sizes: OpenSizes
+    ) -> Any:
+        """Trace a hook of tensors whose sizes are open as part of the graph: its code runs once more, on tensors that
+        stand for them. What it was seen to do may hold for one set of sizes alone.
+
+        Raises:
+            HookStays: it does not run on these, or goes by the number that a size is.
+        """
+        call = self.calls[name]
+        found = [call.tape.tensors[number] for number in call.tape.externals]
+        before = sizes.closed()
+        try:
+            with StandIns(dict(zip(map(id, found), self._read(call, values), strict=True))):
+                given = call_user_hook(self._hooks[name], *args, **kwargs)
+        except Exception as error:
+            raise HookStays(name, f"its code does not run on open sizes: {type(error).__name__}: {error}") from error
+        if sizes.closed() != before:
+            raise HookStays(name, "its code goes by the number that a size is")
+        return given
 
     def _read(self, call: InlinedCall, values: Mapping[torch.fx.Node, Any]) -> list[torch.Tensor]:
         """What a hook reads."""

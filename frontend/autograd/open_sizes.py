@@ -145,6 +145,10 @@ class OpenSizes:
         made = torch.empty([once[a] for a in order.outer_to_inner], dtype=tensor.dtype, device=tensor.device)
         return made.permute(inverse).expand(tuple(shape))
 
+    def closed(self) -> int:
+        """How many of the symbols the trace knows the numbers of by now, having asked for them."""
+        return sum(symbol.node.expr.is_number is True for symbol in self._symbols.values())
+
     def names(self) -> dict[sympy.Symbol, str]:
         """Names of what is open, now that the trace is done, by the symbols that are left.
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,8 @@ class Recorder(torch.fx.Interpreter):
         self.gradients: dict[int, list[torch.Tensor]] = {}
         # As they were accumulated, before hooks that are part of the graph took them.
         self._accumulated: dict[int, list[torch.Tensor]] = {}
-        self._hooks: dict[str, str] = {}
+        # The hooks that were watched, by node.
+        self.hooks: dict[str, Any] = {}
         self.outputs: list[Any] = []
         self.written: set[int] = set()
         # The inputs whose gradients were added to what was there.
@@ -115,19 +116,23 @@ class Recorder(torch.fx.Interpreter):
         before = [t._version for t in inputs]
         results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
+        self.watched, self._accumulated = dict(self.inlined), self.gradients
         self._settle_accumulations()
         self.outputs = [_copy(result) for result in results]
         return results
 
-    def with_calls(self) -> Recorder:
-        """The same run, with all hooks called in Python: their code was seen for these sizes alone."""
-        if not self.inlined:
+    def with_calls(self, called: Mapping[str, str]) -> Recorder:
+        """The same run, with the hooks of these nodes called in Python, for reasons that are told."""
+        if called.keys().isdisjoint(self.inlined):
             return self
-        called = copy.copy(self)
-        called.inlined, called.gradients = {}, self._accumulated
-        why = "it was watched for one set of sizes, and these differ"
-        called.notes = [*self.notes, *[f"hook {self._hooks[n]} is called in Python: {why}" for n in self.inlined]]
-        return called
+        other = copy.copy(self)
+        other.inlined = {name: call for name, call in self.inlined.items() if name not in called}
+        other._settle_accumulations()
+        lost = [name for name in self.inlined if name not in other.inlined]
+        why = [called.get(name, "one that is called with it is") for name in lost]
+        told = [f"hook {describe_hook(self.hooks[n])} is called in Python: {w}" for n, w in zip(lost, why, strict=True)]
+        other.notes = [*self.notes, *told]
+        return other
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
@@ -145,8 +150,7 @@ class Recorder(torch.fx.Interpreter):
 
     def _settle_accumulations(self) -> None:
         """Of an accumulation, inline all post-accumulate hooks or none: the gradient is theirs alone, or everyone's."""
-        self.watched = dict(self.inlined)
-        self._accumulated = {number: [*given] for number, given in self.gradients.items()}
+        self.gradients = {number: [*given] for number, given in self._accumulated.items()}
         for hooks in find_accumulations(self.capture).values():
             calls = [self.inlined.get(hook) for hook in hooks]
             if None in calls:
@@ -170,7 +174,7 @@ class Recorder(torch.fx.Interpreter):
             watched = "its parameter has a gradient already"
         if isinstance(watched, InlinedCall):
             self.inlined[node.name] = watched
-            self._hooks[node.name] = describe_hook(hook)
+            self.hooks[node.name] = hook
         else:
             self.setting_up = self.setting_up or watched is SETTING_UP
             self.notes.append(f"hook {describe_hook(hook)} is called in Python: {watched}")

@@ -89,7 +89,6 @@ def trace_backward(
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
     """
-    recorded = recorded if layout is None else recorded.with_calls()
     hooks = InlinedHooks(recorded, inputs)
     inputs = [*inputs, *[tensor for tensor, _ in hooks.extras]]
     for tensor in inputs:
@@ -114,7 +113,7 @@ def trace_backward(
         results,
         tuple(interpreter.communication),
         frozenset(interpreter.kept_inputs).union(params),
-        tuple([find for _, find in hooks.extras]) if layout is None else layout.sizes.finders(),
+        (*[find for _, find in hooks.extras], *(() if layout is None else layout.sizes.finders())),
         hooks.bodies(),
         guard,
         tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),

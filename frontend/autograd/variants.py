@@ -39,7 +39,7 @@ class Variant:
 
     ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``layout`` how
     the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
-    open. It is built by ``work`` if that is done
+    open; ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that is done
     in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
     what eager does.
     """
@@ -51,6 +51,7 @@ class Variant:
     layout: Layout
     structure: Structure | None = None
     samples: int = 0
+    called: Mapping[str, str] = field(default_factory=dict)
     work: BackgroundWork[tuple[Compiled, bool]] | None = None
     compiled: Compiled | None = None
     known: bool = False
@@ -94,10 +95,10 @@ class Use:
 
 
 def kind_of(key: Any, layout: Layout) -> Hashable:
-    """What of a key is other than sizes, whichever capture of a structure it is of. Where sizes are open, hooks are
-    called in Python."""
-    options, _, scalars, like, _ = key
-    return options, scalars, tuple([tuple(like[number][1:]) for number in layout.used]), layout.held
+    """What of a key is other than sizes, whichever capture of a structure it is of."""
+    options, _, scalars, like, inlined = key
+    alike = tuple([tuple(like[number][1:]) for number in layout.used])
+    return options, scalars, alike, layout.held, inlined.without_sizes(layout.used)
 
 
 def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:

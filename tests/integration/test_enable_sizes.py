@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import count as count_from
 from typing import Any
 
 import pytest
@@ -170,22 +171,78 @@ def test_islands_take_open_sizes() -> None:
     assert count(entries) == 2 and all("runs in torch" in entry for entry in entries), entries
 
 
-def test_inlined_hooks_are_called_once_sizes_differ() -> None:
-    """Their code, which goes by the size, was seen for one of them."""
+def test_inlined_hooks() -> None:
+    """Those whose code runs on open sizes are part of the program of all sizes, with the tensors that they read; one
+    that takes a size as a number is called."""
+    scale, calls = torch.tensor(2.0), {"mean": count_from(), "square": count_from(), "length": count_from()}
 
     @retrograd.inlineable
     def mean(gradient: torch.Tensor) -> torch.Tensor:
+        next(calls["mean"])
+        return gradient * scale / gradient.shape[0]
+
+    @retrograd.inlineable
+    def square(gradient: torch.Tensor) -> torch.Tensor:
+        next(calls["square"])
+        return gradient * gradient * scale
+
+    @retrograd.inlineable
+    def length(gradient: torch.Tensor) -> torch.Tensor:
+        next(calls["length"])
         return gradient / len(gradient)
 
     def loss(model: Any, rows: int) -> torch.Tensor:
+        if not model.weight._backward_hooks:
+            model.weight.register_hook(square)
         h = model(torch.randn(rows, 3))
         h.register_hook(mean)
-        found: torch.Tensor = h.sin().sum()
+        k = h.sin()
+        k.register_hook(length)
+        scale.fill_(1 + rows / 4)
+        found: torch.Tensor = k.square().sum()
         return found
 
-    entries = train(nn.Linear(3, 4), loss, [2, 4, 5, 2, 1], keep=1)
+    steps = [2, 4, 5, 7, 5, 1, 6]
+    entries = train(nn.Linear(3, 4), loss, steps, keep=1)
     assert count(entries) == 2, entries
-    assert "called in Python: it was watched for one set of sizes" in entries[1], entries
+    assert "length (" in entries[1] and "goes by the number that a size is" in entries[1], entries
+    assert entries[1].count("called in Python") == 1, entries
+    # Twice the steps, in eager and here, where two are recorded, and one for a size of 1; the trace of open sizes runs
+    # the code of those that see such.
+    eager = len(steps)
+    assert {name: next(numbers) - eager for name, numbers in calls.items()} == {"mean": 4, "square": 3, "length": 8}
+
+
+def test_optimizers_in_the_backward() -> None:
+    """What they write to has one size at all steps."""
+    models = [nn.Linear(3, 4) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    numbers = count_from()
+    marks: list[Callable[[Any], Any]] = [lambda hook: hook, retrograd.inlineable]
+    for model, mark in zip(models, marks, strict=True):
+        optimizers = {p: torch.optim.AdamW([p], lr=0.01) for p in model.parameters()}
+
+        def step(parameter: nn.Parameter, optimizers: Any = optimizers) -> None:
+            next(numbers)
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(mark(step))
+    before = len(retrograd.explain_recompiles())
+    seen = []
+    for rows in (3, 3, 5, 8, 2, 1, 6):
+        x, start = torch.randn(rows, 3), next(numbers)
+        models[0](x).square().mean().backward()
+        with retrograd.enable():
+            models[1](x).square().mean().backward()
+        seen.append(next(numbers) - start - 3)
+        pairs = zip(*(m.parameters() for m in models), strict=True)
+        assert all(float((a - b).detach().norm()) <= 2e-5 * float(a.detach().norm()) for a, b in pairs)
+    entries = [str(entry) for entry in retrograd.explain_recompiles()[before:]]
+    assert count(entries) == 2 and not any("called in Python" in entry for entry in entries), entries
+    # Watched where state is set up, at two sets of sizes, and at a size of 1.
+    assert seen == [2, 2, 2, 0, 0, 2, 0]
 
 
 def test_a_number_that_an_op_takes_as_such_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:
