@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import _C
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import compiled_autograd
+from torch._dynamo.eval_frame import skip_code
 from torch.autograd import Variable
 
 from retrograd.frontend.autograd.compiler import BackwardCall, OrderedCompiler, RuntimeCapture
@@ -60,6 +62,14 @@ class Engine:
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
+        # Where a function that is under torch.compile calls backward(), Dynamo is not to look at what follows.
+        before = set_eval_frame(None)
+        try:
+            return self._run_backward(tensors, args, kwargs)
+        finally:
+            set_eval_frame(before)
+
+    def _run_backward(self, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
         # By place or by name, as torch.autograd.backward and grad do.
         create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
@@ -76,7 +86,7 @@ class Engine:
                     raise
                 refusal = take_over_reducers(error, tensors)
             if refusal is None:
-                return self.run_backward(tensors, *args, **kwargs)
+                return self._run_backward(tensors, args, kwargs)
             self._client.refuse(refusal)
             return self._engine.run_backward(tensors, *args, **kwargs)
 
@@ -156,6 +166,9 @@ class Engine:
                 yield
         finally:
             self._callbacks, self._began = callbacks, began
+
+
+skip_code(Engine.run_backward.__code__)
 
 
 @contextmanager

@@ -269,7 +269,7 @@ def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch
         def __init__(self, structure: Any) -> None:
             raise CaptureError("this size is special", "keep it")
 
-    monkeypatch.setattr("retrograd.frontend.autograd.captured.OpenSizes", Refusal)
+    monkeypatch.setattr("retrograd.frontend.autograd.open_variants.OpenSizes", Refusal)
     monkeypatch.setattr("retrograd.frontend.autograd.captured.MOST_VARIANTS", 1)
 
     def loss(model: Any, rows: int) -> torch.Tensor:
