@@ -30,6 +30,7 @@ Path(config.test_exec_root).mkdir(parents=True, exist_ok=True)
 # filecheck has no module that `python -m` could run.
 FILECHECK = "import sys; from filecheck.main import main; sys.exit(main())"
 config.substitutions += [
+    ("%repeat", f"{PYTHON} {shlex.quote(str(Path(__file__).with_name('repeat.py')))}"),
     (r"(?<![\w.-])retrograd-opt(?![\w.-])", f"{PYTHON} -m retrograd.tools.opt"),
     (r"(?<![\w./-])(FileCheck|filecheck)(?![\w.-])", f"{PYTHON} -c {shlex.quote(FILECHECK)}"),
     (r"(?<![\w./-])not (?=\S)", f"{PYTHON} -c {shlex.quote(NOT)} "),
