@@ -18,6 +18,8 @@ _REORDERS = ("torch.aten.permute", "torch.aten.transpose.int", "torch.aten.t")
 _PARTS = ("torch.aten.select.int", "torch.aten.slice.Tensor", "torch.aten.narrow")
 _LIKE = tuple(f"torch.aten.{name}_like" for name in ("empty", "full", "ones", "zeros"))
 _LIKE += tuple(f"torch.aten.new_{name}" for name in ("empty", "full", "ones", "zeros"))
+# Ops that read one element for each that they give, from a place that another tensor says.
+_GATHERS = tuple(f"torch.aten.{n}" for n in ("embedding", "gather", "index.Tensor", "index.Tensor_hacked_twin"))
 _SPLITS = ("torch.aten.unbind.int", "torch.aten.split.Tensor", "torch.aten.split_with_sizes", "torch.aten.chunk")
 
 
@@ -148,6 +150,12 @@ class JointGraph:
                 parts.update(op.results)
         reads = {v for op in self.ops if op.kind is not OpKind.VIEW for v in op.operands if v in parts}
         return frozenset(source for v in reads for source in self.buffers[v])
+
+    @cached_property
+    def fusible_ops(self) -> frozenset[int]:
+        """Pointwise ops and gathers, none of whose results an op reads a part of."""
+        ops = (op for op in self.ops if op.kind is OpKind.POINTWISE or op.name in _GATHERS)
+        return frozenset(op.id for op in ops if self.read_in_parts.isdisjoint(op.results))
 
     def _takes_part(self, op: Op) -> bool:
         smaller = self.values[op.results[0]].bytes < self.values[op.operands[0]].bytes

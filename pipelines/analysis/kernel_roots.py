@@ -16,8 +16,6 @@ from retrograd.pipelines.analysis.kernel_operands import ROOM_OF_POINTWISE, ROOM
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
 _FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
-# Ops that read one element for each that they give, from a place that another tensor says.
-_GATHERS = tuple(f"torch.aten.{n}" for n in ("embedding", "gather", "index.Tensor", "index.Tensor_hacked_twin"))
 # A copy of a view is written right into its place in what it is joined to.
 _COPY, _JOIN = "torch.aten.clone", "torch.aten.cat"
 
@@ -55,23 +53,22 @@ class KernelRoots:
 
     def _assign(self, ops: Sequence[int], cut: Collection[int]) -> None:
         """Give each of ``ops``, from the last to the first, its root; those of ``cut`` are roots."""
+        fusible = self.graph.fusible_ops
         for number in reversed(ops):
             op = self.graph.ops[number]
             self.roots[number] = number
-            if number in cut or not self._is_fusible(op):
+            if number not in fusible or number in cut or self.held_results(op):
                 continue
             users = [self.graph.ops[u] for r in op.results for u in self.users.get(r, ())]
             found = {self.roots[u.id] for u in users}
             if len(found) == 1 and all(takes_producer(u, op) for u in users):
                 self.roots[number] = found.pop()
 
-    def _is_fusible(self, op: Op) -> bool:
-        if (op.kind is not OpKind.POINTWISE and op.name not in _GATHERS) or self.held_results(op):
-            return False
-        return self.graph.read_in_parts.isdisjoint(op.results)
-
     def _split(self, root: int, kernel: Sequence[int], members: dict[int, list[int]]) -> None:
         """Make kernels of their own of what the one of ``root``, of the ops ``kernel`` in order, has no room for."""
+        # Each op but the root is an operand of another one: most kernels have room, whatever the operands are.
+        if sum(len(self.graph.ops[n].operands) for n in kernel) - len(kernel) < ROOM_OF_REDUCTION:
+            return
         inside = {r: self._operands(number, root) for number in kernel for r in self.graph.ops[number].results}
         operands = self._operands(root, root)
         room = ROOM_OF_REDUCTION if self.graph.ops[root].kind is OpKind.REDUCTION else ROOM_OF_POINTWISE
