@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.checkpoints import tagged_checkpoints
+from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
@@ -166,6 +167,7 @@ def capture_joint(
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     share_sizes(graph_module, sizes.names)
+    split_complex(graph_module)
     share_seed(graph_module)
     mark_values(graph_module, find_open_pair())
     metadata = joint._aot_state.fw_metadata
@@ -325,6 +327,7 @@ def _check_writes(metadata: ViewAndMutationMeta, primals: int) -> None:
 def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that a graph reads and that are neither parameters, buffers nor arguments: the user's own, not copies."""
     values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
+    values += graph_module.meta.get(CONSTANTS, [])
     return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
 
 

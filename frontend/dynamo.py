@@ -15,6 +15,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.frontend.capture import portable_ops
+from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
@@ -183,6 +184,7 @@ def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
                 names.setdefault(size.node.expr, str(size.node.expr))
     _number_rest(traced)
     share_sizes(traced, names)
+    split_complex(traced)
     return size_values(traced)
 
 

@@ -85,6 +85,12 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         self.node = node
         super()._import_hop(loc, node, hop)
 
+    def _import_argument(self, loc: ir.Location, arg: Any, expected_jit_type: Any = None) -> ir.Value:
+        # torch-mlir's own imports a constant once for each op that takes it, and refuses to where these share a node.
+        if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and (arg, 0) in self._v:
+            return self.resolve_node_value(arg)
+        return super()._import_argument(loc, arg, expected_jit_type)
+
     def _import_torch_op_overload(self, loc: ir.Location, node: torch.fx.Node, concrete_target: Any = None) -> None:
         self.node = node
         if node.target is not ISLAND:

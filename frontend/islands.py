@@ -17,6 +17,7 @@ import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
+from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.matrix_checks import CHECK
 from retrograd.frontend.size_nodes import SYMBOLIC
@@ -55,7 +56,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
             # With what it looks at, so that it is in an island that is needed.
             checked = [n.args[0] if n.target is operator.getitem else n for n in node.all_input_nodes]
             reasons |= {n.name: "it may raise an error" for n in (node, *checked)}
-        dtype = next((t.dtype for t in _values(node) if t.dtype not in _COMPILED), None)
+        values = [] if is_border(node) else _values(node)
+        dtype = next((t.dtype for t in values if t.dtype not in _COMPILED), None)
         if dtype is not None:
             name = str(dtype).removeprefix("torch.")
             reasons[node.name] = f"it computes with {name}, which executables do not have"

@@ -19,11 +19,13 @@ from retrograd.pipelines.targets import Target
 # What all devices have in common; what code for one needs comes in the end.
 _LOWERING = (
     "bwd-functionalize-rng,"
+    "convert-torch-complex-to-pairs,"
     "convert-torch-view-to-tensor,"
     "func.func(torch-match-quantized-custom-ops),"
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
     "torch-backend-to-linalg-on-tensors-backend-pipeline,"
     "bwd-verify-legality{level=linalg},"
+    "bwd-export-complex,"
     "bwd-isolate-constants,"
     "bwd-isolate-arguments,"
     "bwd-isolate-scatters,"

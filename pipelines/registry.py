@@ -13,6 +13,7 @@ from retrograd.pipelines.passes import ModulePass
 PASSES: dict[str, str] = {
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
+    "bwd-export-complex": "retrograd.pipelines.transforms.bwd_export_complex:BwdExportComplex",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
     "bwd-fold-widenings": "retrograd.pipelines.transforms.bwd_fold_widenings:BwdFoldWidenings",
     "bwd-functionalize-rng": "retrograd.pipelines.transforms.bwd_functionalize_rng:BwdFunctionalizeRng",
@@ -31,6 +32,9 @@ PASSES: dict[str, str] = {
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
+    "convert-torch-complex-to-pairs": (
+        "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"
+    ),
     "convert-torch-operator-to-bwd": (
         "retrograd.pipelines.conversions.convert_torch_operator_to_bwd:ConvertTorchOperatorToBwd"
     ),

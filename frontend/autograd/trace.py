@@ -28,6 +28,7 @@ from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder
 from retrograd.frontend.capture import portable_ops
+from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
@@ -103,6 +104,7 @@ def trace_backward(
         raise capture_error(error) from error
     drop_settled_checks(graph_module)
     fill_empty_tensors(graph_module)
+    split_complex(graph_module)
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
     return TracedBackward(

@@ -11,7 +11,14 @@ from retrograd.dialects import ir
 BARRIER = "util.optimization_barrier"
 _TIE = "flow.tensor.tie_shape"
 # Ops whose result may share storage with their first operand.
-VIEWS = ("tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice", "tensor.reshape")
+VIEWS = (
+    "flow.tensor.bitcast",
+    "tensor.cast",
+    "tensor.collapse_shape",
+    "tensor.expand_shape",
+    "tensor.extract_slice",
+    "tensor.reshape",
+)
 
 
 def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:

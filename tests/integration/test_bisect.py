@@ -133,14 +133,14 @@ def test_a_step_bisects_itself(miscompile: Callable[[str, str], None], tmp_path:
 
 @pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
 def test_fault_beside_islands_is_found(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
-    """Complex numbers run in torch; what is compiled before and after is given eager's values of them."""
+    """Eigenvalues are found by torch; what is compiled before and after is given eager's values of them."""
 
     def model(x: Tensor, w: Tensor) -> Tensor:
-        spectrum = torch.fft.fft(torch.sinh(x @ w)).abs()
+        spectrum = torch.linalg.eigvals(torch.sinh(x @ w)).abs()
         return torch.tanh(spectrum)
 
     torch.manual_seed(0)
-    arguments = [torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)]
+    arguments = [torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)]
     step = retrograd.compile_backward(model, arguments)
     assert step.explain().to_dict()["islands"]
     assert not step.bisect(*arguments)

@@ -87,7 +87,7 @@ def check_verdicts(folder: Path) -> None:
         return x * x.nonzero().shape[0]
 
     def spectrum(x: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(torch.fft.fft(x))
+        return torch.view_as_real(torch.linalg.eigvals(torch.diag(x * torch.arange(1, 4))))
 
     cases = [
         case_of("fine", torch.sin, torch.ones(3), torch.ones(2, 2)),
