@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Interpreter, Node
 
 from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.verification import relative_error, tolerance_of
+from retrograd.frontend.verification import relative_error, to_double, tolerance_of
 
 # A value that is zero but for rounding, as the mean of what was centred, is measured against what it was computed from.
 _OF_OPERANDS = 1e-2
@@ -88,7 +88,7 @@ class _Recorder(Interpreter):
         if isinstance(value, torch.Tensor):
             self.tensors[n.name] = value
         own = tolerance_of(value.dtype) if isinstance(value, torch.Tensor) else 0.0
-        is_exact = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        is_exact = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
         inherited = () if is_exact else (self.tolerances[source.name] for source in n.all_input_nodes)
         self.tolerances[n.name] = max((own, *inherited))
         return value
@@ -100,4 +100,4 @@ def _draw_tangent(node: Node) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return float(tensor.double().norm()) if tensor.is_floating_point() else 0.0
+    return float(to_double(tensor).norm()) if tensor.is_floating_point() or tensor.is_complex() else 0.0

@@ -86,7 +86,7 @@ def compare_with_eager(
             [torch.zeros_like(ours[i]) if g is None else g for g in p] for i, *p in zip(wanted, *gradients, strict=True)
         ]
         # A gradient that is zero but for rounding (a bias in front of a batch norm) is measured against the others.
-        floor = 1e-2 * max((float(b.double().norm()) for _, b in pairs), default=0.0)
+        floor = 1e-2 * max((float(to_double(b).norm()) for _, b in pairs), default=0.0)
         for i, (a, b) in zip(wanted, pairs, strict=True):
             _compare(f"gradient of {names[i]}", a, b, floor=floor)
 
@@ -107,13 +107,19 @@ def _run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequ
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """The relative error that rounding explains; none of integers and booleans."""
-    return TOLERANCES.get(dtype, 0.0)
+    return TOLERANCES.get(dtype.to_real() if dtype.is_complex else dtype, 0.0)
+
+
+def to_double(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor as float64; complex ones as pairs along one more axis."""
+    plain = tensor.detach()
+    return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).double()
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
     """Norm of the difference over the norm of ``expected``, or ``floor`` if that is larger; infinite if infinities or
     NaNs are in other places."""
-    a, b = found.detach().double(), expected.detach().double()
+    a, b = (to_double(tensor) for tensor in (found, expected))
     finite = a.isfinite() & b.isfinite()
     if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
         return float("inf")

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What rounding explains of a difference from eager's values."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.eager_values import EagerValues, record_values
+from retrograd.frontend.verification import relative_error, tolerance_of
 
 
 def record() -> EagerValues:
@@ -32,3 +34,11 @@ def test_what_is_computed_from_bfloat16_is_allowed_its_rounding() -> None:
 def test_integers_have_to_be_equal() -> None:
     values = record()
     assert values.find_difference(["argmax"], [values.tensors["argmax"] + 1], {}) is not None
+
+
+def test_errors_of_complex_numbers() -> None:
+    """Of both parts, conjugated or not, and as exact as these are."""
+    z = torch.tensor([3 + 4j, 0j])
+    assert relative_error(z, z.conj()) == pytest.approx(8 / 5)
+    assert relative_error(z.conj(), torch.conj_physical(z)) == 0
+    assert tolerance_of(torch.complex64) == tolerance_of(torch.float32) > 0
