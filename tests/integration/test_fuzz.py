@@ -81,6 +81,15 @@ def test_a_difference_is_seen() -> None:
         assert [p.partition(":")[0] for p in compare(Run({**zero, name: wrong}), Run(right), Run(precise))] == [name]
 
 
+def test_a_gradient_that_is_nothing_but_rounding_is_right() -> None:
+    def gradient(value: float) -> Run:
+        return Run({"gradient of x": torch.full((9,), value)})
+
+    precise = Run({"gradient of x": torch.zeros(9, dtype=torch.float64)})
+    assert compare(gradient(2e-8), gradient(0.0), precise) == []
+    assert compare(gradient(2e-6), gradient(0.0), precise)
+
+
 def test_a_program_shrinks_to_what_goes_wrong() -> None:
     whole = Program(
         (Input("x", (3,), "float32"),),
