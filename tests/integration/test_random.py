@@ -236,8 +236,8 @@ def test_artifact(tmp_path: Path) -> None:
 
 
 def test_budget() -> None:
-    model, x = block(), torch.randn(2, 5, 16)
-    step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="0.75", verify=True)
+    model, x = Mlp(), torch.randn(1024, 16)
+    step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="0.92", verify=True)
     step(x)
     saved = [r.name for r in step.manifest.function("forward").results if r.role == "saved"]
     assert not [name for name in saved if name.startswith(("saved.uniform", "saved.ge"))]

@@ -218,9 +218,9 @@ def test_a_deep_network_fits_in_much_less() -> None:
     assert curve.points[-1].cost <= once + 1e-12
 
 
-def test_ten_thousand_nodes() -> None:
-    graph = gpt(215)
-    assert len(graph.ops) > 10_000
+def test_thousands_of_nodes() -> None:
+    graph = gpt(90)
+    assert len(graph.ops) > 4_000
     start = time.perf_counter()
     curve = find_curve(graph)
     print(f"{len(graph.ops)} ops: {len(curve.points)} points in {time.perf_counter() - start:.1f} s")
