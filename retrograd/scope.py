@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Literal
 
@@ -20,7 +19,8 @@ from retrograd.frontend.autograd.history import History, Recompile
 from retrograd.options import BackwardOptions
 
 _LOG = logging.getLogger("retrograd")
-_ACTIVE: ContextVar[BackwardOptions | None] = ContextVar("retrograd.enable", default=None)
+# Of the scopes that the thread is in, from the outermost to the one that counts.
+_ACTIVE: ContextVar[tuple[BackwardOptions, ...]] = ContextVar("retrograd.enable", default=())
 
 
 class _Client:
@@ -30,10 +30,10 @@ class _Client:
         self.history = History(_LOG)
 
     def is_active(self) -> bool:
-        return _ACTIVE.get() is not None
+        return bool(_ACTIVE.get())
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
-        return CapturedBackward(capture, self.history, _ACTIVE.get, build_backward).run
+        return CapturedBackward(capture, self.history, _active_options, build_backward).run
 
     def refuse(self, error: Exception) -> None:
         self.history.add_refusal(error)
@@ -46,7 +46,22 @@ _scopes = 0
 _standing = contextlib.ExitStack()
 
 
-@contextlib.contextmanager
+class Scope(contextlib.ContextDecorator):
+    """What :func:`enable` gives: a context or a decorator, for as many uses as wanted, one inside the other and in
+    several threads too."""
+
+    def __init__(self, options: BackwardOptions) -> None:
+        self._options = options
+
+    def __enter__(self) -> None:
+        _open_scope()
+        _ACTIVE.set((*_ACTIVE.get(), self._options))
+
+    def __exit__(self, *exception: object) -> None:
+        _ACTIVE.set(_ACTIVE.get()[:-1])
+        _close_scope()
+
+
 def enable(
     *,
     target: str | None = None,
@@ -54,7 +69,7 @@ def enable(
     cache: bool = True,
     background: bool = False,
     fallback: Literal["island", "error"] = "island",
-) -> Iterator[None]:
+) -> Scope:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
     A backward is captured as one graph, however the forward was run: in eager mode, under ``torch.compile``, in parts.
@@ -75,20 +90,18 @@ def enable(
     Raises:
         UnknownTarget, ValueError: no such target or schedule.
     """
-    options = BackwardOptions(target, hook_schedule, cache, background, fallback)
-    _open_scope()
-    token = _ACTIVE.set(options)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
-        _close_scope()
+    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback))
 
 
 def explain_recompiles() -> list[Recompile]:
     """What was compiled by :func:`enable` so far, in order, each with why nothing compiled before served; and what runs
     eagerly, and why. Each prints as one line."""
     return list(_CLIENT.history.entries)
+
+
+def _active_options() -> BackwardOptions | None:
+    active = _ACTIVE.get()
+    return active[-1] if active else None
 
 
 def _open_scope() -> None:

@@ -367,6 +367,33 @@ def test_as_a_decorator_and_nested_with_other_options() -> None:
         torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
 
 
+def test_one_scope_serves_again_inside_itself_and_in_threads() -> None:
+    scope, model = retrograd.enable(), make_model()
+    expected = torch.autograd.grad(model(torch.ones(5, 4)).sum(), list(model.parameters()))
+    found: list[tuple[torch.Tensor, ...]] = []
+
+    def train() -> None:
+        for _ in range(STEPS):
+            with scope, scope:
+                found.append(torch.autograd.grad(model(torch.ones(5, 4)).sum(), list(model.parameters())))
+
+    before = len(retrograd.explain_recompiles())
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    train()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 * STEPS
+    for gradients in found:
+        torch.testing.assert_close(gradients, expected)
+    compiled = len(retrograd.explain_recompiles())
+    assert compiled > before
+    # Out of its scope, a new structure is not compiled.
+    model(torch.ones(5, 4)).sin().sum().backward()
+    assert len(retrograd.explain_recompiles()) == compiled
+
+
 def test_a_compiled_forward_with_graph_breaks() -> None:
     """AOTAutograd's backward graphs are part of one capture."""
     eager, ours = make_model(), make_model()
