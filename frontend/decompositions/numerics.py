@@ -89,6 +89,30 @@ def batch_of_products(x: Tensor, y: Tensor) -> Any:
     return torch.zeros(b, m, n, dtype=x.dtype, device=x.device) if 0 in (b, m, k, n) else NotImplemented
 
 
+def trilinear(
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    new_x: Sequence[int],
+    new_y: Sequence[int],
+    new_z: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """``aten._trilinear`` where an operand has no elements: each operand with new axes of size 1, their product added
+    up along ``summed``."""
+    if not any(statically_known_true(size == 0) for t in (x, y, z) for size in t.shape):
+        return NotImplemented
+    for axis in sorted(new_x):
+        x = x.unsqueeze(axis)
+    for axis in sorted(new_y):
+        y = y.unsqueeze(axis)
+    for axis in sorted(new_z):
+        z = z.unsqueeze(axis)
+    product = x * y * z
+    return product.sum(list(summed)) if summed else product
+
+
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """``aten._weight_norm_interface_backward``: gradients of ``v`` and ``g`` of ``w = g * v / norms`` along ``dim``.
 
@@ -123,6 +147,11 @@ ENTRIES = (
     ),
     Decomposition(aten.log1p.default, log1p, "IREE's f64 code rounds 1 + x first: ten digits are lost for a small x"),
     Decomposition(aten.bmm.default, batch_of_products, "IREE's compiler divides by a size of zero"),
+    Decomposition(
+        aten._trilinear.default,
+        trilinear,
+        "torch-mlir takes a size of 0 for 1 in the product, and checks at run time that the shapes go together",
+    ),
     Decomposition(aten._weight_norm_interface_backward.default, weight_norm_backward, NO_LOWERING),
     Decomposition(
         aten.gelu.default,

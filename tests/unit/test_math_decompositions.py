@@ -261,6 +261,21 @@ def test_products_of_nothing() -> None:
         same(rewritten(aten.bmm.default, x.unsqueeze(0), y.unsqueeze(0)), (x @ y).unsqueeze(0))
 
 
+def test_gradients_of_a_bilinear_form_of_an_empty_batch() -> None:
+    """The product of three: by each operand, the result summed over nothing is zeros of the weight's shape."""
+    x, y, z, grad = torch.ones(0, 3), torch.ones(0, 4), torch.ones(5, 3, 4), torch.ones(0, 5)
+    for arguments in (
+        (x, z, y, [1, 3], [0], [1, 2], [2, 3]),
+        (grad, z, y, [2, 3], [0], [1, 2], [1, 3]),
+        (x, grad, y, [1, 3], [2, 3], [1, 2], [0]),
+    ):
+        graph = make_fx(aten._trilinear.default, decomposition_table=decomposition_table(), tracing_mode="fake")(
+            *arguments
+        )
+        assert aten._trilinear.default not in {node.target for node in graph.graph.nodes}
+        same(graph(*arguments), aten._trilinear.default(*arguments))
+
+
 def test_logical_or_of_two_shapes() -> None:
     x, y = torch.tensor([1.0, 0.0, -2.0]), torch.tensor(False)
     same(rewritten(aten.logical_or.default, x, y), torch.logical_or(x, y))
