@@ -47,7 +47,7 @@ def evaluate(series: Series, x: Tensor) -> Tensor:
     return x * last - beyond + kept[0]
 
 
-def _in_full(function: Callable[..., Tensor]) -> Callable[..., Any]:
+def in_full(function: Callable[..., Tensor]) -> Callable[..., Any]:
     """Half types are computed in f32, integers as in eager in f32 too."""
 
     @wraps(function)
@@ -75,7 +75,7 @@ def _erfcx_of_positive(z: Tensor) -> Tensor:
     return t * torch.exp(evaluate(_ERFCX, 2 * t - 1))
 
 
-@_in_full
+@in_full
 def erfc(x: Tensor) -> Tensor:
     """``aten.erfc``: accurate far out too, where 1 - erf(x) has no digits left."""
     z = x.abs()
@@ -84,7 +84,7 @@ def erfc(x: Tensor) -> Tensor:
     return torch.where(x >= 0, upper, 2 - upper)
 
 
-@_in_full
+@in_full
 def erfcx(x: Tensor) -> Tensor:
     """``aten.special_erfcx``: exp(x * x) erfc(x)."""
     upper = _erfcx_of_positive(x.abs())
@@ -132,7 +132,7 @@ def _inverse(x: Tensor, w: Tensor) -> Tensor:
     return x * torch.where(w < 6.25, near, far)
 
 
-@_in_full
+@in_full
 def erfinv(x: Tensor) -> Tensor:
     """``aten.erfinv``: infinite at -1 and 1, NaN beyond."""
     value = _inverse(x, -torch.log((1 - x) * (1 + x)))
@@ -140,7 +140,7 @@ def erfinv(x: Tensor) -> Tensor:
     return torch.where(x.abs() > 1, math.nan, value)
 
 
-@_in_full
+@in_full
 def ndtri(p: Tensor) -> Tensor:
     """``aten.special_ndtri``: the quantile of the normal distribution; infinite at 0 and 1, NaN outside."""
     value = math.sqrt(2) * _inverse(2 * p - 1, -torch.log(4 * p * (1 - p)))
@@ -168,19 +168,19 @@ def _scaled_bessel(series: tuple[Series, Series], z: Tensor, near_factor: Tensor
     return torch.where(z <= 8, near, far)
 
 
-@_in_full
+@in_full
 def i0e(x: Tensor) -> Tensor:
     """``aten.special_i0e``: exp(-|x|) I0(x)."""
     return _scaled_bessel(_I0, x.abs(), 1.0)
 
 
-@_in_full
+@in_full
 def i0(x: Tensor) -> Tensor:
     """``aten.i0``: the modified Bessel function of order 0."""
     return torch.exp(x.abs()) * _scaled_bessel(_I0, x.abs(), 1.0)
 
 
-@_in_full
+@in_full
 def i1e(x: Tensor) -> Tensor:
     """``aten.special_i1e``: exp(-|x|) I1(x)."""
     z = x.abs()
@@ -188,7 +188,7 @@ def i1e(x: Tensor) -> Tensor:
     return torch.where(x < 0, -value, value)
 
 
-@_in_full
+@in_full
 def i1(x: Tensor) -> Tensor:
     """``aten.special_i1``: the modified Bessel function of order 1."""
     z = x.abs()
@@ -200,7 +200,7 @@ _SHIFTS = 10
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
-@_in_full
+@in_full
 def digamma(x: Tensor) -> Tensor:
     """``aten.digamma``: shifted up by the recurrence, then the asymptotic series; reflected below zero."""
     reflected = x < 0
@@ -221,7 +221,7 @@ def digamma(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.where(1 / x < 0, math.inf, -math.inf), value)
 
 
-@_in_full
+@in_full
 def lgamma(x: Tensor) -> Tensor:
     """``aten.lgamma``: shifted up by the recurrence, then Stirling's series; reflected below one half."""
     reflected = x < 0.5
@@ -291,54 +291,9 @@ def _inverse_power(x: Tensor, order: int) -> Tensor:
     return 1 / power
 
 
-def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """``aten.hypot``, which neither overflows nor underflows before its result does."""
-    long, short = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    ratio = torch.where(long == 0, 0.0, short / torch.where(long == 0, 1.0, long))
-    value = long * torch.sqrt(1 + ratio * ratio)
-    return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, value)
-
-
-def log10(x: Tensor) -> Any:
-    """``aten.log10`` by the natural logarithm."""
-    return torch.log(x) * (1 / math.log(10)) if x.dtype.is_floating_point else NotImplemented
-
-
-def copysign(x: Tensor, y: Tensor) -> Any:
-    """``aten.copysign``: the magnitude of ``x`` with the sign of ``y``, that of a negative zero too."""
-    if not x.dtype.is_floating_point or not y.dtype.is_floating_point:
-        return NotImplemented
-    # A zero has a sign of its own, which its reciprocal shows.
-    negative = torch.where(y == 0, 1 / y, y) < 0
-    return torch.where(negative, -x.abs(), x.abs())
-
-
-def copysign_scalar(x: Tensor, y: float) -> Any:
-    """``aten.copysign`` with a number."""
-    if not x.dtype.is_floating_point:
-        return NotImplemented
-    return -x.abs() if math.copysign(1.0, y) < 0 else x.abs().clone()
-
-
-def tanh(x: Tensor) -> Any:
-    """``aten.tanh`` in f64; torch-mlir's own for the other types."""
-    if x.dtype is not torch.float64:
-        return NotImplemented
-    z = x.abs()
-    shrunk = torch.expm1(-2 * z)
-    return torch.where(x < 0, shrunk, -shrunk) / (2 + shrunk)
-
-
 def zero_tensor(size: list[int], **options: Any) -> Tensor:
     """``aten._efficientzerotensor`` as a tensor of zeros."""
     return torch.zeros(size, dtype=options.get("dtype"), device=options.get("device"))
-
-
-def angle(x: Tensor) -> Any:
-    """``aten.angle`` of real numbers: pi where negative, NaN stays."""
-    if not x.dtype.is_floating_point:
-        return NotImplemented
-    return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
 
 
 def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
@@ -347,14 +302,8 @@ def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
-_DOUBLE = "IREE has no such function in f64"
-
 ENTRIES = (
-    Decomposition(aten.erf.default, erf, _DOUBLE),
-    Decomposition(aten.tanh.default, tanh, _DOUBLE),
-    Decomposition(aten.log10.default, log10, "IREE's runtime has no function log10f"),
-    Decomposition(aten.copysign.Tensor, copysign, "torch-mlir's form does not lower where shapes differ"),
-    Decomposition(aten.copysign.Scalar, copysign_scalar, "torch-mlir's form does not lower where shapes differ"),
+    Decomposition(aten.erf.default, erf, "IREE has no such function in f64"),
     Decomposition(aten._efficientzerotensor.default, zero_tensor, "a tensor with no memory is one in eager alone"),
     *(
         Decomposition(op, function, NO_LOWERING)
@@ -370,8 +319,6 @@ ENTRIES = (
             (aten.digamma.default, digamma),
             (aten.lgamma.default, lgamma),
             (aten.polygamma.default, polygamma),
-            (aten.hypot.default, hypot),
-            (aten.angle.default, angle),
         )
     ),
     *(

@@ -1,0 +1,36 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Elementary functions as decompositions, against eager and f64; nothing is compiled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from retrograd.frontend.decompositions import elementary
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 0.0) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 4e-6), (torch.float64, 2e-15), (torch.float16, 1e-3)])
+def test_tangent(dtype: torch.dtype, tolerance: float) -> None:
+    """Beside poles, at once and after many turns, and where there is none."""
+    turns = torch.arange(-2000 if dtype is torch.float16 else -60000, 2000, 7, dtype=torch.float64) * (math.pi / 2)
+    x = torch.cat([turns, turns + 0.1, torch.linspace(-2, 2, 301, dtype=torch.float64)]).to(dtype)
+    exact = torch.tan(x.double()).to(dtype)
+    torch.testing.assert_close(elementary.tan(x), exact, rtol=tolerance, atol=0.0)
+    edge = torch.tensor([0.0, math.inf, -math.inf, math.nan], dtype=dtype)
+    same(elementary.tan(edge), torch.tan(edge))
+    same(elementary.tan(torch.tensor([1, 2])), torch.tan(torch.tensor([1, 2])), 1e-6)
+
+
+def test_signs_and_lengths() -> None:
+    x, y = torch.tensor([1.0, -2.0, 0.0, -0.0]), torch.tensor([[-0.0], [0.0], [-3.0], [math.inf]])
+    assert torch.equal(torch.signbit(elementary.copysign(x, y)), torch.signbit(torch.copysign(x, y)))
+    same(elementary.copysign_scalar(x, -0.0), torch.copysign(x, -0.0))
+    same(elementary.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), torch.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), 1e-6)
+    same(elementary.angle(torch.tensor([1.0, -1.0, math.nan])), torch.angle(torch.tensor([1.0, -1.0, math.nan])))
