@@ -183,11 +183,19 @@ def _climb(
             return flags
         if result.returncode == 0 and SHARED_BINDINGS not in flags:
             attempts.insert(0, ((*flags, SHARED_BINDINGS), script))
+        elif result.returncode == 0:
+            attempts = [other for other in attempts if _fusion_flags(other[0]) != _fusion_flags(flags)]
     kept = keep_for_replay(source)
     replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *options])
     if result.returncode == 0 and problem is not None:
         raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def _fusion_flags(flags: Sequence[str]) -> set[str]:
+    """The flags that decide which ops make one kernel, and so which buffers it takes; code generation and tiles, which
+    come after, do not."""
+    return {flag for flag in flags if flag != SHARED_BINDINGS and not flag.startswith("--iree-codegen-")}
 
 
 def _find_excess(target: Target, folder: Path) -> str | None:

@@ -17,6 +17,9 @@ GENERIC = "linalg.generic"
 _MAPS, _ITERATORS, _SEGMENTS = "indexing_maps", "iterator_types", "operandSegmentSizes"
 _PARALLEL = "#linalg.iterator_type<parallel>"
 _RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
+# How much is computed anew by each reader. Of a chain of ops that all read narrow tensors, each one would otherwise
+# compute all before it, and those that it reads in two ways twice: drivers load no kernel with more than 16 buffers.
+MAX_INPUTS, MAX_OPS = 12, 32
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class BwdFoldWidenings(ModulePass):
     reads it, a thread computes what it reads.
 
     Where another shape of a widened tensor is read, the narrow one is given that shape, and widened after. A use that
-    alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own.
+    alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own;
+    so does one of more than a body should hold.
     """
 
     name: ClassVar[str] = "bwd-fold-widenings"
@@ -53,13 +57,20 @@ def fold_operands(reader: ir.Operation) -> None:
         value = reader.operands[number]
         if not is_copied(value):
             number += 1
-        elif (maps := find_maps(reader, number)) is None:
+        elif not is_small(value.owner, reader) or (maps := find_maps(reader, number)) is None:
             reader.operands[number] = take_behind_barrier(value, reader)
         else:
             # What the folded op reads was folded into that before, and is no such op.
             reader = fold(reader, number, maps)
             if not list(value.uses):
                 value.owner.erase()
+
+
+def is_small(source: ir.Operation, reader: ir.Operation) -> bool:
+    """Whether ``reader`` stays of a bounded size where ``source`` is computed in its body."""
+    inputs = count_inputs(source)
+    is_narrow = inputs == 1 or count_inputs(reader) - 1 + inputs <= MAX_INPUTS
+    return is_narrow and len(source.regions[0].blocks[0].operations) - 1 <= MAX_OPS
 
 
 def is_unary(op: ir.Operation) -> bool:
@@ -104,7 +115,8 @@ def widen_after(reshape: ir.Operation) -> None:
 
 def is_copied(value: ir.Value) -> bool:
     """Whether IREE copies the op that gives ``value`` into kernels that read it, for widening or spreading its input:
-    elementwise, with one result in the order of its loops and without functions that take long."""
+    elementwise, with one result in the order of its loops and without functions that take long. Of inputs of the same
+    rank the widest counts: what selects by a mask among tensors as wide as its result widens nothing."""
     if not isinstance(value, ir.OpResult) or value.owner.name != GENERIC:
         return False
     op = value.owner
@@ -118,8 +130,8 @@ def is_copied(value: ir.Value) -> bool:
         return False
     types = [ir.RankedTensorType(operand.type) for operand in list(op.operands)[:inputs]]
     rank = max(type_.rank for type_ in types)
-    narrowest = min(_count_bits(type_.element_type) for type_ in types if type_.rank == rank)
-    is_widening = narrowest < _count_bits(ir.RankedTensorType(value.type).element_type)
+    widest = max(_count_bits(type_.element_type) for type_ in types if type_.rank == rank)
+    is_widening = widest < _count_bits(ir.RankedTensorType(value.type).element_type)
     return is_widening or (inputs == 1 and not body)
 
 

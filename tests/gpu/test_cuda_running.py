@@ -4,7 +4,6 @@
 
 import dataclasses
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from iree import runtime as iree_runtime
+from iree_tools import RUN_MODULE
 from models import MODELS
 from steps import gradients, on_device, relative_error, require_device
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import retrograd
 from retrograd.runtime.devices import get_device, list_devices
 
-RUN_MODULE = "from iree._runtime.scripts.iree_run_module.__main__ import main; import sys; sys.exit(main())"
 HAS_VULKAN = any(info.driver == "vulkan" and info.error is None for info in list_devices())
 
 
@@ -70,7 +69,7 @@ def test_iree_run_module_runs_the_file(tmp_path: Path, device: str) -> None:
     y = step(x)
     y.backward(torch.ones_like(y))
     values = {"weight": model.weight, "bias": model.bias, "args[0]": x, "tangent.output": torch.ones_like(y)}
-    command = [sys.executable, "-c", RUN_MODULE, f"--module={tmp_path / 'linear.vmfb'}", f"--device={device}"]
+    command = [*RUN_MODULE, f"--module={tmp_path / 'linear.vmfb'}", f"--device={device}"]
     for function, result, expected in (("forward", "output", y), ("backward", "grad.weight", model.weight.grad)):
         spec = step.manifest.function(function)
         inputs = []

@@ -3,12 +3,12 @@
 """Vulkan, on whatever driver is installed; `make vulkan-driver` brings lavapipe, which needs no GPU."""
 
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from iree_tools import RUN_MODULE
 from torch import nn
 
 import retrograd
@@ -172,7 +172,7 @@ def test_iree_run_module_runs_the_file(artifact: Path, tmp_path: Path) -> None:
     model, x = make_model(), make_input()
     function = retrograd.load(artifact, device="cpu").manifest.function("forward")
     values = {**dict(model.named_parameters()), "args[0]": x}
-    command = [str(Path(sysconfig.get_path("scripts")) / "iree-run-module"), f"--module={artifact}", "--device=vulkan"]
+    command = [*RUN_MODULE, f"--module={artifact}", "--device=vulkan"]
     for i, spec in enumerate(function.arguments):
         np.save(tmp_path / f"{i}.npy", values[spec.name].detach().numpy())
         command.append(f"--input=@{tmp_path / f'{i}.npy'}")

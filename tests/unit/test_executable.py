@@ -17,7 +17,7 @@ import pytest
 
 from retrograd.pipelines import executable
 from retrograd.pipelines.bindings import Kernel, widest_kernel
-from retrograd.pipelines.device_targets import SHARED_BINDINGS
+from retrograd.pipelines.device_targets import FEWER_FUSIONS, PLAIN_REDUCTIONS, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable, iree_tool
 from retrograd.pipelines.targets import CPU, Target
@@ -123,6 +123,16 @@ def test_a_kernel_that_no_driver_loads_is_not_taken(scratch: Path) -> None:
         compile_executable(GOOD[GOOD.index("func.func @backward") :], narrow, on_attempt=tried.append)
     assert tried == [(), (SHARED_BINDINGS,)]
     assert SHARED_BINDINGS in caught.value.replay
+
+
+def test_flags_that_fuse_the_same_ops_are_not_tried_where_a_kernel_takes_too_many_buffers(scratch: Path) -> None:
+    """Code generation makes other code of a kernel, and reads the same buffers in it."""
+    tried: list[tuple[str, ...]] = []
+    ladder = ((), (PLAIN_REDUCTIONS,), (FEWER_FUSIONS,))
+    narrow = Target(tuple(replace(device, max_bindings=1) for device in CPU.devices), ladder)
+    with pytest.raises(CompileError, match="takes 2 buffers"):
+        compile_executable(GOOD[GOOD.index("func.func @backward") :], narrow, on_attempt=tried.append)
+    assert tried == [(), (SHARED_BINDINGS,), (FEWER_FUSIONS,), (FEWER_FUSIONS, SHARED_BINDINGS)]
 
 
 def test_the_kernel_that_takes_the_most_buffers() -> None:

@@ -172,3 +172,29 @@ func.func @left_alone(%x: tensor<4xbf16>, %y: tensor<4xf32>) -> tensor<4xf32> {
   } -> tensor<4xf32>
   return %r : tensor<4xf32>
 }
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+
+// A mask is narrower than what it selects from, which is as wide as the result: IREE copies no such op.
+// CHECK-LABEL: func.func @masked(
+// CHECK: %[[KEPT:.*]] = linalg.generic {{.*}} ins(%arg0, %arg1, %arg2
+// CHECK: linalg.generic {{.*}} ins(%[[KEPT]], %arg1
+// CHECK: return
+func.func @masked(%mask: tensor<4xi1>, %x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+  %empty = tensor.empty() : tensor<4xf32>
+  %kept = linalg.generic {indexing_maps = [#id, #id, #id, #id], iterator_types = ["parallel"]}
+      ins(%mask, %x, %y : tensor<4xi1>, tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%m: i1, %a: f32, %b: f32, %out: f32):
+    %s = arith.select %m, %a, %b : f32
+    linalg.yield %s : f32
+  } -> tensor<4xf32>
+  %r = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+      ins(%kept, %x : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %s = arith.mulf %a, %b : f32
+    linalg.yield %s : f32
+  } -> tensor<4xf32>
+  return %r : tensor<4xf32>
+}
