@@ -51,15 +51,22 @@ def hide(value: ir.OpResult) -> None:
 def read_open_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
     """Ops that give the sizes of ``value`` that its type leaves open, in order."""
     type_ = ir.RankedTensorType(value.type)
+    return [read_size(value, axis, ip, location) for axis in range(type_.rank) if type_.is_dynamic_dim(axis)]
+
+
+def read_size(value: ir.Value, axis: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
+    """An op that gives the size of an axis of ``value``."""
+    number = make_index(axis, ip, location)
+    return ir.Operation.create(
+        "tensor.dim", operands=[value, number.result], results=[ir.IndexType.get()], loc=location, ip=ip
+    )
+
+
+def make_index(number: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
+    """A constant index."""
     index = ir.IndexType.get()
-    sizes = []
-    for dim in range(type_.rank):
-        if type_.is_dynamic_dim(dim):
-            attributes = {"value": ir.IntegerAttr.get(index, dim)}
-            number = ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
-            operands = [value, number.result]
-            sizes.append(ir.Operation.create("tensor.dim", operands=operands, results=[index], loc=location, ip=ip))
-    return sizes
+    attributes = {"value": ir.IntegerAttr.get(index, number)}
+    return ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
 
 
 def view_root(value: ir.Value) -> ir.Value:

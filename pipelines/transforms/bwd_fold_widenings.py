@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,18 +93,9 @@ def widen_after(reshape: ir.Operation) -> None:
         _ITERATORS: ir.ArrayAttr.get([ir.Attribute.parse(_PARALLEL)] * wide.rank),
         _SEGMENTS: source.attributes[_SEGMENTS],
     }
-    op = ir.Operation.create(
-        GENERIC,
-        results=[wide],
-        operands=[moved.results[0], empty.result],
-        attributes=attributes,
-        regions=1,
-        loc=source.location,
-        ip=ip,
-    )
     read = source.regions[0].blocks[0]
     types = [argument.type for argument in read.arguments]
-    block = ir.Block.create_at_start(op.regions[0], types, [source.location] * len(types))
+    op, block = _create_generic([wide], [moved.results[0], empty.result], attributes, types, source.location, ip)
     value = _copy_body(read, list(block.arguments), block)
     ir.Operation.create("linalg.yield", operands=[value], loc=source.location, ip=ir.InsertionPoint(block))
     reshape.results[0].replace_all_uses_with(op.results[0])
@@ -156,19 +147,11 @@ def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.
         _MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
         _SEGMENTS: ir.DenseI32ArrayAttr.get([inputs - 1 + count, len(reader.operands) - inputs]),
     }
-    op = ir.Operation.create(
-        GENERIC,
-        results=[result.type for result in reader.results],
-        operands=operands,
-        attributes=attributes,
-        regions=1,
-        loc=reader.location,
-        ip=ir.InsertionPoint(reader),
-    )
     old, read = reader.regions[0].blocks[0], source.regions[0].blocks[0]
     types = [a.type for a in old.arguments]
     types[number : number + 1] = [a.type for a in list(read.arguments)[:count]]
-    block = ir.Block.create_at_start(op.regions[0], types, [reader.location] * len(types))
+    results, ip = [result.type for result in reader.results], ir.InsertionPoint(reader)
+    op, block = _create_generic(results, operands, attributes, types, reader.location, ip)
     arguments = list(block.arguments)
     value = _copy_body(read, arguments[number : number + count], block)
     new = [*arguments[:number], value, *arguments[number + count :]]
@@ -191,6 +174,21 @@ def count_inputs(op: ir.Operation) -> int:
 def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
     """The indexing maps of a ``linalg.generic``, an operand each."""
     return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[_MAPS])]
+
+
+def _create_generic(
+    results: Sequence[ir.Type],
+    operands: Sequence[ir.Value],
+    attributes: Mapping[str, ir.Attribute],
+    types: Sequence[ir.Type],
+    location: ir.Location,
+    ip: ir.InsertionPoint,
+) -> tuple[ir.Operation, ir.Block]:
+    """A ``linalg.generic`` and its body, of arguments of these ``types`` and no ops yet."""
+    op = ir.Operation.create(
+        GENERIC, results=results, operands=operands, attributes=attributes, regions=1, loc=location, ip=ip
+    )
+    return op, ir.Block.create_at_start(op.regions[0], types, [location] * len(types))
 
 
 def _copy_body(body: ir.Block, arguments: Sequence[ir.Value], block: ir.Block) -> ir.Value:

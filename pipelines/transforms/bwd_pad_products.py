@@ -11,7 +11,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import walk
+from retrograd.pipelines.transforms.barriers import make_index, read_open_sizes, read_size, walk
 
 _PRODUCT = "linalg.batch_matmul"
 _STEP = 16
@@ -121,7 +121,8 @@ def cut_to_size(value: ir.Value, like: ir.Value, op: ir.Operation) -> ir.Value:
     if value.type == like.type:
         return value
     type_ = ir.RankedTensorType(like.type)
-    sizes = [_size(like, axis, op) for axis, size in enumerate(type_.shape) if size == _OPEN]
+    ip = ir.InsertionPoint(op)
+    sizes = [size.result for size in read_open_sizes(like, ip, op.location)]
     attributes = {
         "static_offsets": ir.DenseI64ArrayAttr.get([0] * type_.rank),
         "static_sizes": ir.DenseI64ArrayAttr.get(list(type_.shape)),
@@ -134,32 +135,21 @@ def cut_to_size(value: ir.Value, like: ir.Value, op: ir.Operation) -> ir.Value:
         operands=[value, *sizes],
         attributes=attributes,
         loc=op.location,
-        ip=ir.InsertionPoint(op),
+        ip=ip,
     )
     return cut.results[0]
 
 
 def _missing(value: ir.Value, axis: int, step: int, op: ir.Operation) -> ir.Value:
     """How much the size of an axis is short of a multiple of ``step``."""
-    size, number = _size(value, axis, op), _index(step, op)
-    steps = _compute("arith.ceildivsi", [size, number], op)
-    return _compute("arith.subi", [_compute("arith.muli", [steps, number], op), size], op)
+    ip, location = ir.InsertionPoint(op), op.location
+    size, number = read_size(value, axis, ip, location).result, make_index(step, ip, location).result
+    steps = _compute("arith.ceildivsi", size, number, op)
+    return _compute("arith.subi", _compute("arith.muli", steps, number, op), size, op)
 
 
-def _size(value: ir.Value, axis: int, op: ir.Operation) -> ir.Value:
-    return _compute("tensor.dim", [value, _index(axis, op)], op)
-
-
-def _index(number: int, op: ir.Operation) -> ir.Value:
-    return _compute("arith.constant", [], op, {"value": ir.IntegerAttr.get(ir.IndexType.get(), number)})
-
-
-def _compute(
-    name: str, operands: Sequence[ir.Value], op: ir.Operation, attributes: dict[str, ir.Attribute] | None = None
-) -> ir.Value:
-    """The result of an op that gives an index, put before ``op``."""
-    results, ip = [ir.IndexType.get()], ir.InsertionPoint(op)
-    made = ir.Operation.create(
-        name, results=results, operands=list(operands), attributes=attributes or {}, loc=op.location, ip=ip
-    )
-    return made.results[0]
+def _compute(name: str, left: ir.Value, right: ir.Value, op: ir.Operation) -> ir.Value:
+    """The result of an op on two indices, put before ``op``."""
+    ip, location = ir.InsertionPoint(op), op.location
+    made = ir.Operation.create(name, results=[ir.IndexType.get()], operands=[left, right], loc=location, ip=ip)
+    return made.result
