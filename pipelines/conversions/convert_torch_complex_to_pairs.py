@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import function_type
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 COMPLEX = "bwd.complex"
@@ -33,7 +33,7 @@ class ConvertTorchComplexToPairs(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            block = func.regions[0].blocks[0]
+            block = only_block(func, self.name)
             arguments = [i for i, argument in enumerate(block.arguments) if _convert_argument(argument)]
             terminator = list(block.operations)[-1].operation
             results = [i for i in range(len(terminator.operands)) if _convert_result(terminator, i)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.conversions.convert_torch_complex_to_pairs import COMPLEX
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import read_open_sizes
@@ -24,7 +24,7 @@ class BwdExportComplex(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            block = func.regions[0].blocks[0]
+            block = only_block(func, self.name)
             for index in _take_marks(func, "arg_attrs"):
                 _export_argument(func, block, index)
             terminator = list(block.operations)[-1].operation

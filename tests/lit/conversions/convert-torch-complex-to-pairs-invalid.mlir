@@ -13,3 +13,12 @@ func.func @shapes(%x: !torch.vtensor<[3],complex<f32>>) -> !torch.vtensor<[2,3],
   %a = torch.aten.view_as_real %x : !torch.vtensor<[3],complex<f32>> -> !torch.vtensor<[2,3],f32>
   return %a : !torch.vtensor<[2,3],f32>
 }
+
+// -----
+
+// expected-error @below {{convert-torch-complex-to-pairs: 'func.func' op: a function of several blocks; run it on structured code}}
+func.func @blocks(%x: tensor<4xf32>) -> tensor<4xf32> {
+  cf.br ^next
+^next:
+  return %x : tensor<4xf32>
+}

@@ -4,3 +4,12 @@
 func.func @single(%x: tensor<3xf32> {bwd.complex}) -> tensor<3xf32> {
   return %x : tensor<3xf32>
 }
+
+// -----
+
+// expected-error @below {{bwd-export-complex: 'func.func' op: a function of several blocks; run it on structured code}}
+func.func @blocks(%x: tensor<4xf32>) -> tensor<4xf32> {
+  cf.br ^next
+^next:
+  return %x : tensor<4xf32>
+}
