@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Capture of a model's joint forward and backward graph, ahead of time.
 
-AOTAutograd's joint export does the tracing; this file gives it flat tensors, keeps the user's source lines, and turns
-what can go wrong into errors that name them. After ``torch._functorch.aot_autograd.aot_export_joint_with_descriptors``.
+AOTAutograd's joint export does the tracing, of a function of flat tensors; this file turns what can go wrong into
+errors that name the user's lines, and the traced graph into one that the import takes. After
+``torch._functorch.aot_autograd.aot_export_joint_with_descriptors``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
@@ -23,24 +23,23 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.arguments import input_specs
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.matrix_checks import drop_settled_checks, plain_checks
+from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
+from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.outputs import output_specs
-from retrograd.frontend.pack_hooks import HookTracker, find_open_pair, mark_values
-from retrograd.frontend.portable_attention import PortableAttention
+from retrograd.frontend.pack_hooks import find_open_pair, mark_values
+from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.random_ops import share_seed
-from retrograd.frontend.recurrent import PortableCells, dropout_between_layers
-from retrograd.frontend.side_effects import contained, refuse_backward_hooks
+from retrograd.frontend.side_effects import refuse_backward_hooks
 from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import share_sizes
-from retrograd.frontend.source import CaptureError, SourceTracker, capture_error
-from retrograd.frontend.traceable import TraceableFunctions
-from retrograd.frontend.value_questions import AnsweredQuestions
+from retrograd.frontend.source import CaptureError, capture_error
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
 
@@ -63,66 +62,6 @@ class CapturedGraph:
     sizes: OpenSizes = field(default_factory=OpenSizes)
 
 
-class FlatModule(torch.nn.Module):
-    """The user's model as a function of its tensor leaves: constants are closed over, outputs flattened to tensors."""
-
-    model: torch.nn.Module | None
-    _call: Callable[..., Any]
-
-    def __init__(self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
-        super().__init__()
-        owner = getattr(model, "__self__", None)
-        # A bound method (`model.loss`) differentiates the module it is bound to.
-        self.model = (
-            model if isinstance(model, torch.nn.Module) else owner if isinstance(owner, torch.nn.Module) else None
-        )
-        # Around Module.__setattr__, which would register the model a second time under this name.
-        self.__dict__["_call"] = model
-        self._in_spec = in_spec
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-        self.tracing = False
-        self.out_spec: pytree.TreeSpec | None = None
-        self.out_leaves: list[Any] = []
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        remaining = iter(tensors)
-        leaves = [
-            next(remaining) if is_tensor else leaf
-            for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
-        if self.tracing:
-            with HookTracker(), SourceTracker(), contained(self.model):
-                result = self._call(*args, **kwargs)
-        else:
-            result = self._call(*args, **kwargs)
-        out_leaves, self.out_spec = pytree.tree_flatten(result)
-        # Kept for the constants among them only: a tensor of the trace must not outlive it.
-        self.out_leaves = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
-        return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
-
-    # The tracer swaps tensors in by name and puts the old ones back in the same order: of two names for one place (a
-    # submodule that is used twice) the second would bring the tracer's tensor back for good. One name for each place.
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Each parameter once for every module that holds it, whatever ``remove_duplicate`` says."""
-        for path, module in self.named_modules(prefix=prefix):
-            yield from ((f"{path}.{name}", p) for name, p in module._parameters.items() if p is not None)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each buffer once for every module that holds it, whatever ``remove_duplicate`` says."""
-        for path, module in self.named_modules(prefix=prefix):
-            yield from ((f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None)
-
-
-_TENSOR = object()
-
-
 def capture_joint(
     stack: contextlib.ExitStack,
     model: Callable[..., Any],
@@ -141,7 +80,7 @@ def capture_joint(
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    inputs = _input_specs(args, dict(kwargs or {}))
+    inputs = input_specs(args, dict(kwargs or {}))
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
     names = [i.name for i in inputs if i.type is not None]
@@ -151,16 +90,7 @@ def capture_joint(
     if shapes is not None:
         stack.enter_context(size_oblivious())
         tensors = shapes.make_tensors(mode, tensors)
-    flat.tracing = True
-    try:
-        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
-            joint = aot_export_joint_with_descriptors(stack, flat, tensors, decompositions=decomposition_table())
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise capture_error(error) from error
-    finally:
-        flat.tracing = False
+    joint = _trace(stack, flat, tensors)
     graph_module = joint.graph_module
     drop_settled_checks(graph_module)
     fill_empty_tensors(graph_module)
@@ -175,6 +105,20 @@ def capture_joint(
     inputs = _open_inputs(inputs, tensors, sizes)
     signature = _signature(flat, joint, inputs, in_spec, sizes)
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, sizes)
+
+
+def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.Tensor, ...]) -> JointWithDescriptors:
+    """AOTAutograd's joint export; whatever it raises becomes an error that names the user's line."""
+    flat.tracing = True
+    try:
+        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
+            return aot_export_joint_with_descriptors(stack, flat, tensors, decompositions=decomposition_table())
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise capture_error(error) from error
+    finally:
+        flat.tracing = False
 
 
 def _open_inputs(
@@ -198,7 +142,7 @@ def _signature(
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")
     metadata = joint._aot_state.fw_metadata
-    is_tensor = [leaf is _TENSOR for leaf in flat.out_leaves]
+    is_tensor = [leaf is TENSOR for leaf in flat.out_leaves]
     return Signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
@@ -214,86 +158,14 @@ def _signature(
     )
 
 
-@contextlib.contextmanager
-def portable_ops() -> Iterator[None]:
-    """While this is open, layers are traced as ops of their own mathematics and not as calls of a CPU library
-    (oneDNN's LSTM, NNPACK's convolution of small batches) or of cuDNN, tangents as tensors of their own memory, and
-    constants made on a device (``torch.tensor(0.5, device="cuda")``) as what they are: copied there, they would be
-    fake tensors, without values.
-
-    A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
-    one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
-    """
-    # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
-    libraries = (torch._C._set_mkldnn_enabled, torch._C._set_cudnn_enabled, torch._C._set_nnpack_enabled)
-    before = (torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_nnpack_enabled())
-    lifts_cpu_only = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
-    for enable in libraries:
-        enable(False)
-    try:
-        with (
-            PortableAttention(),
-            PortableCells(),
-            AnsweredQuestions(),
-            TraceableFunctions(),
-            dropout_between_layers(),
-            plain_checks(),
-            torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
-        ):
-            yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(lifts_cpu_only)
-        for enable, enabled in zip(libraries, before, strict=True):
-            enable(enabled)
-
-
 def _autocast() -> dict[str, str]:
     """The dtype of ``torch.autocast`` for each type of device that it is on for."""
     devices = ("cpu", "cuda")
     return {d: dtype_name(torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)}
 
 
-def state_name(qualified: str) -> str:
-    """The name the user knows a parameter by: the flat module adds one level, which this takes off."""
-    return qualified.removeprefix("model.")
-
-
 def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> tuple[StateSpec, ...]:
     return tuple(StateSpec(state_name(name), TensorType.of(tensors[name])) for name in names)
-
-
-def _input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:
-    keyed, _ = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
-    specs = []
-    for path, leaf in keyed:
-        head, rest = ("args" if path[0].idx == 0 else "kwargs"), path[1:]  # type: ignore[attr-defined]
-        name = head + pytree.keystr(rest)
-        _check_leaf(name, leaf)
-        specs.append(
-            InputSpec(name, TensorType.of(leaf)) if isinstance(leaf, torch.Tensor) else InputSpec(name, None, leaf)
-        )
-    return tuple(specs)
-
-
-def _check_leaf(name: str, leaf: Any) -> None:
-    """Refuse an argument whose tensors would not be seen."""
-    remedy = "pass its tensors; or tell torch of a class of your own with torch.utils._pytree.register_dataclass"
-    if isinstance(leaf, torch.Tensor):
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-            raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
-        if leaf.layout is not torch.strided:
-            layout = str(leaf.layout).removeprefix("torch.")
-            raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")
-    elif isinstance(leaf, np.ndarray):
-        raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
-    elif not isinstance(leaf, type) and any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(_attributes(leaf))):
-        raise CaptureError(f"{name} is a {type(leaf).__name__}, whose tensors would be constants", remedy)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
-    return getattr(value, "__dict__", {}) | slots
 
 
 def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``dynamic_shapes=``: which sizes of the arguments a trace leaves open, and what it takes for granted about them.
 
-The notation is that of ``torch.export``; its checks of the notation are used. Sizes become symbols of torch's
-``ShapeEnv``, which is told nothing about them but their bounds: torch would take a size for other than 1 without a
-word, where it traces for several (``backed_size_oblivious`` is its mode for those who do not want that). Each decision
-that the trace takes on a size is then a condition of the program.
+Sizes become symbols of torch's ``ShapeEnv``, which is told nothing about them but their bounds: torch would take a
+size for other than 1 without a word, where it traces for several (``backed_size_oblivious`` is its mode for those who
+do not want that). Each decision that the trace takes on a size is then a condition of the program.
 """
 
 from __future__ import annotations
@@ -17,18 +16,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.exc import UserError
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export import Dim
-from torch.export.dynamic_shapes import (
-    _check_dynamic_shapes,
-    _combine_args,
-    _DerivedDim,
-    _DimHint,
-    _DimHintType,
-    _tree_map_with_path,
-)
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -36,35 +25,12 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
 )
-from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from retrograd.frontend.dim_specs import LIMIT, DimSpec, read_dynamic_shapes
 from retrograd.frontend.size_expressions import to_expression
 from retrograd.frontend.source import CaptureError
-
-_LIMIT = 2**62
-
-
-@dataclass(frozen=True)
-class DimSpec:
-    """What was asked for one axis: a name, or none; the least and the most; whether it may turn out to be fixed.
-
-    A size that is derived from another, ``root``, is ``factor * root + offset``; its name is that of the expression.
-    """
-
-    name: str | None
-    least: int
-    most: int | None
-    may_be_fixed: bool
-    root: str | None = None
-    factor: int = 1
-    offset: int = 0
-
-    @property
-    def derived(self) -> bool:
-        """Whether the size is another than its root."""
-        return (self.factor, self.offset) != (1, 0)
 
 
 @dataclass(frozen=True)
@@ -205,7 +171,7 @@ class DynamicShapes:
             # What is derived from a root that no argument has stands for itself.
             plain = [name for name, (i, a) in asked.items() if not self.axes[i][a].derived]
             names[symbol] = next(iter(plain), "")
-        free = (name for n in range(_LIMIT) if (name := f"s{n}") not in names.values())
+        free = (name for n in range(LIMIT) if (name := f"s{n}") not in names.values())
         return {symbol: name or next(free) for symbol, name in names.items()}
 
     def _describe(self, name: str, where: Sequence[tuple[int, int]], env: ShapeEnv, symbol: sympy.Symbol) -> SizeSpec:
@@ -221,63 +187,6 @@ def size_oblivious() -> Iterator[None]:
     """While this is open, torch decides nothing about open sizes without a condition."""
     with shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         yield
-
-
-def read_dynamic_shapes(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
-) -> list[dict[int, DimSpec]]:
-    """For each tensor among the arguments, in order, the axes that are open.
-
-    Raises:
-        CaptureError: the notation is wrong, or asks for what there is not.
-    """
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    try:
-        _check_dynamic_shapes(_combine_args(model, tuple(args), dict(kwargs)), dynamic_shapes)
-        numbered = pytree.tree_unflatten([_Place(i) for i in range(len(leaves))], spec)
-        found: dict[int, Any] = {}
-        combined = _combine_args(model, *numbered)
-        shapes = dict(zip(combined, dynamic_shapes, strict=True)) if _is_sequence(dynamic_shapes) else dynamic_shapes
-        _tree_map_with_path(
-            lambda path, place, shape: found.update({place.number: shape}), combined, shapes, tree_name="inputs"
-        )
-    except (UserError, ValueError, TypeError) as error:
-        raise CaptureError(
-            f"dynamic_shapes: {str(error).strip().splitlines()[0]}", "write it as for torch.export.export"
-        ) from error
-    return [_axes(found.get(i), leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Stands for a leaf of the arguments, by number."""
-
-    number: int
-
-
-def _is_sequence(shapes: Any) -> bool:
-    return isinstance(shapes, (tuple, list))
-
-
-def _axes(shape: Any, tensor: torch.Tensor) -> dict[int, DimSpec]:
-    pairs = shape.items() if isinstance(shape, dict) else enumerate(shape or ())
-    found = {axis: _read(dim) for axis, dim in pairs}
-    return {axis: spec for axis, spec in found.items() if spec is not None}
-
-
-def _read(dim: Any) -> DimSpec | None:
-    if dim is None or isinstance(dim, int) or (isinstance(dim, _DimHint) and dim.type is _DimHintType.STATIC):
-        return None
-    if isinstance(dim, _DimHint):
-        return DimSpec(None, max(dim.min or 1, 1), dim.max, dim.type is _DimHintType.AUTO)
-    if not isinstance(dim, Dim):
-        raise CaptureError(f"dynamic_shapes: {dim!r} is no size", "write it as for torch.export.export")
-    most = None if dim.max is int_oo or dim.max >= _LIMIT else int(dim.max)
-    least = max(int(dim.min), 1)
-    if not isinstance(dim, _DerivedDim):
-        return DimSpec(dim.__name__, least, most, False, root=dim.__name__)
-    offset = int(dim.fn(0))
-    return DimSpec(dim.__name__, least, most, False, dim.root.__name__, int(dim.fn(1)) - offset, offset)
 
 
 def _fake(

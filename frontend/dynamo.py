@@ -14,7 +14,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
-from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.empty_tensors import fill_empty_tensors
@@ -22,6 +21,7 @@ from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep
 from retrograd.frontend.importer import JOINT
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
+from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.source import CaptureError

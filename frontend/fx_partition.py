@@ -189,18 +189,7 @@ def graph_caller(
 ) -> Callable[..., list[Any]]:
     """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
     the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes."""
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    places = {node.name: i for i, node in enumerate(placeholders)}
-    # Drawn or read at each call, and then like arguments.
-    more: list[Callable[[Sequence[Any]], Any]] = []
-    seed = find_seed(graph_module.graph)
-    if seed is not None:
-        places[seed.name] = len(places)
-        more.append(lambda _: draw_seed().to(function.device))
-    for name, size in (sizes or {}).items():
-        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
-            places[name] = len(places)
-            more.append(partial(_read_size, *place))
+    places, more = _argument_places(graph_module.graph, function.device, sizes or {})
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
     taken = [places[name] for name in function.arguments]
@@ -235,6 +224,25 @@ def graph_caller(
         return out
 
     return call
+
+
+def _argument_places(
+    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
+) -> tuple[dict[str, int], list[Callable[[Sequence[Any]], Any]]]:
+    """Where among the arguments of a call each named value stands; and what a seed and sizes, which follow them, are
+    drawn or read with at each call."""
+    placeholders = graph.find_nodes(op="placeholder")
+    places = {node.name: i for i, node in enumerate(placeholders)}
+    more: list[Callable[[Sequence[Any]], Any]] = []
+    seed = find_seed(graph)
+    if seed is not None:
+        places[seed.name] = len(places)
+        more.append(lambda _: draw_seed().to(device))
+    for name, size in sizes.items():
+        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
+            places[name] = len(places)
+            more.append(partial(_read_size, *place))
+    return places, more
 
 
 def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:

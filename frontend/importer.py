@@ -26,8 +26,9 @@ from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
 from retrograd.dialects.sizes import format_shape
-from retrograd.frontend.capture import shared_memory_error, state_name
+from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.checkpoints import find_tag
+from retrograd.frontend.flat_module import state_name
 from retrograd.frontend.island_graphs import ISLAND, outline_islands
 from retrograd.frontend.islands import Island
 from retrograd.frontend.outputs import hint

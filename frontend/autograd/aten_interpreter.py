@@ -15,7 +15,7 @@ from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.open_sizes import OpenLayout
 from retrograd.frontend.autograd.python_calls import PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
-from retrograd.frontend.autograd.structure import leaves_of
+from retrograd.frontend.autograd.skeleton import leaves_of
 from retrograd.frontend.source import CaptureError
 
 

@@ -23,15 +23,8 @@ from retrograd.frontend.autograd.open_variants import trace_variant
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.python_side import Compiled
 from retrograd.frontend.autograd.recorder import Recorder, make_runnable
-from retrograd.frontend.autograd.structure import (
-    Number,
-    Shape,
-    Structure,
-    find_fixed,
-    read_skeleton,
-    take_sample,
-    translate_sample,
-)
+from retrograd.frontend.autograd.skeleton import Number, read_skeleton
+from retrograd.frontend.autograd.structure import Shape, Structure, find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
 from retrograd.frontend.autograd.variants import Layout, Use, Variant, kind_of, rehearse
 from retrograd.frontend.hook_marks import describe_hook

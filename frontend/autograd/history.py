@@ -10,7 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.frontend.autograd.differences import Situation
-from retrograd.frontend.autograd.structure import Sample, Skeleton, Structure
+from retrograd.frontend.autograd.skeleton import Skeleton
+from retrograd.frontend.autograd.structure import Sample, Structure
 
 # With how many of the compiled backwards a new one is compared, to say why it is new.
 MOST_SITUATIONS = 64

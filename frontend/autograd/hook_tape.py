@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.importer import RuntimeInput, describe_results
+from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.source import CaptureError, capture_error
 
 _READS_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

@@ -26,17 +26,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from retrograd.dialects.sizes import Size, evaluate_size, find_symbols, holds
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.python_calls import Frame
-from retrograd.frontend.autograd.structure import (
-    Number,
-    Path,
-    Sample,
-    Shape,
-    Skeleton,
-    Structure,
-    Vector,
-    leaves_of,
-    put,
-)
+from retrograd.frontend.autograd.skeleton import Number, Path, Skeleton, leaves_of, put
+from retrograd.frontend.autograd.structure import Sample, Shape, Structure, Vector
 from retrograd.frontend.dynamic_shapes import find_conditions
 from retrograd.frontend.outputs import find_order
 from retrograd.frontend.size_expressions import to_expression, to_size

@@ -12,7 +12,8 @@ from retrograd.frontend.autograd.open_hooks import HookStays
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.recorder import Recorder
-from retrograd.frontend.autograd.structure import Skeleton, Structure
+from retrograd.frontend.autograd.skeleton import Skeleton
+from retrograd.frontend.autograd.structure import Structure
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
 from retrograd.frontend.autograd.variants import Layout, Variant, kind_of
 

@@ -27,13 +27,13 @@ from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGu
 from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder
-from retrograd.frontend.capture import portable_ops
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.importer import RuntimeInput, describe_results
 from retrograd.frontend.matrix_checks import drop_settled_checks
+from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.size_nodes import SIZE, find_heads, share_sizes
 from retrograd.frontend.source import CaptureError, capture_error

@@ -62,67 +62,90 @@ class ReadGraph:
 def read_joint(func: ir.Operation) -> ReadGraph:
     """Read a ``func.func`` of one block whose arguments and results carry ``bwd.role``."""
     block = func.regions[0].blocks[0]
-    numbers: dict[ir.Value, int] = {}
-    values: list[Value] = []
-    sizes: list[tuple[int, ...] | None] = []
-    mutable: set[int] = set()
-    ir_values: list[ir.Value] = []
-    ops: list[Op] = []
-    ir_ops: list[ir.Operation] = []
-
-    shapes = ShapeReader(func)
-
-    def add(value: ir.Value, name: str, producer: int | None) -> int:
-        text = str(value.type)
-        known = parse_tensor_type(text)
-        shape = None if known is None else shapes.resolve(value, known.shape)
-        if text.startswith(_MUTABLE):
-            mutable.add(len(values))
-        numbers[value] = len(values)
-        size = 0 if shape is None or known is None else prod(shape) * known.element_bytes
-        values.append(Value(len(values), name, size, producer, shape is not None))
-        sizes.append(shape)
-        ir_values.append(value)
-        return numbers[value]
-
-    roles = attribute_dicts(func, "arg_attrs")
-    arguments = [add(arg, roles[i].get("bwd.value", f"arg{i}"), None) for i, arg in enumerate(block.arguments)]
+    reader = _BlockReader(ShapeReader(func))
+    roles, result_roles = attribute_dicts(func, "arg_attrs"), attribute_dicts(func, "res_attrs")
+    for number, argument in enumerate(block.arguments):
+        reader.add_value(argument, roles[number].get("bwd.value", f"arg{number}"), None)
     returned: list[int] = []
     for view in block.operations:
-        op = view.operation
-        operands = tuple(numbers[o] for o in op.operands)
-        if op.name == "func.return":
-            returned = list(operands)
-            continue
-        names = value_names(op)
-        results = tuple(add(r, names[i] or f"op{len(ops)}.{i}", len(ops)) for i, r in enumerate(op.results))
-        name = operator_name(op)
-        kind = op_kind(name, has_tensor_result=any(values[r].is_tensor for r in results))
-        if name == _LIST_UNPACK and _are_views(operands, values, ops):
-            kind = OpKind.VIEW
-        taken = [sizes[o] for o in operands]
-        flops = count_flops(name, taken, [sizes[r] for r in results])
-        packing = (count_parts(op, name, taken), repays_packing(name, taken, _result_type(op)))
-        ops.append(Op(len(ops), name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
-        ir_ops.append(op)
-    result_roles = [r.get("bwd.role", "output") for r in attribute_dicts(func, "res_attrs")]
-    written = {r.get("bwd.name") for r in attribute_dicts(func, "res_attrs") if r.get("bwd.role") == MUTATION}
-    given = len(block.arguments)
-    packed = packed_sizes(func)
-    narrowed = [stored_bytes(r, shape, packed) for r, shape in zip(ir_values[given:], sizes[given:], strict=True)]
-    stored = {v: size for v, size in enumerate(narrowed, given) if size is not None and v not in returned}
+        if view.operation.name == "func.return":
+            returned = [reader.numbers[o] for o in view.operation.operands]
+        else:
+            reader.add_op(view.operation)
+    arguments = range(len(roles))
+    written = {r.get("bwd.name") for r in result_roles if r.get("bwd.role") == MUTATION}
+    is_backward = [r.get("bwd.role") == BACKWARD_RESULT for r in result_roles]
+    stored = reader.stored(packed_sizes(func), arguments, returned)
     graph = JointGraph(
-        values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in values),
-        ops=mark_seeded(ops, values, [a for a, role in zip(arguments, roles, strict=True) if _is_seed(role)]),
+        values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in reader.values),
+        ops=mark_seeded(reader.ops, reader.values, [a for a in arguments if _is_seed(roles[a])]),
         arguments=tuple(arguments),
-        tangents=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.role") == TANGENT),
-        forward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role != BACKWARD_RESULT),
-        mutated=frozenset(a for a, role in zip(arguments, roles, strict=True) if role.get("bwd.name") in written),
-        backward_results=tuple(v for v, role in zip(returned, result_roles, strict=True) if role == BACKWARD_RESULT),
+        tangents=frozenset(a for a in arguments if roles[a].get("bwd.role") == TANGENT),
+        forward_results=tuple(v for v, backward in zip(returned, is_backward, strict=True) if not backward),
+        mutated=frozenset(a for a in arguments if roles[a].get("bwd.name") in written),
+        backward_results=tuple(v for v, backward in zip(returned, is_backward, strict=True) if backward),
     )
-    merges = (mutable.isdisjoint((*op.operands, *op.results)) for op in ops)
-    meanings = tuple(op_meaning(op) if is_pure else None for op, is_pure in zip(ir_ops, merges, strict=True))
-    return ReadGraph(_number(graph, ir_values, meanings), tuple(ir_ops), tuple(ir_values), meanings)
+    meanings = tuple(map(reader.meaning, reader.ir_ops))
+    return ReadGraph(
+        _number(graph, reader.ir_values, meanings), tuple(reader.ir_ops), tuple(reader.ir_values), meanings
+    )
+
+
+class _BlockReader:
+    """Numbers the values and the ops of a block in their order, and says what each is."""
+
+    def __init__(self, shapes: ShapeReader) -> None:
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.ir_values: list[ir.Value] = []
+        self.ir_ops: list[ir.Operation] = []
+        self.numbers: dict[ir.Value, int] = {}
+        self._shapes = shapes
+        self._sizes: list[tuple[int, ...] | None] = []
+        self._mutable: set[int] = set()
+
+    def add_value(self, value: ir.Value, name: str, producer: int | None) -> int:
+        """The number of the next value, an argument or a result of op ``producer``."""
+        text = str(value.type)
+        known = parse_tensor_type(text)
+        shape = None if known is None else self._shapes.resolve(value, known.shape)
+        number = self.numbers[value] = len(self.values)
+        if text.startswith(_MUTABLE):
+            self._mutable.add(number)
+        size = 0 if shape is None or known is None else prod(shape) * known.element_bytes
+        self.values.append(Value(number, name, size, producer, shape is not None))
+        self._sizes.append(shape)
+        self.ir_values.append(value)
+        return number
+
+    def add_op(self, op: ir.Operation) -> None:
+        """The next op, and its results."""
+        number, names = len(self.ops), value_names(op)
+        operands = tuple(self.numbers[o] for o in op.operands)
+        results = tuple(self.add_value(r, names[i] or f"op{number}.{i}", number) for i, r in enumerate(op.results))
+        name = operator_name(op)
+        kind = op_kind(name, has_tensor_result=any(self.values[r].is_tensor for r in results))
+        if name == _LIST_UNPACK and _are_views(operands, self.values, self.ops):
+            kind = OpKind.VIEW
+        taken = [self._sizes[o] for o in operands]
+        flops = count_flops(name, taken, [self._sizes[r] for r in results])
+        packing = (count_parts(op, name, taken), repays_packing(name, taken, _result_type(op)))
+        self.ops.append(Op(number, name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
+        self.ir_ops.append(op)
+
+    def stored(self, packed: Mapping[str, int], arguments: range, returned: Sequence[int]) -> dict[int, int]:
+        """Bytes of the values that are saved in another form than their own, by number."""
+        sizes = {
+            number: stored_bytes(self.ir_values[number], self._sizes[number], packed)
+            for number in range(len(arguments), len(self.values))
+            if number not in returned
+        }
+        return {number: size for number, size in sizes.items() if size is not None}
+
+    def meaning(self, op: ir.Operation) -> Hashable | None:
+        """See :func:`op_meaning`; ``None`` for an op that takes or gives a tensor that is written to."""
+        used = [self.numbers[v] for v in (*op.operands, *op.results)]
+        return op_meaning(op) if self._mutable.isdisjoint(used) else None
 
 
 def _number(graph: JointGraph, values: Sequence[ir.Value], meanings: Sequence[Hashable | None]) -> JointGraph:

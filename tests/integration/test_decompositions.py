@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS, convolution, decomposition_table
+from retrograd.frontend.decompositions import DECOMPOSITIONS, convolution, correlation, decomposition_table
 
 aten = torch.ops.aten
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -167,9 +167,9 @@ def test_convolution_backward_gives_what_the_mask_asks(mask: list[bool]) -> None
 
 @pytest.mark.parametrize("name", ["plain", "stride", "grouped", "volume", "seven_stride"])
 def test_convolution_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "COLUMN_BYTES", 0)
+    monkeypatch.setattr(correlation, "COLUMN_BYTES", 0)
     monkeypatch.setattr(convolution, "DIRECT_CHANNELS", 100)
-    monkeypatch.setattr(convolution, "TURNED_CHANNELS", 100)
+    monkeypatch.setattr(correlation, "TURNED_CHANNELS", 100)
     x, weight, bias, options = convolution_arguments(name, False, torch.float32)
     y = aten.convolution.default(x, weight, bias, *options)
     check(aten.convolution.default, x, weight, bias, *options)

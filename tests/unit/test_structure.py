@@ -12,16 +12,8 @@ import torch
 
 from retrograd.frontend.autograd.open_sizes import OpenSizes, SizeGuard, ones_of
 from retrograd.frontend.autograd.python_calls import accumulate_into, call_user_hook
-from retrograd.frontend.autograd.structure import (
-    MOST_SAMPLES,
-    Sample,
-    Skeleton,
-    Slot,
-    Structure,
-    put,
-    read_skeleton,
-    translate_sample,
-)
+from retrograd.frontend.autograd.skeleton import Skeleton, Slot, put, read_skeleton
+from retrograd.frontend.autograd.structure import MOST_SAMPLES, Sample, Structure, translate_sample
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.source import CaptureError
 

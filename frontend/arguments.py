@@ -1,0 +1,53 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The arguments of a call, leaf by leaf: what each is called, and which kinds cannot be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend.signature import InputSpec, TensorType
+from retrograd.frontend.source import CaptureError
+
+
+def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:
+    """Each leaf of the arguments with its path as a name: the type of a tensor, the value of a constant.
+
+    Raises:
+        CaptureError: a leaf holds tensors that a trace would not see, or is one of another kind than dense.
+    """
+    keyed, _ = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    specs = []
+    for path, leaf in keyed:
+        head, rest = ("args" if path[0].idx == 0 else "kwargs"), path[1:]  # type: ignore[attr-defined]
+        name = head + pytree.keystr(rest)
+        _check_leaf(name, leaf)
+        specs.append(
+            InputSpec(name, TensorType.of(leaf)) if isinstance(leaf, torch.Tensor) else InputSpec(name, None, leaf)
+        )
+    return tuple(specs)
+
+
+def _check_leaf(name: str, leaf: Any) -> None:
+    """Refuse an argument whose tensors would not be seen."""
+    remedy = "pass its tensors; or tell torch of a class of your own with torch.utils._pytree.register_dataclass"
+    if isinstance(leaf, torch.Tensor):
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
+        if leaf.layout is not torch.strided:
+            layout = str(leaf.layout).removeprefix("torch.")
+            raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")
+    elif isinstance(leaf, np.ndarray):
+        raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
+    elif not isinstance(leaf, type) and any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(_attributes(leaf))):
+        raise CaptureError(f"{name} is a {type(leaf).__name__}, whose tensors would be constants", remedy)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
+    return getattr(value, "__dict__", {}) | slots
