@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from retrograd.pipelines.analysis.exact_budget import BudgetProgram, prove_front
 from retrograd.pipelines.analysis.graph import JointGraph, Tag
-from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
+from retrograd.pipelines.analysis.liveness import Peaks, compute_floor
 from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, Point, find_front
@@ -46,7 +46,8 @@ POLICY = "budget"
 class BudgetOptions:
     """``cost`` prices recomputation. Of a graph with at most ``exact_values`` values that could be saved the cheapest
     plans are proven, with at most ``effort`` of CP-SAT's deterministic time, which is about seconds. A graph of more
-    than ``large_ops`` ops gets fewer candidates. Peaks on the curve that are more than ``spacing`` of the highest apart
+    than ``large_ops`` ops gets fewer candidates, and of those none that could better the curve by less than
+    ``least_gain`` of a peak is judged. Peaks on the curve that are more than ``spacing`` of the highest apart
     get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest bytes to within
     ``filling_gap``."""
 
@@ -54,6 +55,7 @@ class BudgetOptions:
     exact_values: int = 48
     effort: float = 2.0
     large_ops: int = 4000
+    least_gain: float = 0.004
     spacing: float = 0.04
     filling: float = 0.25
     filling_gap: float = 0.01
@@ -73,7 +75,7 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
     options = options or BudgetOptions()
     # What the user would rather recompute costs nothing to run again.
     costs = [0.0 if op.tag is Tag.PREFER else options.cost.seconds(graph, op.id) for op in graph.ops]
-    search = _Search(graph, costs)
+    search = _Search(graph, costs, options.least_gain if len(graph.ops) > options.large_ops else 0.0)
     cuts = RecomputeCut(graph, costs)
     bounds: list[tuple[float, float]] = []
     for values in _propose(graph, cuts, options.large_ops, bounds):
@@ -91,25 +93,28 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
 
 
 class _Search:
-    """Plans of a graph that were judged: by their peak and by the seconds that they recompute."""
+    """Plans of a graph that were judged: by their peak and by the seconds that they recompute. What a plan gains over
+    one that costs no more is to be more than ``least_gain`` of its peak."""
 
-    def __init__(self, graph: JointGraph, costs: Sequence[float]) -> None:
-        self.graph, self.costs, self.floor = graph, costs, compute_floor(graph)
+    def __init__(self, graph: JointGraph, costs: Sequence[float], least_gain: float) -> None:
+        self.graph, self.costs, self.least_gain = graph, costs, least_gain
+        self.floor, self.peaks = compute_floor(graph), Peaks(graph)
         # As they are, these are what the other policies give.
         others = (find_default_partition(graph), find_min_cut_partition(graph))
         legal = [replace(plan, policy=POLICY) for plan in others if find_unsavable(graph, plan) is None]
-        self.points = [Point(compute_peak(graph, plan).bytes, self._cost(plan), plan) for plan in legal]
+        self.points = [Point(self.peaks.compute(plan).bytes, self._cost(plan), plan) for plan in legal]
         self.seen: set[tuple[int, ...]] = set()
         for plan in legal:
             self.consider(plan.saved)
 
     def consider(self, values: Iterable[int]) -> None:
-        """Add the point of the plan that saves ``values``, unless one that is there betters it whatever its peak."""
+        """Add the point of the plan that saves ``values``, unless one that is there is better or as good, whatever the
+        plan's peak."""
         plan = plan_from_saved(self.graph, values, POLICY)
         if plan.saved in self.seen or find_unsavable(self.graph, plan) is not None:
             return
         self.seen.add(plan.saved)
-        cost, least = self._cost(plan), self.floor + plan.saved_bytes
+        cost, least = self._cost(plan), (1 + self.least_gain) * (self.floor + plan.saved_bytes)
         if not any(p.cost <= cost and p.peak <= least for p in self.points):
             self.points.append(self._point(plan))
 
@@ -123,7 +128,7 @@ class _Search:
 
     def _point(self, plan: PartitionPlan) -> Point:
         sunk = sink_recomputation(self.graph, plan)
-        return Point(compute_peak(self.graph, sunk).bytes, self._cost(plan), sunk)
+        return Point(self.peaks.compute(sunk).bytes, self._cost(plan), sunk)
 
     def _cost(self, plan: PartitionPlan) -> float:
         return float(sum(self.costs[op] for op in plan.recomputed))

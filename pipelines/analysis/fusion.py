@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
-from retrograd.pipelines.analysis.kernel_inputs import find_inputs
+from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
 from retrograd.pipelines.analysis.kernel_roots import KernelRoots, takes_producer
 from retrograd.pipelines.analysis.op_kinds import INDEX_OPERANDS, OpKind
 from retrograd.pipelines.analysis.packed_products import PRODUCTS
@@ -44,23 +44,22 @@ class Steps:
     bytes: dict[int, int]
 
 
-def find_steps(graph: JointGraph, ops: tuple[int, ...], available: Collection[int], kept: Collection[int]) -> Steps:
+def find_steps(
+    graph: JointGraph,
+    ops: tuple[int, ...],
+    available: Collection[int],
+    kept: Collection[int],
+    taken: KernelInputs | None = None,
+) -> Steps:
     """The kernels that run ``ops`` in this order on ``available`` values; ``kept`` ones are written to storage of the
-    caller's."""
-    return _Former(graph, ops, frozenset(available), frozenset(kept)).form()
+    caller's. ``taken`` is what ``find_inputs`` says of these ops, where that is known."""
+    return _Former(graph, taken or find_inputs(graph, ops, available), frozenset(available), frozenset(kept)).form()
 
 
 class _Former:
-    def __init__(
-        self, graph: JointGraph, ops: tuple[int, ...], available: frozenset[int], kept: frozenset[int]
-    ) -> None:
+    def __init__(self, graph: JointGraph, taken: KernelInputs, available: frozenset[int], kept: frozenset[int]) -> None:
         self.graph, self.available = graph, available
-        taken = find_inputs(graph, ops, available)
-        self.work, self.sources, self.inputs = taken
-        self.users: dict[int, list[int]] = {}
-        for number in self.work:
-            for source in self.inputs[number]:
-                self.users.setdefault(source, []).append(number)
+        self.work, self.sources, self.inputs, self.users = taken
         # A view that is returned is written to its storage by the kernel that makes what it looks at; of what is at
         # hand, of several values or of a part of one, it is a copy.
         looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
@@ -75,7 +74,7 @@ class _Former:
         # By the op in whose kernel it runs, a product that waits for what else that takes.
         self.delayed: dict[int, Op] = {}
         self.places = {number: place for place, number in enumerate(self.work)}
-        self.kernels = KernelRoots(graph, taken, self.users, self.kept | available)
+        self.kernels = KernelRoots(graph, taken, self.kept | available)
         self.roots = self.kernels.roots
 
     def is_whole(self, view: int, sources: tuple[int, ...]) -> bool:

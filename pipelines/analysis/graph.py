@@ -114,6 +114,21 @@ class JointGraph:
         return tuple(tuple(u) for u in users)
 
     @cached_property
+    def free_ops(self) -> frozenset[int]:
+        """Ops that no kernel runs: constants and views, but for ``copied_views``."""
+        free = (op.id for op in self.ops if op.kind in (OpKind.VIEW, OpKind.CONSTANT))
+        return frozenset(free) - self.copied_views
+
+    @cached_property
+    def tagged_ops(self) -> Mapping[Tag, tuple[Op, ...]]:
+        """The ops that carry each tag, in order."""
+        found: dict[Tag, list[Op]] = {tag: [] for tag in Tag}
+        for op in self.ops:
+            if op.tag is not None:
+                found[op.tag].append(op)
+        return {tag: tuple(ops) for tag, ops in found.items()}
+
+    @cached_property
     def storage(self) -> tuple[tuple[int, ...], ...]:
         """For each value those that hold its data: itself, or through views and lists others; none for constants."""
         return self._find_storage(frozenset())

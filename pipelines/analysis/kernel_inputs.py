@@ -18,21 +18,27 @@ Reads = Mapping[int, tuple[int, ...]] | Sequence[tuple[int, ...]]
 
 class KernelInputs(NamedTuple):
     """The ops that do work, in order; for each value those that hold its data in memory, unless it is computed inside
-    of a kernel; and for each op those that it reads."""
+    of a kernel; for each op those that it reads; and for each value that ``work`` reads the ops of it that do."""
 
     work: list[int]
     sources: Sources
     reads: Reads
+    users: Mapping[int, list[int]]
 
 
 def find_inputs(graph: JointGraph, ops: Sequence[int], available: Collection[int]) -> KernelInputs:
     """What ``ops``, run in this order, read, where the values of ``available`` have storage of their own."""
     merged = find_merged(graph, ops)
-    work = [n for n in ops if n not in merged and not _is_free(graph, n)]
+    free = graph.free_ops
+    work = [n for n in ops if n not in merged and n not in free]
     sources, reads = _find_reads(graph, ops, available)
     if merged:
         sources, reads = _merge_reads(graph, merged, sources, reads)
-    return KernelInputs(work, sources, reads)
+    users: dict[int, list[int]] = {}
+    for number in work:
+        for source in reads[number]:
+            users.setdefault(source, []).append(number)
+    return KernelInputs(work, sources, reads, users)
 
 
 def find_merged(graph: JointGraph, ops: Iterable[int]) -> dict[int, int]:
@@ -50,10 +56,6 @@ def find_merged(graph: JointGraph, ops: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def _is_free(graph: JointGraph, number: int) -> bool:
-    return graph.ops[number].kind in (OpKind.VIEW, OpKind.CONSTANT) and number not in graph.copied_views
-
-
 def _find_reads(graph: JointGraph, ops: Iterable[int], available: Collection[int]) -> tuple[Sources, Reads]:
     views = [v for v in available if graph.buffers[v] != (v,)]
     if not views:
@@ -64,7 +66,7 @@ def _find_reads(graph: JointGraph, ops: Iterable[int], available: Collection[int
     reads = {}
     for number in ops:
         op = graph.ops[number]
-        if not _is_free(graph, number):
+        if number not in graph.free_ops:
             reads[number] = (
                 tuple(dict.fromkeys(s for v in op.operands for s in found[v])) if graph.buffer_reads[number] else ()
             )

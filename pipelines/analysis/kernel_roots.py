@@ -8,7 +8,7 @@ and what a part is taken of is written to memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.kernel_inputs import KernelInputs
@@ -29,10 +29,8 @@ class KernelRoots:
     """``roots``: for each op the one whose kernel it runs in, which may be itself. ``held`` are the values that are in
     memory anyway, since they are at hand or somebody's to keep."""
 
-    def __init__(
-        self, graph: JointGraph, taken: KernelInputs, users: Mapping[int, Sequence[int]], held: Collection[int]
-    ) -> None:
-        self.graph, self.inputs, self.users, self.held = graph, taken, users, held
+    def __init__(self, graph: JointGraph, taken: KernelInputs, held: frozenset[int]) -> None:
+        self.graph, self.inputs, self.users, self.held = graph, taken, taken.users, held
         self.roots: dict[int, int] = {}
         self._assign(taken.work, ())
         members: dict[int, list[int]] = {}
@@ -46,10 +44,7 @@ class KernelRoots:
     def is_repeated(self, number: int) -> bool:
         """Whether an op takes no tensor (a fill, a range): each of its users' kernels computes it again."""
         op = self.graph.ops[number]
-        return op.kind is OpKind.POINTWISE and not self.inputs.reads[number] and self.held_results(op) == 0
-
-    def held_results(self, op: Op) -> int:
-        return sum(r in self.held for r in op.results)
+        return op.kind is OpKind.POINTWISE and not self.inputs.reads[number] and self.held.isdisjoint(op.results)
 
     def _assign(self, ops: Sequence[int], cut: Collection[int]) -> None:
         """Give each of ``ops``, from the last to the first, its root; those of ``cut`` are roots."""
@@ -57,11 +52,11 @@ class KernelRoots:
         for number in reversed(ops):
             op = self.graph.ops[number]
             self.roots[number] = number
-            if number not in fusible or number in cut or self.held_results(op):
+            if number not in fusible or number in cut or not self.held.isdisjoint(op.results):
                 continue
-            users = [self.graph.ops[u] for r in op.results for u in self.users.get(r, ())]
-            found = {self.roots[u.id] for u in users}
-            if len(found) == 1 and all(takes_producer(u, op) for u in users):
+            users = [u for r in op.results for u in self.users.get(r, ())]
+            found = {self.roots[u] for u in users}
+            if len(found) == 1 and all(takes_producer(self.graph.ops[u], op) for u in users):
                 self.roots[number] = found.pop()
 
     def _split(self, root: int, kernel: Sequence[int], members: dict[int, list[int]]) -> None:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from retrograd.pipelines.analysis.fusion import Step, Steps, find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
 
 # IREE places every buffer at a multiple of this.
@@ -52,13 +53,33 @@ def compute_peak(graph: JointGraph, plan: PartitionPlan) -> Peak:
     The forward's results are taken to be alive through the backward (updated buffers too, which are freed before it: a
     slight overestimate).
     """
-    primals = [a for a in graph.arguments if a not in graph.tangents]
-    held = _bytes(graph, graph.forward_results) + sum(graph.values[v].saved_bytes for v in plan.saved)
-    forward = find_steps(graph, plan.forward, primals, (*graph.forward_results, *plan.saved))
-    kept = [a for a in primals if a not in graph.mutated]
-    backward = find_steps(graph, plan.backward, (*kept, *plan.saved, *graph.tangents), graph.backward_results)
-    gradients = _bytes(graph, graph.backward_results)
-    return Peak(held, compute_scratch(forward), held + gradients, compute_scratch(backward))
+    return Peaks(graph).compute(plan)
+
+
+class Peaks:
+    """As ``compute_peak``, for many plans of one graph: their forwards run the same ops for the most part, of which it
+    is worked out once what they read."""
+
+    def __init__(self, graph: JointGraph) -> None:
+        self._graph = graph
+        self._primals = [a for a in graph.arguments if a not in graph.tangents]
+        self._forward: tuple[tuple[int, ...], KernelInputs] | None = None
+
+    def compute(self, plan: PartitionPlan) -> Peak:
+        """The peaks of ``plan``."""
+        graph = self._graph
+        held = _bytes(graph, graph.forward_results) + sum(graph.values[v].saved_bytes for v in plan.saved)
+        results = (*graph.forward_results, *plan.saved)
+        forward = find_steps(graph, plan.forward, self._primals, results, self._find_inputs(plan.forward))
+        kept = [a for a in self._primals if a not in graph.mutated]
+        backward = find_steps(graph, plan.backward, (*kept, *plan.saved, *graph.tangents), graph.backward_results)
+        gradients = _bytes(graph, graph.backward_results)
+        return Peak(held, compute_scratch(forward), held + gradients, compute_scratch(backward))
+
+    def _find_inputs(self, forward: tuple[int, ...]) -> KernelInputs:
+        if self._forward is None or self._forward[0] != forward:
+            self._forward = (forward, find_inputs(self._graph, forward, self._primals))
+        return self._forward[1]
 
 
 def compute_floor(graph: JointGraph) -> int:
@@ -94,9 +115,10 @@ def pack_buffers(lives: Iterable[Life]) -> int:
     Source: ``packStaticSlicesGreedily`` of IREE's ``iree-stream-layout-slices``.
     """
     placed: list[tuple[int, int, int]] = []  # offset, end, last wave; by offset
-    block = 0
+    block = wave = 0
     for life in lives:
-        placed = [p for p in placed if p[2] >= life.first]
+        if life.first != wave:
+            wave, placed = life.first, [p for p in placed if p[2] >= life.first]
         start, smallest, end = -1, 0, 0
         for offset, stop, _ in placed:
             gap = offset - end

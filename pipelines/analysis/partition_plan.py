@@ -38,7 +38,7 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
 
     Whatever the policy, what the user said must be recomputed or saved is, as far as the forward computes it.
     """
-    must = {r for op in graph.ops if op.tag is Tag.MUST for r in op.results}
+    must = {r for op in graph.tagged_ops[Tag.MUST] for r in op.results}
     made = {v for v in saved if graph.values[v].producer is not None}
     wanted = (made - must) | _kept_results(graph, graph.forward_ops) | graph.mutated
     backward = graph.late_ops | graph.required_ops(graph.early_needs, wanted)
@@ -62,7 +62,7 @@ def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> Par
 
 def _kept_results(graph: JointGraph, ops: frozenset[int]) -> set[int]:
     """Tensors among the results of those of ``ops`` that the user said must not run again."""
-    results = (r for op in graph.ops if op.tag is Tag.NEVER and op.id in ops for r in op.results)
+    results = (r for op in graph.tagged_ops[Tag.NEVER] if op.id in ops for r in op.results)
     return {r for r in results if graph.values[r].is_tensor}
 
 

@@ -17,8 +17,8 @@ from retrograd.pipelines.analysis.op_parts import count_parts
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.stored_values import PACKED, STORED, stored_bytes
 from retrograd.pipelines.analysis.tensor_types import (
+    TensorType,
     element_bytes,
-    element_type,
     fixed_shape,
     parse_tensor_type,
     tensor_shape,
@@ -75,7 +75,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     arguments = range(len(roles))
     written = {r.get("bwd.name") for r in result_roles if r.get("bwd.role") == MUTATION}
     is_backward = [r.get("bwd.role") == BACKWARD_RESULT for r in result_roles]
-    stored = reader.stored(packed_sizes(func), arguments, returned)
+    stored = reader.stored(packed_sizes(func), returned)
     graph = JointGraph(
         values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in reader.values),
         ops=mark_seeded(reader.ops, reader.values, [a for a in arguments if _is_seed(roles[a])]),
@@ -85,10 +85,8 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         mutated=frozenset(a for a in arguments if roles[a].get("bwd.name") in written),
         backward_results=tuple(v for v, backward in zip(returned, is_backward, strict=True) if backward),
     )
-    meanings = tuple(map(reader.meaning, reader.ir_ops))
-    return ReadGraph(
-        _number(graph, reader.ir_values, meanings), tuple(reader.ir_ops), tuple(reader.ir_values), meanings
-    )
+    graph = _number(graph, reader.types, reader.meanings)
+    return ReadGraph(graph, tuple(reader.ir_ops), tuple(reader.ir_values), tuple(reader.meanings))
 
 
 class _BlockReader:
@@ -99,10 +97,15 @@ class _BlockReader:
         self.ops: list[Op] = []
         self.ir_values: list[ir.Value] = []
         self.ir_ops: list[ir.Operation] = []
+        # Types of values, for what is a tensor; of ops what they do, see :func:`op_meaning`.
+        self.types: list[TensorType | None] = []
+        self.meanings: list[Hashable | None] = []
         self.numbers: dict[ir.Value, int] = {}
         self._shapes = shapes
         self._sizes: list[tuple[int, ...] | None] = []
         self._mutable: set[int] = set()
+        # What is to be saved in a narrower type, or packed.
+        self._narrow: list[int] = []
 
     def add_value(self, value: ir.Value, name: str, producer: int | None) -> int:
         """The number of the next value, an argument or a result of op ``producer``."""
@@ -114,6 +117,7 @@ class _BlockReader:
             self._mutable.add(number)
         size = 0 if shape is None or known is None else prod(shape) * known.element_bytes
         self.values.append(Value(number, name, size, producer, shape is not None))
+        self.types.append(known)
         self._sizes.append(shape)
         self.ir_values.append(value)
         return number
@@ -129,28 +133,25 @@ class _BlockReader:
             kind = OpKind.VIEW
         taken = [self._sizes[o] for o in operands]
         flops = count_flops(name, taken, [self._sizes[r] for r in results])
-        packing = (count_parts(op, name, taken), repays_packing(name, taken, _result_type(op)))
+        made = self.types[results[0]] if results else None
+        packing = (count_parts(op, name, taken), repays_packing(name, taken, "" if made is None else made.element))
         self.ops.append(Op(number, name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
         self.ir_ops.append(op)
+        # What takes or gives a tensor that is written to is merged with nothing.
+        self.meanings.append(op_meaning(op) if self._mutable.isdisjoint((*operands, *results)) else None)
+        if STORED in op.attributes or PACKED in op.attributes:
+            self._narrow.extend(results)
 
-    def stored(self, packed: Mapping[str, int], arguments: range, returned: Sequence[int]) -> dict[int, int]:
+    def stored(self, packed: Mapping[str, int], returned: Sequence[int]) -> dict[int, int]:
         """Bytes of the values that are saved in another form than their own, by number."""
-        sizes = {
-            number: stored_bytes(self.ir_values[number], self._sizes[number], packed)
-            for number in range(len(arguments), len(self.values))
-            if number not in returned
-        }
+        narrow = [number for number in self._narrow if number not in returned]
+        sizes = {number: stored_bytes(self.ir_values[number], self._sizes[number], packed) for number in narrow}
         return {number: size for number, size in sizes.items() if size is not None}
 
-    def meaning(self, op: ir.Operation) -> Hashable | None:
-        """See :func:`op_meaning`; ``None`` for an op that takes or gives a tensor that is written to."""
-        used = [self.numbers[v] for v in (*op.operands, *op.results)]
-        return op_meaning(op) if self._mutable.isdisjoint(used) else None
 
-
-def _number(graph: JointGraph, values: Sequence[ir.Value], meanings: Sequence[Hashable | None]) -> JointGraph:
+def _number(graph: JointGraph, types: Sequence[TensorType | None], meanings: Sequence[Hashable | None]) -> JointGraph:
     """``graph`` with what is known of values that are the same."""
-    graph = replace(graph, reshaped=find_reshaped(graph, [fixed_shape(value.type) for value in values]))
+    graph = replace(graph, reshaped=find_reshaped(graph, [None if t is None else t.fixed_shape for t in types]))
     return replace(graph, same=number_repeated(graph, meanings))
 
 
@@ -273,11 +274,6 @@ def read_hints(module: ir.Operation) -> dict[str, int]:
 def evaluate_shape(text: str, hints: Mapping[str, int]) -> tuple[int, ...]:
     """The numbers of a shape of expressions."""
     return tuple(evaluate_size(size, hints) for size in parse_shape(text))
-
-
-def _result_type(op: ir.Operation) -> str:
-    """Element type of the first result of ``op``; empty where that is no tensor."""
-    return element_type(op.results[0].type) if len(op.results) else ""
 
 
 def packed_sizes(func: ir.Operation) -> dict[str, int]:

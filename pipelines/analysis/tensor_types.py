@@ -22,6 +22,11 @@ class TensorType(NamedTuple):
     element: str
     element_bytes: int
 
+    @property
+    def fixed_shape(self) -> tuple[int, ...] | None:
+        """The shape, if all sizes are fixed."""
+        return None if None in self.shape else tuple(n for n in self.shape if n is not None)
+
 
 @lru_cache(maxsize=4096)
 def parse_tensor_type(text: str) -> TensorType | None:
@@ -47,10 +52,8 @@ def tensor_shape(type_: ir.Type) -> tuple[int | None, ...] | None:
 
 def fixed_shape(type_: ir.Type) -> tuple[int, ...] | None:
     """Shape of a ``!torch.vtensor`` all of whose sizes are fixed; ``None`` for any other type."""
-    shape = tensor_shape(type_)
-    if shape is None or None in shape:
-        return None
-    return tuple(n for n in shape if n is not None)
+    known = parse_tensor_type(str(type_))
+    return None if known is None else known.fixed_shape
 
 
 def element_type(type_: ir.Type) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 from itertools import combinations
@@ -16,7 +17,7 @@ from test_min_cut_random import check_halves, random_graph
 from retrograd.pipelines.analysis.budget import BudgetOptions, find_budget_partition, find_checkpoints, find_curve
 from retrograd.pipelines.analysis.exact_budget import find_memory_rows
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import compute_floor, compute_peak
+from retrograd.pipelines.analysis.liveness import Peaks, compute_floor, compute_peak
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point, find_front
 from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable, plan_from_saved
@@ -232,6 +233,17 @@ def test_thousands_of_nodes() -> None:
     assert compute_peak(graph, plan).bytes <= default // 2
     assert find_unsavable(graph, plan) is None
     assert set(plan.recomputed) <= graph.forward_ops
+
+
+def test_of_a_large_graph_what_gains_little_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, judged = Peaks.compute, itertools.count()
+    monkeypatch.setattr(Peaks, "compute", lambda peaks, plan: (next(judged), compute(peaks, plan))[1])
+    options = BudgetOptions(large_ops=0, exact_values=0)
+    coarse, some = find_curve(gpt(6), options), next(judged)
+    whole, more = find_curve(gpt(6), dataclasses.replace(options, least_gain=0.0)), next(judged) - some
+    assert some < more
+    assert coarse.points[0].cost == whole.points[0].cost == 0
+    assert coarse.points[0].peak <= (1 + options.least_gain) * whole.points[0].peak
 
 
 def test_the_same_graph_has_the_same_curve() -> None:

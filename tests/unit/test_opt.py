@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Running pipelines, what a failure says, and retrograd-opt's driver."""
 
+import gc
 import shlex
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,6 +133,29 @@ def test_an_interrupt_comes_through(use_pass: Any) -> None:
     use_pass(interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_pipeline(parse(), "builtin.module(bwd-sample)")
+
+
+def test_no_cycles_are_looked_for_while_passes_run(use_pass: Any) -> None:
+    seen: list[bool] = []
+
+    def observe(module: ir.Operation) -> NoReturn:
+        seen.append(gc.isenabled())
+        raise ZeroDivisionError("by zero")
+
+    use_pass(observe)
+    run_failing("builtin.module(bwd-sample)")
+    assert (seen, gc.isenabled()) == ([False], True)
+    # Another thread may train meanwhile.
+    thread = threading.Thread(target=run_failing, args=["builtin.module(bwd-sample)"])
+    thread.start()
+    thread.join()
+    assert seen == [False, True]
+    gc.disable()
+    try:
+        run_failing("builtin.module(bwd-sample)")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_module_that_a_pass_broke_is_that_pass_s_failure(use_pass: Any) -> None:
