@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.correlation import correlate, correlation, input_gradient, weight_gradient
+from retrograd.frontend.decompositions.columns import is_static
+from retrograd.frontend.decompositions.correlation import correlation, input_gradient, weight_gradient
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.turned_filters import correlate
 from retrograd.frontend.decompositions.windows import Window, spread_axes
 
 aten = torch.ops.aten
@@ -23,7 +25,7 @@ aten = torch.ops.aten
 # From this many taps and channels on, torch-mlir's own dense convolution of stride 1 beats columns.
 DIRECT_TAPS = 9
 DIRECT_CHANNELS = 2
-# Beyond this many taps the slices would make graphs of thousands of ops.
+# Beyond this many taps slices for each, which open sizes need, would make graphs of thousands of ops.
 MAX_TAPS = 512
 
 
@@ -41,14 +43,13 @@ def convolution(
     """``aten.convolution``: ``x [N, C, *spatial]`` with ``weight [O, C / groups, *kernel]``.
 
     A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32. Returns
-    ``NotImplemented`` for unbatched tensors, for filters of too many taps, and where torch-mlir's own lowering is
-    faster.
+    ``NotImplemented`` for unbatched tensors, for filters of too many taps on open sizes, and where torch-mlir's own
+    lowering is faster.
     """
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
-    taps = len(window.taps())
     direct = not transposed and groups == 1 and _is_direct(window, weight)
     half = x.dtype in (torch.bfloat16, torch.float16)
-    if x.dim() != window.rank + 2 or taps > MAX_TAPS or (direct and not half):
+    if x.dim() != window.rank + 2 or _has_too_many_taps(window, x) or (direct and not half):
         return NotImplemented
     xs, ws = _computed(x), _computed(weight)
     if transposed:
@@ -59,6 +60,10 @@ def convolution(
     if bias is not None:
         y = y + _computed(bias).reshape(1, -1, *[1] * window.rank)
     return y.to(x.dtype)
+
+
+def _has_too_many_taps(window: Window, x: Tensor) -> bool:
+    return math.prod(window.kernel) > MAX_TAPS and not is_static(x.shape[2:])
 
 
 def _is_direct(window: Window, weight: Tensor) -> bool:
@@ -84,7 +89,7 @@ def convolution_backward(
     false.
     """
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
-    if x.dim() != window.rank + 2 or len(window.taps()) > MAX_TAPS:
+    if x.dim() != window.rank + 2 or _has_too_many_taps(window, x):
         return NotImplemented
     gs, xs, ws = _computed(grad), _computed(x), _computed(weight)
     grad_x = grad_weight = grad_bias = None

@@ -10,7 +10,7 @@ and pads fuse with what stands around them, where a gather or a scatter becomes 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,14 @@ class Window:
     def taps(self) -> list[Tap]:
         """Every tap, the last axis fastest."""
         return list(itertools.product(*map(range, self.kernel)))
+
+    def along(self, axes: Container[int]) -> Window:
+        """The window along these axes, of one tap along all others."""
+
+        def keep(values: Sequence[int], other: int) -> tuple[int, ...]:
+            return tuple(value if axis in axes else other for axis, value in enumerate(values))
+
+        return Window(keep(self.kernel, 1), keep(self.stride, 1), keep(self.padding, 0), keep(self.dilation, 1))
 
     def axis(self, axis: int) -> Window:
         """The window along one axis alone."""

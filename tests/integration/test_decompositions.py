@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS, convolution, correlation, decomposition_table
+from retrograd.frontend.decompositions import (
+    DECOMPOSITIONS,
+    columns,
+    convolution,
+    correlation,
+    decomposition_table,
+)
 
 aten = torch.ops.aten
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -104,7 +110,15 @@ CONVOLUTIONS = {
     "depthwise": (2, 4, 4, (7, 7), (3, 3), (2, 1), (1, 1), (1, 1), 4),
     "depthwise_twice": (2, 3, 6, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1), 3),
     "one_channel": (3, 1, 4, (8, 8), (3, 3), (1, 1), (0, 0), (1, 1), 1),
+    "depthwise_seven": (2, 4, 8, (9, 8), (7, 5), (1, 2), (3, 2), (1, 2), 4),
+    "patches": (2, 3, 4, (12, 9), (4, 4), (4, 4), (1, 0), (1, 1), 1),
+    "grouped_patches_apart": (2, 4, 4, (13, 12), (4, 4), (5, 4), (0, 0), (1, 1), 2),
+    "wide_stride": (1, 3, 2, (23, 20), (7, 5), (4, 3), (2, 1), (1, 1), 1),
     "line": (2, 3, 4, (11,), (3,), (2,), (1,), (1,), 1),
+    "long_line": (2, 3, 4, (60,), (23,), (1,), (30,), (2,), 1),
+    "long_dilated_stride": (2, 3, 4, (90,), (19,), (3,), (4,), (2,), 1),
+    "wide_line": (1, 2, 3, (70,), (40,), (16,), (3,), (1,), 1),
+    "large_volume": (1, 2, 4, (7, 6, 8), (2, 4, 5), (1, 2, 3), (1, 0, 2), (2, 1, 1), 2),
     "volume": (1, 2, 3, (5, 6, 5), (3, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 1), 1),
 }
 TRANSPOSED = {
@@ -115,6 +129,10 @@ TRANSPOSED = {
     "grouped": (2, 4, 6, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), 2, (0, 1)),
     "depthwise": (2, 4, 4, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), 4, (1, 1)),
     "line": (2, 3, 4, (6,), (4,), (3,), (1,), (1,), 1, (2,)),
+    "depthwise_five": (2, 4, 4, (5, 4), (5, 5), (2, 3), (2, 0), (1, 2), 4, (1, 2)),
+    "long_line": (2, 3, 4, (9,), (21,), (2,), (1,), (3,), 1, (2,)),
+    "wide_line": (1, 2, 3, (6,), (40,), (16,), (3,), (1,), 1, (15,)),
+    "large_volume": (1, 4, 4, (3, 4, 3), (2, 4, 5), (3, 2, 1), (1, 2, 3), (4, 4, 4), 2, (2, 3, 1)),
     "volume": (1, 2, 3, (3, 4, 3), (2, 3, 2), (2, 1, 2), (0, 1, 0), (1, 1, 1), 1, (0, 0, 1)),
 }
 
@@ -165,9 +183,11 @@ def test_convolution_backward_gives_what_the_mask_asks(mask: list[bool]) -> None
     assert_close([v for v in ours if v is not None], [v for v, wanted in zip(theirs, mask, strict=True) if wanted])
 
 
-@pytest.mark.parametrize("name", ["plain", "stride", "grouped", "volume", "seven_stride"])
+@pytest.mark.parametrize(
+    "name", ["plain", "stride", "grouped", "volume", "seven_stride", "large_volume", "depthwise_seven", "wide_stride"]
+)
 def test_convolution_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correlation, "COLUMN_BYTES", 0)
+    monkeypatch.setattr(columns, "COLUMN_BYTES", 0)
     monkeypatch.setattr(convolution, "DIRECT_CHANNELS", 100)
     monkeypatch.setattr(correlation, "TURNED_CHANNELS", 100)
     x, weight, bias, options = convolution_arguments(name, False, torch.float32)
@@ -176,9 +196,34 @@ def test_convolution_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     check(aten.convolution_backward.default, torch.randn_like(y), x, weight, [1], *options, [True, True, True])
 
 
-def test_convolution_of_a_huge_filter_is_kept() -> None:
-    x, weight = torch.randn(1, 2, 40, 40), torch.randn(2, 2, 25, 25)
-    check(aten.convolution.default, x, weight, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, gone=False)
+@pytest.mark.parametrize("name", ["large_volume", "patches", "wide_line", "long_line", "depthwise_seven"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_filters_are_few_ops(name: str, transposed: bool) -> None:
+    """A slice for each tap, forward and twice in the backward, takes minutes to compile."""
+    if name in (TRANSPOSED if transposed else CONVOLUTIONS):
+        x, weight, bias, options = convolution_arguments(name, transposed, torch.float32)
+        grad = torch.randn_like(aten.convolution.default(x, weight, bias, *options))
+        backward = (grad, x, weight, list(bias.shape), *options, [True, True, True])
+        for op, arguments in (
+            (aten.convolution.default, (x, weight, bias, *options)),
+            (aten.convolution_backward.default, backward),
+        ):
+            graph, _ = trace(op, *arguments)
+            assert len(graph.graph.nodes) < 20 + 6 * sum(weight.shape[2:])
+
+
+@pytest.mark.parametrize("kernel", [25, 9])
+def test_a_filter_on_open_sizes_is_a_slice_for_each_tap(kernel: int) -> None:
+    """Up to a number of taps that graphs can bear."""
+    x, weight = torch.randn(1, 2, 40, 40), torch.randn(2, 2, kernel, kernel)
+
+    def call(x: Tensor, weight: Tensor) -> Any:
+        return aten.convolution.default(x, weight, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+
+    graph = make_fx(call, decomposition_table=decomposition_table(), tracing_mode="symbolic")(x, weight)
+    assert (aten.convolution.default in targets(graph)) == (kernel == 25)
+    x = torch.randn(1, 2, 41, 44)
+    assert_close(graph(x, weight), call(x, weight))
 
 
 ATTENTION = [
