@@ -30,6 +30,7 @@ _LOWERING = (
     "bwd-isolate-arguments,"
     "bwd-isolate-scatters,"
     "bwd-isolate-gathers,"
+    "bwd-copy-updated,"
     "bwd-export-results"
 )
 

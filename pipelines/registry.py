@@ -12,6 +12,7 @@ from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
+    "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-export-complex": "retrograd.pipelines.transforms.bwd_export_complex:BwdExportComplex",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",

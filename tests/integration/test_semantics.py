@@ -160,6 +160,28 @@ def scatters(x: Tensor, index: Tensor, v: Tensor) -> Any:
     )
 
 
+def read_then_updated(x: Tensor) -> Any:
+    """A part is updated by what reads all of it, and the whole as it was is read besides."""
+    stacked = torch.stack([x, x, x * 0.5], -1)
+    mean, picked = stacked.mean(1), stacked[:, [1, 0, 0, 1]]
+    updated = stacked * 1.0
+    updated.narrow(0, 0, 1).addcmul_(mean, mean, value=0.1)
+    return picked.flatten(0, 1), updated
+
+
+def updated_beside_others(x: Tensor, y: Tensor) -> Any:
+    """A part is updated after the whole was read, beside a chain of other kernels."""
+    normal = F.normalize(y + 2, dim=-1)
+    chain = F.celu(torch.cat([normal, y.permute(1, 0, 2, 3), normal * 0.5], 1) * 1.0) * 1.0
+    x = x * 1.0
+    F.relu_(x[0])
+    means = F.adaptive_avg_pool1d(x, 1)
+    chain.transpose(0, -1).tanh_()
+    updated = x * 1.0
+    updated.narrow(-1, 0, 1).fill_(0.25)
+    return means, chain, updated
+
+
 def handed_through(x: Tensor, y: Tensor) -> Any:
     """The gradients are the tangents themselves, an output is returned twice, one is a constant."""
     z = x + y
@@ -189,6 +211,8 @@ CASES: dict[str, Case] = {
     "in_place": Case(lambda: (in_place, (randn(3, 4), randn(4, grad=False)), {}), mutates=frozenset({1})),
     "self_updates": Case(lambda: (self_updates, (randn(6, 4), INDEX), {})),
     "scatters": Case(lambda: (scatters, (randn(6, 4), INDEX, randn(3, 4)), {})),
+    "read_then_updated": Case(lambda: (read_then_updated, (randn(2, 2),), {})),
+    "updated_beside_others": Case(lambda: (updated_beside_others, (randn(3, 4, 5), randn(2, 2, 4, 2)), {})),
     "handed_through": Case(lambda: (handed_through, (randn(3, 4), randn(3, 4)), {})),
     "not_contiguous": Case(
         lambda: (lambda x, y: (x @ y).relu(), (randn(4, 3).detach().t().requires_grad_(), randn(4, 5)), {})
