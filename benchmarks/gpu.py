@@ -64,7 +64,8 @@ each round begins with another one. Times are medians, taken from and to a momen
 - *to eager*: time of forward and backward together, divided by eager's; less than 1 is faster.
 - *compile*: from empty caches, in a process of its own, several at a time. For Inductor with its first step.
 - *peak*: the most memory that a step allocates beyond what was there before it: by torch's count, and for retrograd
-  IREE's scratch memory besides, of each half as stated when it was compiled.
+  IREE's scratch memory besides, of each half as stated when it was compiled. What is free of that is kept for later
+  calls, up to a sixteenth of the device's memory.
 - *gradient error*: the largest error of a gradient relative to its norm, from eager's in f32.
 """
 
