@@ -59,7 +59,7 @@ class Loaded:
                 hal = iree_runtime.create_hal_module(device.instance, device.hal)
                 self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])
             self._invoke = self._context.invoke
-        except (RuntimeError, ValueError) as error:
+        except BINDING_ERRORS as error:
             raise ExecutionError(
                 f"IREE cannot load the executable on {device.uri!r}: {error}; "
                 "compile it for this device, with the compiler of the installed runtime's release"
