@@ -40,7 +40,7 @@ def lowering_pipeline(target: Target | None = None) -> str:
     if target is None:
         return f"builtin.module({_LOWERING})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
-    own = "bwd-mark-products" if target.kinds == ("cpu",) else "bwd-fold-widenings"
+    own = "bwd-mark-products,bwd-expand-tanh" if target.kinds == ("cpu",) else "bwd-fold-widenings"
     return f"builtin.module({_LOWERING},{own}{',bwd-pad-products' * has_matrix_units})"
 
 

@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
+    "bwd-expand-tanh": "retrograd.pipelines.transforms.bwd_expand_tanh:BwdExpandTanh",
     "bwd-export-complex": "retrograd.pipelines.transforms.bwd_export_complex:BwdExportComplex",
     "bwd-export-results": "retrograd.pipelines.transforms.bwd_export_results:BwdExportResults",
     "bwd-fold-widenings": "retrograd.pipelines.transforms.bwd_fold_widenings:BwdFoldWidenings",

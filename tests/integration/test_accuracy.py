@@ -13,8 +13,8 @@ import retrograd
 
 
 class Tangents(nn.Module):
-    def forward(self, x: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tan(x), torch.tan(wide)
+    def forward(self, x: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.tan(x), torch.tan(wide), torch.tanh(x)
 
 
 def near_poles() -> Tensor:
@@ -24,14 +24,18 @@ def near_poles() -> Tensor:
     return (multiples + offsets).flatten().float().double()
 
 
-def test_tangents_and_their_gradients_near_poles() -> None:
+def test_tangents_near_poles_and_hyperbolic_ones_near_one() -> None:
     exact = near_poles().requires_grad_()
     arguments = exact.detach().float().requires_grad_(), exact.detach().clone().requires_grad_()
-    step = retrograd.compile_backward(Tangents(), arguments)
+    *found, hyperbolic = retrograd.compile_backward(Tangents(), arguments)(*arguments)
     expected = torch.tan(exact)
     (slope,) = torch.autograd.grad(expected.sum(), exact)
-    found = step(*arguments)
-    gradients = torch.autograd.grad([t.sum() for t in found], arguments)
+    gradients = torch.autograd.grad([t.sum() for t in found], arguments, retain_graph=True)
     for ours, gradient, tolerance in zip(found, gradients, (1e-6, 1e-14), strict=True):
         torch.testing.assert_close(ours.double(), expected, rtol=tolerance, atol=0.0)
         torch.testing.assert_close(gradient.double(), slope, rtol=2 * tolerance, atol=0.0)
+    # The gradient is as exact as its tanh is: 1 - tanh(x)**2 loses what tanh rounds.
+    torch.testing.assert_close(hyperbolic.double(), torch.tanh(exact), rtol=3e-7, atol=0.0)
+    assert float((hyperbolic.double() - torch.tanh(exact)).detach().abs().max()) < 1e-7
+    (found_slope,) = torch.autograd.grad(hyperbolic.sum(), arguments[0])
+    torch.testing.assert_close(found_slope.double(), 1 - torch.tanh(exact).square(), rtol=0.0, atol=2.5e-7)
