@@ -41,7 +41,8 @@ def lowering_pipeline(target: Target | None = None) -> str:
         return f"builtin.module({_LOWERING})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     own = "bwd-mark-products,bwd-expand-tanh" if target.kinds == ("cpu",) else "bwd-fold-widenings"
-    return f"builtin.module({_LOWERING},{own}{',bwd-pad-products' * has_matrix_units})"
+    before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
+    return f"builtin.module({_LOWERING},{before}{own}{after})"
 
 
 def lower_to_linalg(

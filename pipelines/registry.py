@@ -26,6 +26,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
+    "bwd-negate-products": "retrograd.pipelines.transforms.bwd_negate_products:BwdNegateProducts",
     "bwd-outline-islands": "retrograd.pipelines.transforms.bwd_outline_islands:BwdOutlineIslands",
     "bwd-outline-stages": "retrograd.pipelines.transforms.bwd_outline_stages:BwdOutlineStages",
     "bwd-pad-products": "retrograd.pipelines.transforms.bwd_pad_products:BwdPadProducts",

@@ -12,9 +12,16 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import read_open_sizes, take_behind_barrier
+from retrograd.pipelines.transforms.generics import (
+    GENERIC,
+    ITERATORS,
+    MAPS,
+    SEGMENTS,
+    count_inputs,
+    is_reduced,
+    read_maps,
+)
 
-GENERIC = "linalg.generic"
-_MAPS, _ITERATORS, _SEGMENTS = "indexing_maps", "iterator_types", "operandSegmentSizes"
 _PARALLEL = "#linalg.iterator_type<parallel>"
 _RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
 # How much is computed anew by each reader. Of a chain of ops that all read narrow tensors, each one would otherwise
@@ -89,9 +96,9 @@ def widen_after(reshape: ir.Operation) -> None:
     empty = ir.Operation.create("tensor.empty", results=[wide], operands=sizes, loc=location, ip=ip)
     identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(wide.rank))
     attributes = {
-        _MAPS: ir.ArrayAttr.get([identity, identity]),
-        _ITERATORS: ir.ArrayAttr.get([ir.Attribute.parse(_PARALLEL)] * wide.rank),
-        _SEGMENTS: source.attributes[_SEGMENTS],
+        MAPS: ir.ArrayAttr.get([identity, identity]),
+        ITERATORS: ir.ArrayAttr.get([ir.Attribute.parse(_PARALLEL)] * wide.rank),
+        SEGMENTS: source.attributes[SEGMENTS],
     }
     read = source.regions[0].blocks[0]
     types = [argument.type for argument in read.arguments]
@@ -112,7 +119,7 @@ def is_copied(value: ir.Value) -> bool:
         return False
     op = value.owner
     inputs, maps = count_inputs(op), read_maps(op)
-    if inputs == 0 or len(op.operands) != inputs + 1 or "reduction" in str(op.attributes[_ITERATORS]):
+    if inputs == 0 or len(op.operands) != inputs + 1 or any(is_reduced(op)):
         return False
     *body, _ = (view.operation for view in op.regions[0].blocks[0].operations)
     if maps[-1] != ir.AffineMap.get_identity(maps[-1].n_dims) or list(op.regions[0].blocks[0].arguments[-1].uses):
@@ -144,8 +151,8 @@ def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.
     given = list(source.operands)[:count]
     operands = [*list(reader.operands)[:number], *given, *list(reader.operands)[number + 1 :]]
     attributes = {name: reader.attributes[name] for name in reader.attributes} | {
-        _MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
-        _SEGMENTS: ir.DenseI32ArrayAttr.get([inputs - 1 + count, len(reader.operands) - inputs]),
+        MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        SEGMENTS: ir.DenseI32ArrayAttr.get([inputs - 1 + count, len(reader.operands) - inputs]),
     }
     old, read = reader.regions[0].blocks[0], source.regions[0].blocks[0]
     types = [a.type for a in old.arguments]
@@ -164,16 +171,6 @@ def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.
         result.replace_all_uses_with(replacement)
     reader.erase()
     return op
-
-
-def count_inputs(op: ir.Operation) -> int:
-    """How many of the operands of a ``linalg.generic`` it reads only."""
-    return int(ir.DenseI32ArrayAttr(op.attributes[_SEGMENTS])[0])
-
-
-def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
-    """The indexing maps of a ``linalg.generic``, an operand each."""
-    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[_MAPS])]
 
 
 def _create_generic(

@@ -1,0 +1,25 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a ``linalg.generic`` reads, and by which maps."""
+
+from __future__ import annotations
+
+from retrograd.dialects import ir
+
+GENERIC = "linalg.generic"
+MAPS, ITERATORS, SEGMENTS = "indexing_maps", "iterator_types", "operandSegmentSizes"
+
+
+def count_inputs(op: ir.Operation) -> int:
+    """How many of the operands of a ``linalg.generic`` it reads only."""
+    return int(ir.DenseI32ArrayAttr(op.attributes[SEGMENTS])[0])
+
+
+def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
+    """The indexing maps of a ``linalg.generic``, an operand each."""
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[MAPS])]
+
+
+def is_reduced(op: ir.Operation) -> list[bool]:
+    """For each loop of a ``linalg.generic``, whether it sums, or combines otherwise, over it."""
+    return ["reduction" in str(kind) for kind in ir.ArrayAttr(op.attributes[ITERATORS])]
