@@ -30,16 +30,19 @@ def max_pool(
     x: Tensor,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
     ceil_mode: bool = False,
 ) -> Any:
     """``aten.max_pool{rank}d_with_indices``: ``x [N, C, *spatial]`` or ``[C, *spatial]`` to the maxima and their places
     in the flattened plane."""
+    window = Window.of(spread_axes(kernel_size, rank), stride, padding or (0,), dilation or (1,))
+    whole = (window.kernel, window.stride, window.padding, window.dilation)
     if x.dim() == rank + 1:
-        y, places = op(x.unsqueeze(0), kernel_size, stride, padding, dilation, ceil_mode)
+        y, places = op(x.unsqueeze(0), *whole, ceil_mode)
         return y.squeeze(0), places.squeeze(0)
-    window = Window.of(spread_axes(kernel_size, rank), stride, padding, dilation)
+    if is_short(rank, kernel_size, stride, padding, dilation):
+        return op(x, *whole, ceil_mode)
     beyond = find_misfit(window, x.shape[2:], ceil_mode)
     if beyond is None or not x.is_floating_point():
         return NotImplemented
@@ -54,19 +57,21 @@ def avg_pool(
     x: Tensor,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
+    padding: Sequence[int] | None = None,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
     """``aten.avg_pool{rank}d``: ``x [N, C, *spatial]`` or ``[C, *spatial]`` to the means of its windows; half types are
     added up in f32."""
-    options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    window = Window.of(spread_axes(kernel_size, rank), stride, padding or (0,), [1])
+    options = (window.kernel, window.stride, window.padding, ceil_mode, count_include_pad, divisor_override)
     if x.dim() == rank + 1:
         return op(x.unsqueeze(0), *options).squeeze(0)
     if x.dtype in HALF:
         return op(x.float(), *options).to(x.dtype)
-    window = Window.of(spread_axes(kernel_size, rank), stride, padding, [1])
+    if is_short(rank, kernel_size, stride, padding):
+        return op(x, *options)
     beyond = find_misfit(window, x.shape[2:], ceil_mode)
     if beyond is None:
         return NotImplemented
@@ -77,6 +82,12 @@ def avg_pool(
     for axis in range(rank):
         y = y / window_lengths(window.axis(axis), y, axis - rank, x.shape[2 + axis], count_include_pad)
     return y
+
+
+def is_short(rank: int, *given: Sequence[int] | None) -> bool:
+    """Whether one number was given that stands for all axes. What was left out, None or empty, is not: of that the op
+    has a default."""
+    return any(value and len(value) < rank for value in given)
 
 
 def find_misfit(window: Window, size: Sequence[int], ceil_mode: bool) -> list[int] | None:
@@ -120,7 +131,10 @@ def _places_before(places: Tensor, before: Sequence[int], filled: Sequence[int],
     return flat
 
 
-_BATCH = "torch-mlir refuses it without a batch axis, or ends the process; IREE refuses some with a single window"
+_BATCH = (
+    "torch-mlir refuses it without a batch axis, and ends the process if one number stands for all axes; IREE refuses "
+    "some with a single window"
+)
 
 ENTRIES = (
     *(
