@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
@@ -91,6 +92,11 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and (arg, 0) in self._v:
             return self.resolve_node_value(arg)
         return super()._import_argument(loc, arg, expected_jit_type)
+
+    def _import_literal(self, py_value: Any, info: Any = None) -> ir.Value:
+        # torch-mlir's own copies a mask to numbers: in the fake tensor mode that is on, the copy would have no values.
+        with _disable_current_modes():
+            return super()._import_literal(py_value, info)
 
     def _import_torch_op_overload(self, loc: ir.Location, node: torch.fx.Node, concrete_target: Any = None) -> None:
         self.node = node

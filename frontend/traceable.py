@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from retrograd.frontend.ctc_loss import ctc_loss
+from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
 
 
@@ -42,6 +43,44 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     return filled if filled is NotImplemented else x.copy_(filled)
 
 
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """``x.index_put`` by one mask, differentiably: PyTorch's gradient of ``values`` has as many elements as are chosen.
+    ``NotImplemented`` for other indices."""
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or not is_mask(given[0]) or not isinstance(values, Tensor):
+        return NotImplemented
+    return put_masked(x, indices, values, accumulate)
+
+
+def index_put_(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """`index_put`, in place."""
+    written = index_put(x, indices, values, accumulate)
+    return written if written is NotImplemented else x.copy_(written)
+
+
+def set_item(x: Tensor, key: Any, value: Any) -> Any:
+    """``x[key] = value`` by a mask among whole axes, `index_put` then; ``NotImplemented`` for other keys, and for
+    numbers, which have no gradient."""
+    keys = key if isinstance(key, tuple) else (key,)
+    masks = [place for place, part in enumerate(keys) if isinstance(part, Tensor) and is_mask(part)]
+    whole = [part for part in keys if part is Ellipsis or (isinstance(part, slice) and part == slice(None))]
+    if len(masks) != 1 or len(whole) != len(keys) - 1 or not isinstance(value, Tensor):
+        return NotImplemented
+    axes = keys[masks[0]].dim()
+    if axes == 0 or axes + len(whole) - (Ellipsis in whole) > x.dim():
+        return NotImplemented
+    first = masks[0]
+    if Ellipsis in keys[: masks[0]]:
+        first = x.dim() - axes - (len(keys) - 1 - masks[0])
+    if keys[masks[0]].shape != x.shape[first : first + axes]:
+        return NotImplemented
+    while value.dim() > x.dim() - axes + 1 and value.shape[0] == 1:
+        value = value.squeeze(0)
+    indices = [*[None] * first, keys[masks[0]]]
+    index_put_(x, indices, value.to(x.dtype))
+    return None
+
+
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.ctc_loss: ctc_loss,
     F.gaussian_nll_loss: gaussian_nll_loss,
@@ -49,4 +88,9 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.index_fill: index_fill,
     Tensor.index_fill: index_fill,
     Tensor.index_fill_: index_fill_,
+    torch.index_put: index_put,
+    torch.index_put_: index_put_,
+    Tensor.index_put: index_put,
+    Tensor.index_put_: index_put_,
+    Tensor.__setitem__: set_item,
 }

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -13,20 +12,18 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.decompositions.sums import HALF
 
 aten = torch.ops.aten
 
 
 def _count(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The indices, each of the axis at its place, from the first element on; masks take as many axes as they have."""
-    counted: list[Tensor | None] = []
-    axis = 0
-    for index in _in_one_type(indices):
-        mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-        counted.append(index if index is None or mask else torch.where(index < 0, index + x.shape[axis], index))
-        axis += index.dim() if index is not None and mask else 1
-    return counted
+    """The indices, each of the axis at its place, from the first element on."""
+    return [
+        index if index is None else torch.where(index < 0, index + x.shape[axis], index)
+        for axis, index in enumerate(_in_one_type(indices))
+    ]
 
 
 def _in_one_type(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -47,17 +44,19 @@ _COUNTED = ContextVar("_COUNTED", default=False)
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """``aten.index_put``: indices below zero count from the end, which IREE's scatter would leave out. For the rest see
-    ``put_counted``."""
+    """``aten.index_put``: indices below zero count from the end, which IREE's scatter would leave out; of masks
+    torch-mlir would make indices, the first element's for what is not chosen. For the rest see ``put_counted``."""
     if any(index is not None and index.numel() == 0 for index in indices):
         return x.clone()
+    if any(map(is_mask, indices)):
+        return put_masked(x, indices, values, accumulate)
     if not _COUNTED.get():
         return put_counted(x, _count(x, indices), values, accumulate)
     return _put(x, indices, values, accumulate)
 
 
 def put_counted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """``aten.index_put`` with indices that are at least zero, or masks."""
+    """``aten.index_put`` with indices that are at least zero."""
     token = _COUNTED.set(True)
     try:
         written: Tensor = aten.index_put.default(x, indices, values, accumulate)
@@ -69,14 +68,13 @@ def put_counted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, acc
 def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """With axes left out, the indexed axes are brought to the front, and back. Half types are added up in f32.
 
-    Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index, or an index
-    that is a mask.
+    Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index.
     """
     if accumulate and x.dtype in HALF:
         return aten.index_put.default(x.float(), indices, values.float(), True).to(x.dtype)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if indexed == list(range(len(indexed))) or any(index.dtype in (torch.bool, torch.uint8) for index in given):
+    if indexed == list(range(len(indexed))):
         return NotImplemented
     spots = torch.broadcast_tensors(*given)
     rank, shape = spots[0].dim(), list(spots[0].shape)
@@ -196,17 +194,6 @@ def replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) ->
     return grad.contiguous()
 
 
-def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``aten.masked_scatter_backward``: the elements of ``grad`` where ``mask`` is set, in order, as a tensor of
-    ``sizes``, which may be larger."""
-    chosen = mask.expand(grad.shape).flatten()
-    count = math.prod(sizes)
-    place = torch.cumsum(chosen.to(torch.int64), 0) - 1
-    # What is not chosen goes to one element behind the last.
-    target = torch.where(chosen, place, count)
-    return put_counted(grad.new_zeros(count + 1), [target], grad.flatten())[:count].reshape(sizes)
-
-
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """``aten.put``: ``source`` written to the places ``index`` of the flattened ``x``."""
     flat, place = x.reshape(-1), index.reshape(-1)
@@ -267,7 +254,6 @@ ENTRIES = (
         "IREE disagrees with itself about the shape of two halves of one element, and torch-mlir needs an axis",
     ),
     Decomposition(aten.take.default, take, "PyTorch's form makes a Python number of a single place"),
-    Decomposition(aten.masked_scatter_backward.default, masked_scatter_backward, NO_LOWERING),
     Decomposition(aten.constant_pad_nd.default, constant_pad_nd, "torch-mlir refuses negative amounts"),
     Decomposition(
         aten.embedding_dense_backward.default,

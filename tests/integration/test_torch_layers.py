@@ -52,6 +52,18 @@ def test_masks_and_means_over_all_batches() -> None:
         torch.testing.assert_close(dict(ours.named_buffers()), dict(eager.named_buffers()))
 
 
+MASK = torch.tensor([False, True, True])
+
+
+def written(m: Tensor) -> Tensor:
+    """``m`` with numbers, and then its first row, where masks are set: what is computed, and a constant. Of what is not
+    chosen all is kept, the first element among it."""
+    m = m * 2
+    m[m > 1] = 0.5
+    m[MASK] = m[0].exp()
+    return m
+
+
 def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor) -> tuple[Tensor, ...]:
     """Windows that do not fill their axis, tensors of no axis, 32-bit indices, one place or none, and so on."""
     return (
@@ -70,6 +82,12 @@ def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor
         m.cov(),
         m.corrcoef(),
         F.multilabel_margin_loss(m[0], narrow[0].long()),
+        F.max_pool2d(x[0], [2, 3], 2, 1),
+        F.avg_pool2d(x, [2, 3], (), 0, False, True, -2),
+        (m * m[1].exp()).sum(),
+        torch.lerp(m[0], m[None] * m, m).sum(),
+        written(m),
+        m[0].masked_scatter(m > 0, m.exp()),
     )
 
 
