@@ -3,6 +3,7 @@
 """Functions that look at what is in a tensor can be traced, and give what they give in eager."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_index_fill(name: str) -> None:
     torch.testing.assert_close(traced(*given), run(*given))
 
 
-def put_after(keys: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def put_after(keys: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """What writes to a copy of a tensor of axes 4, 3 and 5, where the keys for masks of 4 and 3 by 5 say."""
 
     def write(x: Tensor, v: Tensor, masks: Tensor) -> Tensor:
