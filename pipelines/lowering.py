@@ -40,7 +40,8 @@ def lowering_pipeline(target: Target | None = None) -> str:
     if target is None:
         return f"builtin.module({_LOWERING})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
-    own = "bwd-mark-products,bwd-expand-tanh" if target.kinds == ("cpu",) else "bwd-fold-widenings"
+    cpu_alone = target.kinds == ("cpu",)
+    own = "bwd-order-scatters,bwd-mark-products,bwd-expand-tanh" if cpu_alone else "bwd-fold-widenings"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
     return f"builtin.module({_LOWERING},{before}{own}{after})"
 

@@ -27,6 +27,7 @@ PASSES: dict[str, str] = {
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-negate-products": "retrograd.pipelines.transforms.bwd_negate_products:BwdNegateProducts",
+    "bwd-order-scatters": "retrograd.pipelines.transforms.bwd_order_scatters:BwdOrderScatters",
     "bwd-outline-islands": "retrograd.pipelines.transforms.bwd_outline_islands:BwdOutlineIslands",
     "bwd-outline-stages": "retrograd.pipelines.transforms.bwd_outline_stages:BwdOutlineStages",
     "bwd-pad-products": "retrograd.pipelines.transforms.bwd_pad_products:BwdPadProducts",

@@ -148,8 +148,8 @@ def self_updates(x: Tensor, index: Tensor) -> Any:
 def scatters(x: Tensor, index: Tensor, v: Tensor) -> Any:
     wide = index[:, None].expand(3, 4)
     return (
-        # Which one of several values for one place stays is nobody's promise.
-        x.index_put((index[1:],), v[1:]),
+        # Of several values for one place the last stays, as in PyTorch's serial code.
+        x.index_put((index,), v),
         x.scatter_add(0, wide, v),
         torch.slice_scatter(x, v, 0, 1, 4),
         torch.slice_scatter(x, x[2:5], 0, 1, 4),
