@@ -31,8 +31,10 @@ class TraceableFunctions(TorchFunctionMode):
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     """``x.index_fill`` with a tensor of no axes. ``NotImplemented`` for numbers, and for names of axes."""
-    if not isinstance(value, Tensor) or value.dim() or not isinstance(dim, int) or not x.dim():
+    if not isinstance(value, Tensor) or value.dim() or not isinstance(dim, int):
         return NotImplemented
+    if not x.dim():
+        return index_fill(x.reshape(1), dim, index, value).reshape(())
     filled = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device).index_fill(0, index, True)
     return torch.where(filled.reshape(-1, *[1] * (x.dim() - 1 - dim % x.dim())), value.to(x.dtype), x)
 

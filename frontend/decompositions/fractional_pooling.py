@@ -36,7 +36,7 @@ def fractional_max_pool(
     for step in itertools.product(*map(range, kernel)):
         place = torch.zeros((), dtype=torch.int64, device=x.device)
         for axis, (start, size, offset) in enumerate(zip(starts, sizes, step, strict=True)):
-            shape = [*start.shape[:2], *[1] * axis, -1, *[1] * (rank - 1 - axis)]
+            shape = [*start.shape[:2], *[1] * axis, start.shape[2], *[1] * (rank - 1 - axis)]
             place = place * size + (start + offset).reshape(shape)
         places.append(place)
         values.append(flat.gather(2, place.flatten(2)).reshape(place.shape))
@@ -53,9 +53,8 @@ def fractional_max_pool_backward(
 ) -> Tensor:
     """``aten.fractional_max_pool2d_backward`` and ``_3d``: ``grad`` added up at the places of the largest."""
     rank = len(kernel)
-    lead = x.shape[: x.dim() - rank]
     flat = x.new_zeros(x.shape).flatten(-rank)
-    return flat.scatter_add(-1, indices.reshape(*lead, -1), grad.reshape(*lead, -1)).reshape(x.shape)
+    return flat.scatter_add(-1, indices.flatten(-rank), grad.flatten(-rank)).reshape(x.shape)
 
 
 def _starts(sample: Tensor, size: int, window: int, output: int) -> Tensor:

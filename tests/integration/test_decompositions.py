@@ -23,6 +23,7 @@ from retrograd.frontend.decompositions import (
     correlation,
     decomposition_table,
 )
+from retrograd.frontend.source import CaptureError
 
 aten = torch.ops.aten
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -408,6 +409,11 @@ def test_pooling_without_a_batch(name: str, rank: int) -> None:
     (pooled,) = [n for n in graph.graph.nodes if n.target is op]
     assert pooled.args[0].meta["val"].shape == (1, *x.shape)
     assert_close(graph(*tensors), op(x, [3] * rank))
+    # Numbers that stand for all axes would end torch-mlir's process.
+    graph, tensors = trace(op, x, [3] * rank, [2], [1])
+    (pooled,) = [n for n in graph.graph.nodes if n.target is op]
+    assert all(len(numbers) == rank for numbers in pooled.args[1:4])
+    assert_close(graph(*tensors), op(x, [3] * rank, [2], [1]))
 
 
 @pytest.mark.parametrize("op", [aten.index_put.default, aten._unsafe_index_put.default])
@@ -472,10 +478,21 @@ def test_norm_of_a_number(order: float) -> None:
         check(aten.linalg_vector_norm.default, torch.tensor(number), order, [0], True)
 
 
-def test_index_put_keeps_masks_and_leading_indices() -> None:
-    x, mask = torch.randn(4, 5), torch.randn(4) > 0
-    check(aten.index_put.default, x, [mask], torch.randn(5), False, gone=False)
+def test_index_put_keeps_leading_indices() -> None:
+    x = torch.randn(4, 5)
     check(aten.index_put.default, x, [torch.tensor([1, 3])], torch.randn(2, 5), False, gone=False)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_index_put_by_a_mask(accumulate: bool) -> None:
+    """A row for all that are chosen, and one for each; nothing is written anywhere else."""
+    x, mask = torch.randn(4, 5), torch.tensor([False, True, False, True])
+    for values in (torch.randn(5), torch.randn(2, 5), torch.randn(2, 1), torch.randn(())):
+        check(aten.index_put.default, x, [mask], values, accumulate)
+    check(aten.index_put.default, x, [mask.to(torch.uint8)], torch.randn(5), accumulate)
+    check(aten.index_put.default, x.T, [None, mask], torch.randn(5, 2), accumulate)
+    with pytest.raises(CaptureError, match="by a mask and other indices at once"):
+        trace(aten.index_put.default, x, [mask, torch.tensor([1])], torch.zeros(()))
 
 
 @pytest.mark.parametrize("pad", [[-1, 2], [-1, -2, 3, -1], [0, -1], [-1, 0, -2, -1]])

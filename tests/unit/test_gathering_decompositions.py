@@ -192,6 +192,9 @@ def test_fractional_pooling(axes: int, batched: bool) -> None:
         kernels, outs = [kernel] * axes, [out, *[min(out + 1, 5)] * (axes - 1)]
         x = numbers(*lead, 7, 6, 8)[..., :axes] if axes == 1 else numbers(*lead, *(7, 6, 8)[:axes])
         check(lambda x, k=kernels, o=outs: getattr(aten, name)(x, k, o, samples)[0], x, ops=ops)
+    if batched:
+        nothing, empty = numbers(0, 3, *(7, 6, 8)[:axes]), samples[:0]
+        check(lambda x: getattr(aten, name)(x, [2] * axes, [3] * axes, empty)[0], nothing, ops=ops)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
@@ -206,6 +209,9 @@ def test_masked_scatter() -> None:
     op = aten.masked_scatter_backward.default
     mask = torch.tensor([[True], [False], [True]])
     check(lambda x, s: x.masked_scatter(mask, s), numbers(3, 4), numbers(3, 5), ops=(op,))
+    ops = (op, aten.masked_scatter.default)
+    check(lambda x, s: x.masked_scatter(mask, s), numbers(4), numbers(3, 5), ops=ops)
+    check(lambda x, s: x.masked_scatter(mask[:, 0], s), numbers(2, 3), numbers(9), ops=ops)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

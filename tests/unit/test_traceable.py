@@ -17,6 +17,7 @@ FILLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "function": lambda x, i, v: torch.index_fill(x, -1, i, v),
     "in place": lambda x, i, v: x.clone().index_fill_(1, i, v),
     "number": lambda x, i, v: x.index_fill(1, i, 3.0) * v,
+    "no axes": lambda x, i, v: x * x[0, 0].index_fill(0, i[:1] * 0, v),
     "one index": lambda x, i, v: x.index_fill(0, i[0], v),
 }
 
