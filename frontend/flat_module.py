@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.pack_hooks import HookTracker
+from retrograd.frontend.selections import Selection, refusal
 from retrograd.frontend.side_effects import contained
 from retrograd.frontend.source import SourceTracker
 
@@ -53,6 +54,8 @@ class FlatModule(torch.nn.Module):
         else:
             result = self._call(*args, **kwargs)
         out_leaves, self.out_spec = pytree.tree_flatten(result)
+        if any(isinstance(leaf, Selection) for leaf in out_leaves):
+            raise refusal("a result")
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))

@@ -80,6 +80,14 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return layer
 
 
+def place_of_caller() -> str:
+    """`` at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER):
+        frame = frame.f_back
+    return _at(frame)
+
+
 def source_place(stack_trace: str | None) -> str:
     """``/home/me/model.py:12`` from the lines that a traced op keeps of the user's code; empty where it keeps none."""
     match = re.search(r'File "([^"]+)", line (\d+)', stack_trace or "")

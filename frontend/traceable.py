@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
+from retrograd.frontend.selections import Selection, is_same_choice, masked_select, refusal, select
 
 
 class TraceableFunctions(TorchFunctionMode):
@@ -64,6 +65,11 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
     """``x[key] = value`` by a mask among whole axes, `index_put` then; ``NotImplemented`` for other keys, and for
     numbers, which have no gradient."""
     keys = key if isinstance(key, tuple) else (key,)
+    if isinstance(value, Selection):
+        if len(keys) > 1 or not value.memory or not is_same_choice(value, keys[0], keys[0]._version):
+            raise refusal("x[mask] = y[mask]", "by another mask")
+        x.copy_(torch.where(value.wide_mask(), value.rows.to(x.dtype), x))
+        return None
     masks = [place for place, part in enumerate(keys) if isinstance(part, Tensor) and is_mask(part)]
     whole = [part for part in keys if part is Ellipsis or (isinstance(part, slice) and part == slice(None))]
     if len(masks) != 1 or len(whole) != len(keys) - 1 or not isinstance(value, Tensor):
@@ -95,4 +101,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.index_put: index_put,
     Tensor.index_put_: index_put_,
     Tensor.__setitem__: set_item,
+    Tensor.__getitem__: select,
+    Tensor.masked_select: masked_select,
+    torch.masked_select: masked_select,
 }

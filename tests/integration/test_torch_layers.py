@@ -64,6 +64,12 @@ def written(m: Tensor) -> Tensor:
     return m
 
 
+def logarithms(m: Tensor) -> Tensor:
+    """Of what is positive, where the derivative is finite."""
+    positive = m > 0
+    return m[positive].log().mean()
+
+
 def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor) -> tuple[Tensor, ...]:
     """Windows that do not fill their axis, tensors of no axis, 32-bit indices, one place or none, and so on."""
     return (
@@ -87,6 +93,7 @@ def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor
         (m * m[1].exp()).sum(),
         torch.lerp(m[0], m[None] * m, m).sum(),
         written(m),
+        logarithms(m),
         m[0].masked_scatter(m > 0, m.exp()),
     )
 

@@ -1,0 +1,125 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is computed from ``x[mask]`` can be traced where it is computed element by element, and is eager's."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend.source import CaptureError
+from retrograd.frontend.traceable import TraceableFunctions
+
+Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def written(write: Callable[[Tensor, Tensor, Tensor], None]) -> Function:
+    """All of a tensor that part of was written to."""
+
+    def run(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+        out = x * 1
+        write(out, y, mask)
+        return out.square().sum()
+
+    return run
+
+
+def assign(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    x[mask] = y[mask].exp()
+
+
+def add(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    x[mask] += 1
+
+
+def scale(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    x[mask] *= y[mask]
+
+
+def logarithm(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Neither the values nor the derivatives at what is left out are numbers."""
+    positive = x > 0
+    return x[positive].log().sum() + torch.masked_select(y, positive).mean()
+
+
+FUNCTIONS: dict[str, Function] = {
+    "sum": lambda x, y, m, i: x[m].sum(),
+    "mean of squares": lambda x, y, m, i: (x[m] - y[m]).square().mean(),
+    "logarithm": logarithm,
+    "cross entropy": lambda x, y, m, i: F.cross_entropy(x[m], i[m]),
+    "smoothed sum": lambda x, y, m, i: F.cross_entropy(x[m], i[m], reduction="sum", label_smoothing=0.1),
+    "another label to ignore": lambda x, y, m, i: F.nll_loss(F.log_softmax(x[m], -1), i[m].clamp(0), ignore_index=0),
+    "squares": lambda x, y, m, i: F.mse_loss(x[m], y[m]),
+    "each, then their mean": lambda x, y, m, i: F.smooth_l1_loss(input=x[m], target=y[m], reduction="none").mean(),
+    "logits": lambda x, y, m, i: F.binary_cross_entropy_with_logits(x[m], y[m].sigmoid()),
+    "losses that are chosen from": lambda x, y, m, i: F.mse_loss(x, y, reduction="none")[m].mean(),
+    "rows": lambda x, y, m, i: (F.linear(x[m], y[0]).softmax(-1) * torch.arange(3.0)).sum(0).sum(),
+    "parts": lambda x, y, m, i: x[m][:, 1].mean(0) + x[m][..., -2:].sum(-1).exp().sum(),
+    "extremes": lambda x, y, m, i: x[m].max() + y[m].min() + (x[m] > 9).any() + (x[m] > -9).all(),
+    "choice": lambda x, y, m, i: torch.where(x[m] > y[m], 2 / x[m], torch.ones(5) * y[m]).sum(),
+    "assign": written(assign),
+    "add": written(add),
+    "scale": written(scale),
+}
+
+
+def arguments() -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    mask, labels = torch.rand(4, 3) > 0.5, torch.randint(5, (4, 3))
+    mask[0, 0], labels[0, 0] = True, -100
+    return torch.randn(4, 3, 5), torch.randn(4, 3, 5), mask, labels
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_same_as_eager(name: str) -> None:
+    given = arguments()
+
+    def run(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
+        result = FUNCTIONS[name](*leaves, mask, labels)
+        return result.detach(), *torch.autograd.grad(result, leaves, materialize_grads=True)
+
+    with TraceableFunctions():
+        traced = make_fx(run, tracing_mode="fake")(*given)
+    torch.testing.assert_close(traced(*given), run(*given))
+    # Other elements are chosen by another mask, which may choose none.
+    given[2].logical_not_()
+    torch.testing.assert_close(traced(*given), run(*given))
+
+
+def changed_mask(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    mask = mask.clone()
+    chosen = x[mask]
+    mask &= y[..., 0] > 0
+    return (chosen * y[mask]).sum()
+
+
+def another_name(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    chosen = x[mask]
+    same = chosen.float()
+    chosen += 1
+    return same.sum()
+
+
+REFUSED: dict[str, tuple[Function, str]] = {
+    "length": (lambda x, y, m, i: x[m].sum() / len(x[m]), r"len\(\), where .*test_selections.py"),
+    "shape": (lambda x, y, m, i: x[m].sum() / x[m].shape[0], "shape, where the size of x"),
+    "deviation": (lambda x, y, m, i: x[m].std(), "std, where"),
+    "two masks": (lambda x, y, m, i: (x[x > 0] * y[y > 0]).sum(), "two masks choose"),
+    "a mask that was written to": (changed_mask, "two masks choose"),
+    "memory that was written to": (another_name, "by another name"),
+    "written elsewhere": (written(lambda x, y, m: x.__setitem__(m, y[y[..., 0] > 0])), "by another mask"),
+    "rows that are not chosen": (lambda x, y, m, i: (x[m] * torch.ones(3, 5)).sum(), "not chosen from"),
+    "targets that are not chosen": (lambda x, y, m, i: F.mse_loss(x[m], torch.ones(5)), "not chosen from"),
+    "weights of classes": (lambda x, y, m, i: F.cross_entropy(x[m], i[m], weight=y[0, 0]), "with weights"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    function, message = REFUSED[name]
+    with TraceableFunctions(), pytest.raises(CaptureError, match=message):
+        make_fx(function, tracing_mode="fake")(*arguments())
