@@ -284,18 +284,3 @@ def refusal(name: str, what: str = "") -> CaptureError:
     of = f"{name} {what}".strip()
     where = f"the size of x[mask] depends on the mask's contents{place_of_caller()}"
     return CaptureError(f"data-dependent shape: {of}, where {where}", _REMEDY)
-
-
-def select(x: Any, key: Any) -> Any:
-    """``x[key]`` by a mask of the first axes; ``NotImplemented`` for other keys."""
-    mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
-    if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim():
-        return NotImplemented
-    if mask.shape != x.shape[: mask.dim()] or not x.numel():
-        return NotImplemented
-    return Selection.of(x, mask)
-
-
-def masked_select(x: Any, mask: Any) -> Any:
-    """``torch.masked_select`` by a mask of the tensor's own shape; ``NotImplemented`` for others."""
-    return select(x, mask) if isinstance(mask, Tensor) and mask.shape == x.shape else NotImplemented

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 _TORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parent)
+# What calls the model: further out there is none of its code.
+_MODEL = str(Path(_OURS) / "flat_module.py")
 # Frames of these places are never the user's code.
 _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[1] / "runtime"), str(Path(contextlib.__file__)))
 
@@ -81,9 +83,11 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def place_of_caller() -> str:
-    """`` at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
+    """``, at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER):
+        if frame.f_code.co_filename == _MODEL:
+            return ""
         frame = frame.f_back
     return _at(frame)
 

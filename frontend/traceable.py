@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
-from retrograd.frontend.selections import Selection, is_same_choice, masked_select, refusal, select
+from retrograd.frontend.selections import Selection, is_same_choice, refusal
 
 
 class TraceableFunctions(TorchFunctionMode):
@@ -44,6 +44,23 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     """`index_fill`, in place."""
     filled = index_fill(x, dim, index, value)
     return filled if filled is NotImplemented else x.copy_(filled)
+
+
+def select(x: Any, key: Any) -> Any:
+    """``x[key]`` by a mask of the first axes, or by a list of truth values; ``NotImplemented`` for other keys."""
+    if isinstance(key, list) and x.dim() and len(key) == x.shape[0] and all(isinstance(part, bool) for part in key):
+        return x[[i for i, part in enumerate(key) if part]]
+    mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    if not isinstance(x, Tensor) or not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim():
+        return NotImplemented
+    if mask.shape != x.shape[: mask.dim()] or not x.numel():
+        return NotImplemented
+    return Selection.of(x, mask)
+
+
+def masked_select(x: Any, mask: Any) -> Any:
+    """``torch.masked_select`` by a mask of the tensor's own shape; ``NotImplemented`` for others."""
+    return select(x, mask) if isinstance(mask, Tensor) and mask.shape == x.shape else NotImplemented
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:

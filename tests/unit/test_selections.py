@@ -60,6 +60,7 @@ FUNCTIONS: dict[str, Function] = {
     "parts": lambda x, y, m, i: x[m][:, 1].mean(0) + x[m][..., -2:].sum(-1).exp().sum(),
     "extremes": lambda x, y, m, i: x[m].max() + y[m].min() + (x[m] > 9).any() + (x[m] > -9).all(),
     "choice": lambda x, y, m, i: torch.where(x[m] > y[m], 2 / x[m], torch.ones(5) * y[m]).sum(),
+    "list": lambda x, y, m, i: x[[True, False, False, True]].std(),
     "assign": written(assign),
     "add": written(add),
     "scale": written(scale),
