@@ -13,6 +13,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Interpreter, Node
 
 from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.rounding import find_tolerances
 from retrograd.frontend.verification import relative_error, to_double, tolerance_of
 
 # A value that is zero but for rounding, as the mean of what was centred, is measured against what it was computed from.
@@ -72,25 +73,21 @@ def record_values(graph_module: GraphModule, primals: Sequence[torch.Tensor]) ->
         ]
         recorder = _Recorder(graph_module)
         recorder.run(*arguments)
-    return EagerValues(recorder.tensors, recorder.tolerances)
+    tolerances = find_tolerances(graph_module.graph, tolerance_of)
+    return EagerValues(recorder.tensors, {node.name: tolerance for node, tolerance in tolerances.items()})
 
 
 class _Recorder(Interpreter):
-    """Runs a graph and keeps what each node gives, and how exactly."""
+    """Runs a graph and keeps what each node gives."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.tensors: dict[str, torch.Tensor] = {}
-        self.tolerances: dict[str, float] = {}
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, torch.Tensor):
             self.tensors[n.name] = value
-        own = tolerance_of(value.dtype) if isinstance(value, torch.Tensor) else 0.0
-        is_exact = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-        inherited = () if is_exact else (self.tolerances[source.name] for source in n.all_input_nodes)
-        self.tolerances[n.name] = max((own, *inherited))
         return value
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.rounding import find_tolerances
 
 # Largest relative error (norm of the difference over the norm of eager's) that rounding explains, by dtype; 0 for the
 # others.
@@ -62,6 +64,7 @@ def compare_with_eager(
     names = [s.name for s in (*captured.signature.params, *captured.signature.buffers)]
     names += [i.name for i in captured.signature.inputs if i.type is not None]
     run_eager = reference or partial(_run_eager, captured)
+    allowed, allowed_gradients = _tolerances(captured)
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=()):
         ours, theirs = _copies(primals), _copies(primals)
         state = torch.get_rng_state()
@@ -70,9 +73,9 @@ def compare_with_eager(
         eager = list(run_eager(theirs))
         outputs = [o.name for o in captured.signature.outputs if o.kind != "constant"]
         for name, a, b in zip(outputs, compiled, eager, strict=True):
-            _compare(name, a, b)
+            _compare(name, a, b, allowed)
         for name, a, b in zip(names, ours, theirs, strict=True):
-            _compare(name, a, b)
+            _compare(name, a, b, allowed)
         differentiable = [(a, b) for a, b in zip(compiled, eager, strict=True) if b.requires_grad]
         tangents = [torch.randn_like(b) for _, b in differentiable]
         wanted = [i for i, t in enumerate(theirs) if t.requires_grad]
@@ -88,7 +91,25 @@ def compare_with_eager(
         # A gradient that is zero but for rounding (a bias in front of a batch norm) is measured against the others.
         floor = 1e-2 * max((float(to_double(b).norm()) for _, b in pairs), default=0.0)
         for i, (a, b) in zip(wanted, pairs, strict=True):
-            _compare(f"gradient of {names[i]}", a, b, floor=floor)
+            _compare(f"gradient of {names[i]}", a, b, allowed_gradients.get(i, 0.0), floor=floor)
+
+
+def _tolerances(captured: CapturedGraph) -> tuple[float, dict[int, float]]:
+    """What is allowed to the outputs, and to each gradient, by the number of the primal, for what they are computed
+    from."""
+    graph = captured.graph_module.graph
+    tolerances = find_tolerances(graph, tolerance_of)
+    primals = {node.meta["desc"]: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    (output,) = graph.find_nodes(op="output")
+    forward, gradients = 0.0, {}
+    for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+        if not isinstance(node, torch.fx.Node):
+            continue
+        if isinstance(description, GradAOTOutput):
+            gradients[primals[description.grad_of]] = tolerances[node]
+        else:
+            forward = max(forward, tolerances[node])
+    return forward, gradients
 
 
 def _copies(primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -128,12 +149,14 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor, floor: float = 0
     return difference / max(float(b.norm()), floor, 1e-30) if difference else 0.0
 
 
-def _compare(name: str, compiled: torch.Tensor, eager: torch.Tensor, *, floor: float = 0.0) -> None:
+def _compare(name: str, compiled: torch.Tensor, eager: torch.Tensor, allowed: float, *, floor: float = 0.0) -> None:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         raise VerificationError(
             f"{name}: compiled {compiled.dtype} {tuple(compiled.shape)}, eager {eager.dtype} {tuple(eager.shape)}"
         )
-    error, tolerance = relative_error(compiled, eager, floor), tolerance_of(eager.dtype)
+    own = tolerance_of(eager.dtype)
+    # What is rounded in a wider type is as exact as what it is computed from; integers are the same or they are not.
+    error, tolerance = relative_error(compiled, eager, floor), max(own, allowed) if own else own
     if not error <= tolerance:
         raise VerificationError(
             f"{name}: the compiled value differs from eager's by {error:.2e} (relative norm; {tolerance:.0e} is "

@@ -12,6 +12,7 @@ import torch
 from retrograd.frontend.autograd.recorder import Recorder
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.hook_ops import BACKWARD
+from retrograd.frontend.rounding import find_tolerances
 
 # The most that a gradient may be off, relative to its norm. Rounding of sums alone is far below.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -25,6 +26,14 @@ class Rehearsal:
         self._traced, self._recorded = traced, recorded
         self._updated: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
+        graph = traced.graph_module.graph
+        tolerances = find_tolerances(graph, _tolerance_of)
+        self._allowed = max(tolerances.values(), default=0.0)
+        self._allowed_gradients: dict[int, float] = {}
+        for node in graph.find_nodes(op="call_function", target=torch.ops.retrograd.accumulate_grad.default):
+            gradient, _, param = node.args
+            index = traced.params[param]
+            self._allowed_gradients[index] = max(self._allowed_gradients.get(index, 0.0), tolerances[gradient])
 
     def restore(self, arguments: Sequence[torch.Tensor | int]) -> list[torch.Tensor | int] | None:
         """The arguments as they were before hooks that are part of the graph wrote to them; None where others did."""
@@ -72,13 +81,16 @@ class Rehearsal:
             if len(found) != len(expected):
                 return f"input {index} gets {len(found)} gradients instead of {len(expected)}"
             for mine, eager in zip(found, expected, strict=True):
-                if (error := _error(mine, eager)) is not None:
+                if (error := _error(mine, eager, self._allowed_gradients.get(index, 0.0))) is not None:
                     return f"the gradient of input {index}, of shape {list(eager.shape)}, {error}"
         for after, mine in self._updated:
-            if (error := _error(mine, after)) is not None:
+            if (error := _error(mine, after, self._allowed)) is not None:
                 return f"what a hook writes to a tensor of shape {list(after.shape)} {error}"
         for number, place in enumerate(self._traced.results):
-            if place is not None and (error := _error(results[place], self._recorded.outputs[number])) is not None:
+            if (
+                place is not None
+                and (error := _error(results[place], self._recorded.outputs[number], self._allowed)) is not None
+            ):
                 return f"result {number} {error}"
         return None
 
@@ -94,12 +106,16 @@ def _restored(argument: torch.Tensor, before: Mapping[int, tuple[torch.Tensor, t
     return argument
 
 
-def _error(mine: torch.Tensor, eager: torch.Tensor) -> str | None:
+def _tolerance_of(dtype: torch.dtype) -> float:
+    return _TOLERANCE.get(dtype, 1e-1) if dtype.is_floating_point else 0.0
+
+
+def _error(mine: torch.Tensor, eager: torch.Tensor, allowed: float) -> str | None:
     if mine.shape != eager.shape or mine.dtype != eager.dtype:
         return f"is {mine.dtype} {list(mine.shape)} instead of {eager.dtype} {list(eager.shape)}"
     if not eager.dtype.is_floating_point:
         return None if torch.equal(mine, eager) else "differs from eager's"
-    tolerance = _TOLERANCE.get(eager.dtype, 1e-1)
+    tolerance = max(_tolerance_of(eager.dtype), allowed)
     wide, expected = mine.to(torch.float64), eager.to(torch.float64)
     finite = expected.isfinite()
     if not torch.equal(finite, wide.isfinite()):

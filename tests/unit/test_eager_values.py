@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.eager_values import EagerValues, record_values
+from retrograd.frontend.rounding import find_tolerances
 from retrograd.frontend.verification import relative_error, tolerance_of
 
 
@@ -29,6 +30,11 @@ def test_what_is_computed_from_bfloat16_is_allowed_its_rounding() -> None:
     assert values.tolerances["exp_1"] == 1e-4
     assert values.find_difference(["exp"], [values.tensors["exp"] * 1.01], {}) is None
     assert "1e-04 is allowed" in (values.find_difference(["exp_1"], [values.tensors["exp_1"] * 1.01], {}) or "")
+
+
+def test_widened_arguments_are_exact() -> None:
+    graph = make_fx(lambda x: x.float())(torch.randn(3).bfloat16()).graph
+    assert max(find_tolerances(graph, tolerance_of).values()) == tolerance_of(torch.float32)
 
 
 def test_integers_have_to_be_equal() -> None:
