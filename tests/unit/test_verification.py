@@ -74,5 +74,5 @@ def test_more_than_rounding_explains_is_wrong(call: Call, name: str) -> None:
 
 def test_without_autocast_rounding_to_bfloat16_is_wrong() -> None:
     compare(exact, autocast=False)
-    with pytest.raises(VerificationError, match=r"1e-04 is allowed for torch\\.float32"):
+    with pytest.raises(VerificationError, match=r"1e-04 is allowed for torch\.float32"):
         compare(eager(True), autocast=False)
