@@ -183,6 +183,7 @@ def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                 names.setdefault(size.node.expr, str(size.node.expr))
     _number_rest(traced)
+    _respell_quotients(traced)
     share_sizes(traced, names)
     split_complex(traced)
     return size_values(traced)
@@ -196,6 +197,16 @@ def _number_rest(traced: torch.fx.GraphModule) -> None:
             node.replace_all_uses_with(_number(value))
     traced.graph.eliminate_dead_code()
     traced.recompile()
+
+
+def _respell_quotients(traced: torch.fx.GraphModule) -> None:
+    """Quotients of what was a number in Python, such as the 2 / n of a mean squared error's gradient where n is open,
+    as the op that all others are.
+
+    AOTAutograd makes tensors of such numbers (``tensorify_python_scalars``) behind the decompositions.
+    """
+    for node in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.true_divide.Tensor):
+        node.target = torch.ops.aten.div.Tensor
 
 
 def _number(value: Any) -> Any:

@@ -229,13 +229,14 @@ def dynamo_backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The backend of ``torch.compile(model, backend="retrograd")``; ``options`` are those of compile_backward.
+    """The backend of ``torch.compile(model, backend="retrograd")``; ``options`` are those of compile_backward, but for
+    ``verify``, ``dynamic_shapes`` and ``progress``.
 
     Raises:
         CaptureError: the graph has sizes that depend on data.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
-    chosen = Options(**(options or {})).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
+    chosen = Options.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
 
     return compile_with_dynamo(graph_module, example_inputs, partial(build_graph, options=chosen), mode)
 

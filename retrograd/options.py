@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -51,6 +52,20 @@ class Options:
             parse_memory_size(self.memory_budget)
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Options:
+        """The options that ``torch.compile`` was given.
+
+        Raises:
+            ValueError: there is no such option; names those that there are.
+        """
+        known = [field.name for field in fields(cls) if field.name != "device"]
+        for name in given:
+            if name not in known:
+                similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(name, known, 1))
+                raise ValueError(f"option '{name}' is not one of {', '.join(known)}{similar}")
+        return cls(**given)
 
     def on(self, tensors: Sequence[torch.Tensor]) -> Options:
         """The same for a model of these parameters and arguments: CUDA where any of them is."""

@@ -91,6 +91,30 @@ def test_a_size_that_is_marked_stays_dynamic(built: list[Any]) -> None:
     assert captured() == len(built) == 1
 
 
+def test_a_loss_that_is_divided_by_an_open_size(built: list[Any]) -> None:
+    """AOTAutograd makes tensors of what is divided by the number of elements."""
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.mse_loss(x.sin(), x.detach(), reduction="mean")
+
+    compiled = torch.compile(loss, backend="retrograd", dynamic=True, options={"fallback": "error"})
+    for rows in (3, 5):
+        assert_eager(compiled, loss, matrix(rows))
+    assert captured() == len(built) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partitoin": "default"}, "option 'partitoin' is not one of target, partition, .*; did you mean 'partition'"),
+        ({"device": "cuda"}, "option 'device' is not one of target, partition, cache"),
+    ],
+)
+def test_unknown_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendCompilerFailed, match=message):
+        torch.compile(scaled, backend="retrograd", options=options)(matrix(3))
+
+
 def test_what_cannot_be_compiled_for_many_sizes_is_for_each(caplog: pytest.LogCaptureFixture) -> None:
     """A budget is a number of bytes, for one size."""
     options: dict[str, Any] = {"partition": "budget", "memory_budget": "1MiB"}
