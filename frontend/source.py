@@ -111,7 +111,8 @@ def capture_error(error: Exception) -> CaptureError:
     )
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
-        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", _DATA_DEPENDENT_REMEDY)
+        remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
+        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", remedy)
     first = (str(error).strip().splitlines() or [""])[0]
     op = _untraceable_op(error)
     if op is not None:
@@ -150,3 +151,13 @@ def _format_frame(frame: FrameType) -> str:
 
 def _at(frame: FrameType | None) -> str:
     return "" if frame is None else f", at {_format_frame(frame)}"
+
+
+# What to do about single ops.
+_REMEDIES = {
+    "aten.repeat_interleave.Tensor": "pass output_size=, the sum of the repeats, as a number",
+    "aten._local_scalar_dense.default": (
+        "use torch.where, or pass the value as an argument; in place of x[i] and x.narrow(0, i, n) by an i of no axis, "
+        "write x[i[None]][0] and x.index_select(0, i + torch.arange(n))"
+    ),
+}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.indexing import put_counted
+from retrograd.frontend.source import CaptureError
 
 aten = torch.ops.aten
 
@@ -69,10 +70,18 @@ def find_window(shape: Sequence[int], size: Sequence[int], stride: Sequence[int]
 
 
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
-    """``aten.as_strided``; ``NotImplemented`` where it looks at memory that is not the tensor's own, or sizes are
-    open."""
+    """``aten.as_strided``; ``NotImplemented`` for open sizes, where it looks at nothing, and of tensors with gaps.
+
+    Raises:
+        CaptureError: it looks at memory that is not the tensor's own.
+    """
     place = find_place(x, size, stride, storage_offset)
     if place is None:
+        if is_outside(x, size, stride, storage_offset):
+            raise CaptureError(
+                "as_strided looks at memory that is not its tensor's own, of which compiled code is given that alone",
+                "pass the tensor that it is a view of, and take the view inside of the model",
+            )
         return NotImplemented
     rows = x.permute(place.order)
     if place.window is None:
@@ -102,6 +111,20 @@ def as_strided_scatter(
     values = values.permute([turned.index(axis) for axis in range(len(turned))])
     written = _write(rows.reshape(place.shape), values, place.window, 0).reshape(rows.shape)
     return written.permute([place.order.index(axis) for axis in range(x.dim())])
+
+
+def is_outside(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> bool:
+    """Whether a view looks at memory before the first element of ``x`` or behind the last; not for open sizes."""
+    numbers = [*x.shape, *x.stride(), x.storage_offset(), *size, *stride, storage_offset or 0]
+    if not all(isinstance(number, int) for number in numbers) or 0 in (*x.shape, *size):
+        return False
+    offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    return offset < 0 or offset + _reach(size, stride) > _reach(x.shape, x.stride())
+
+
+def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
+    """How far behind its first element a view's last one is."""
+    return sum((count - 1) * step for count, step in zip(size, stride, strict=True))
 
 
 def is_overlapping(size: Sequence[int], stride: Sequence[int]) -> bool:
@@ -135,7 +158,7 @@ def find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
         return None
     order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
     offset = 0 if storage_offset is None else int(storage_offset - x.storage_offset())
-    last = offset + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    last = offset + _reach(size, stride)
     if offset < 0 or last >= x.numel() or not x.permute(order).is_contiguous():
         return None
     whole = tuple(x.shape[axis] for axis in order)

@@ -103,6 +103,11 @@ def line_of(text: str) -> int:
             rf"data-dependent control flow.*{__file__}\", line {line_of('error names')}",
         ),
         (
+            lambda x: x.repeat_interleave(torch.tensor([1, 2, 0]), 0),
+            (torch.randn(3, requires_grad=True),),
+            r"data-dependent shape.*pass output_size=",
+        ),
+        (
             closure(),
             (torch.randn(3, 4, requires_grad=True),),
             r"requires grad is neither an argument nor a parameter.*weight",
@@ -128,7 +133,7 @@ def line_of(text: str) -> int:
             r"PyTorch cannot trace aten._efficient_attention_backward.default, .*TypeError: .*'scale'.*outside of the",
         ),
     ],
-    ids=["branch", "closure", "shape", "no-grad", "detached", "random", "complex", "untraceable"],
+    ids=["branch", "repeats", "closure", "shape", "no-grad", "detached", "random", "complex", "untraceable"],
 )
 def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(retrograd.CaptureError, match=re.compile(message, re.DOTALL)) as caught:

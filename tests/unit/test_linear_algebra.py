@@ -138,3 +138,18 @@ def test_large_and_complex_matrices_are_kept() -> None:
     for op in (aten.linalg_cholesky_ex.default, aten.linalg_inv_ex.default, aten.linalg_qr.default):
         assert FUNCTIONS[op](large) is NotImplemented
         assert FUNCTIONS[op](torch.empty(2, 2, dtype=torch.complex64, device="meta")) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_matrix_exp(dtype: torch.dtype) -> None:
+    """Matrices of small and large norms in one batch, beside the exponential in f64; nothing at all."""
+    function = FUNCTIONS[aten.linalg_matrix_exp.default]
+    sizes = torch.tensor([0.0, 1e-3, 1.0, 6.0, 60.0, 1e4], dtype=torch.float64)[:, None, None]
+    a = (matrix(6, 5, 5) - 3 * torch.eye(5)) * sizes
+    found, expected = function(a.to(dtype)), torch.linalg.matrix_exp(a.to(dtype).double())
+    tolerance = 2e-5 if dtype is torch.float32 else 1e-11
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    assert found.dtype is dtype
+    assert function(a * 1e6)[-1].isnan().all()
+    assert function(a[:, :0, :0]).shape == (6, 0, 0)
+    assert function(torch.zeros(200, 200)) is NotImplemented

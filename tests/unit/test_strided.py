@@ -15,8 +15,10 @@ from retrograd.frontend.decompositions.strided import (
     as_strided_scatter,
     find_place,
     find_window,
+    is_outside,
     is_overlapping,
 )
+from retrograd.frontend.source import CaptureError
 
 Geometry = tuple[torch.Tensor, list[int], list[int], int]
 
@@ -85,3 +87,14 @@ def test_windows_of_three_rows_of_four(
     size: tuple[int, ...], stride: tuple[int, ...], offset: int, window: Window | None
 ) -> None:
     assert find_window((3, 4), size, stride, offset) == window
+
+
+def test_memory_of_another_tensor() -> None:
+    """Gaps are the tensor's own, what is before and behind is not."""
+    x = torch.arange(24).reshape(4, 6)[1:3, ::2]
+    assert is_outside(x, [2], [1], 5)
+    assert is_outside(x, [2], [6], 12)
+    assert not is_outside(x, [2, 3], [6, 1], 6)
+    assert not is_outside(x, [0], [1], 40)
+    with pytest.raises(CaptureError, match=r"not its tensor's own(.|\n)*pass the tensor that it is a view of"):
+        as_strided(x, [2], [1], 0)
