@@ -87,8 +87,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
     row = _row(x, dim)
     if not _is_short(row):
-        place = _longest_run(row)
-        return NotImplemented if place is None else _taken(row, place, x, dim, keepdim)
+        return NotImplemented
     this, other = row.unsqueeze(-1), row.unsqueeze(-2)
     frequency = (this == other).to(torch.int32).sum(-1, dtype=torch.int32)
     often = frequency == frequency.amax(-1, keepdim=True)
@@ -98,19 +97,6 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     rivals = (beaten & often.unsqueeze(-2)).to(torch.int32).sum(-1, dtype=torch.int32)
     places = _place_where(often & (rivals == 0))
     return _taken(row, places.unsqueeze(-1), x, dim, keepdim)
-
-
-def _longest_run(row: Tensor) -> Tensor | None:
-    """The place ``[..., 1]`` of the last element of the longest run of equal ones, of several such runs that of the
-    smallest; None for rows that are not sorted here."""
-    length = row.shape[-1]
-    if not isinstance(length, int) or length > LONGEST:
-        return None
-    values, places = (t[..., :length] for t in _network(row, False))
-    at = torch.arange(length, device=row.device)
-    begins = torch.cat([torch.ones_like(values[..., :1], dtype=torch.bool), values[..., 1:] != values[..., :-1]], -1)
-    run = at - torch.where(begins, at, 0).cummax(-1).values
-    return places.gather(-1, (run * length - at).argmax(-1, keepdim=True))
 
 
 def _sorted(x: Tensor, dim: int, descending: bool, count: int | None = None) -> Any:
