@@ -33,6 +33,7 @@ from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.pack_hooks import find_open_pair, mark_values
+from retrograd.frontend.partial_writes import find_partly_written
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.side_effects import refuse_backward_hooks
@@ -143,6 +144,7 @@ def _signature(
         raise AssertionError("the tracer did not call the model")
     metadata = joint._aot_state.fw_metadata
     is_tensor = [leaf is TENSOR for leaf in flat.out_leaves]
+    mutated = tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
     return Signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
@@ -150,11 +152,12 @@ def _signature(
         outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_spec, sizes.names),
         in_spec=in_spec,
         out_spec=flat.out_spec,
-        mutated=tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data),
+        mutated=mutated,
         autocast=_autocast(),
         training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
         sizes=sizes.sizes,
         conditions=sizes.conditions,
+        partly_written=find_partly_written(joint.graph_module.graph, mutated),
     )
 
 

@@ -83,9 +83,10 @@ class OutputSpec:
 class Signature:
     """Arguments and results of a captured program; tensors of the graph are params, then buffers, then tensor inputs.
 
-    ``mutated`` are those that a step overwrites, by number. ``autocast`` is what ``torch.autocast`` was set to: a dtype
-    for each type of device that it was on for. ``training`` is the mode of each module by its path. ``sizes`` differ
-    from call to call; ``conditions`` on them were taken for granted by the trace.
+    ``mutated`` are those that a step overwrites, by number, and ``partly_written`` those of them of which it may
+    overwrite a part. ``autocast`` is what ``torch.autocast`` was set to: a dtype for each type of device that it was on
+    for. ``training`` is the mode of each module by its path. ``sizes`` differ from call to call; ``conditions`` on them
+    were taken for granted by the trace.
     """
 
     params: tuple[StateSpec, ...]
@@ -99,6 +100,7 @@ class Signature:
     training: dict[str, bool]
     sizes: tuple[SizeSpec, ...] = ()
     conditions: tuple[Any, ...] = ()
+    partly_written: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their
@@ -111,6 +113,7 @@ class Signature:
             "in_tree": _dump_tree(self.in_spec),
             "out_tree": _dump_tree(self.out_spec),
             "mutated": list(self.mutated),
+            "partly_written": list(self.partly_written),
             "autocast": self.autocast,
             "training": self.training,
             "sizes": [dataclasses.asdict(s) for s in self.sizes],

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.runtime.repeated_memory import repeats
 from retrograd.runtime.sizes import DynamicSize, Expression, SizeChecks, SizeError, show
 
 
@@ -109,6 +110,7 @@ class CallingConvention:
         names, shapes = tuple(t.name for t in expected), tuple(t.shape for t in expected)
         self._checks = SizeChecks(sizes, tuple(signature.get("conditions", ())), names, shapes) if sizes else None
         self._mutated: Sequence[int] = signature.get("mutated", ())
+        self._partly_written = frozenset(signature.get("partly_written", ()))
         for i in self._mutated if self._copies_to is not None else ():
             if on_cpu[i]:
                 raise ArgumentError(
@@ -191,7 +193,8 @@ class CallingConvention:
         return self._brought(list(tensors))
 
     def check_memory(self, primals: Sequence[torch.Tensor]) -> None:
-        """Raise :class:`ArgumentError` where the program writes to a tensor whose memory an argument shares.
+        """Raise :class:`ArgumentError` where the program writes to a tensor whose memory an argument shares, or to a
+        part of one whose own elements are one in memory.
 
         Eager sees the write in both of them, the program reads all its arguments before it writes. ``primals`` are
         parameters, buffers and arguments, in the program's order.
@@ -199,6 +202,13 @@ class CallingConvention:
         if not self._mutated:
             return
         first = len(self.state)
+        names = [e.name for e in (*self.state, *self.inputs) if isinstance(e, ExpectedTensor)]
+        for i in self._partly_written:
+            if repeats(primals[i]):
+                raise ArgumentError(
+                    f"{names[i]} is expanded, so that elements of it are one in memory, and the model writes to a part "
+                    "of it; pass a clone() of it"
+                )
         given = {t.untyped_storage().data_ptr() for t in primals[first:]}
         for i in self._mutated:
             if i < first and primals[i].untyped_storage().data_ptr() not in given:
@@ -207,7 +217,6 @@ class CallingConvention:
             for j in range(0 if i >= first else first, len(primals)):
                 other_start, other_end = _extent(primals[j])
                 if i != j and start < other_end and other_start < end:
-                    names = [e.name for e in (*self.state, *self.inputs) if isinstance(e, ExpectedTensor)]
                     raise ArgumentError(
                         f"{names[j]} shares memory with {names[i]}, which the model writes to; pass a clone() of it"
                     )

@@ -26,7 +26,7 @@ def filling_repeated(call: Callable[[Tensors], Tensors], mutated: Sequence[int])
         return call
 
     def checked(tensors: Tensors) -> Tensors:
-        repeated = {i: tensors[i] for i in mutated if _repeats(tensors[i])}
+        repeated = {i: tensors[i] for i in mutated if repeats(tensors[i])}
         if not repeated:
             return call(tensors)
         given = [t.clone(memory_format=torch.contiguous_format) if i in repeated else t for i, t in enumerate(tensors)]
@@ -39,7 +39,8 @@ def filling_repeated(call: Callable[[Tensors], Tensors], mutated: Sequence[int])
     return checked
 
 
-def _repeats(tensor: torch.Tensor) -> bool:
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of an argument that can be written to are one in memory."""
     # One that requires grad cannot be written to, or is a view that autograd has to know of.
     return not tensor.requires_grad and any(
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
@@ -53,7 +54,7 @@ def write(tensor: torch.Tensor, written: torch.Tensor) -> None:
         RuntimeError: it is not.
     """
     once = tuple(slice(None) if step else slice(1) for step in tensor.stride())
-    if _repeats(tensor) and torch.equal(written[once].expand(written.shape), written):
+    if repeats(tensor) and torch.equal(written[once].expand(written.shape), written):
         tensor[once].copy_(written[once])
     else:
         # Else says that elements are one in memory, and what to do.

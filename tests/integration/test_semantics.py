@@ -356,6 +356,24 @@ def test_an_argument_whose_elements_share_memory_is_filled(tmp_path: Path) -> No
         assert torch.equal(torch.autograd.grad(result.sum(), w)[0], torch.full((3, 4), 2.0))
 
 
+def test_writes_to_a_part_of_an_expanded_argument_are_refused(tmp_path: Path) -> None:
+    """Eager sees them in the whole of it."""
+
+    def write(x: Tensor, w: Tensor) -> Tensor:
+        x[0].fill_(1)
+        result = (x.sin() * w.detach() + w).sum()
+        x.fill_(2)
+        return result
+
+    w = randn(3, 4)
+    step = retrograd.compile_backward(write, (torch.zeros(3, 4), w))
+    step.save(tmp_path / "write.vmfb")
+    for call in (step, retrograd.load(tmp_path / "write.vmfb")):
+        assert_close(call(torch.zeros(3, 4), w), write(torch.zeros(3, 4), w), "result")
+        with pytest.raises(retrograd.ArgumentError, match=r"args\[0\] is expanded.* writes to a part of it; pass a clone"):
+            call(torch.zeros(1, 4).expand(3, 4), w)
+
+
 def _run(call: Callable[..., Any], model: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
     module = owner(model)
     parameters = list(module.parameters()) if module else []
