@@ -370,7 +370,7 @@ def test_writes_to_a_part_of_an_expanded_argument_are_refused(tmp_path: Path) ->
     step.save(tmp_path / "write.vmfb")
     for call in (step, retrograd.load(tmp_path / "write.vmfb")):
         assert_close(call(torch.zeros(3, 4), w), write(torch.zeros(3, 4), w), "result")
-        with pytest.raises(retrograd.ArgumentError, match=r"args\[0\] is expanded.* writes to a part of it; pass a clone"):
+        with pytest.raises(retrograd.ArgumentError, match=r"args\[0\] is expanded.* a part of it; pass a clone"):
             call(torch.zeros(1, 4).expand(3, 4), w)
 
 
