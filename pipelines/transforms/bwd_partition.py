@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import find_symbols, parse_shape
-from retrograd.pipelines.analysis.budget import find_curve
 from retrograd.pipelines.analysis.graph import JointGraph, Tag
 from retrograd.pipelines.analysis.liveness import compute_peak
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
@@ -44,8 +43,6 @@ POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
     "default": find_default_partition,
     "min-cut": find_min_cut_partition,
 }
-# Compiling within a budget asks for one point of the curve after another.
-_find_curve = lru_cache(maxsize=1)(find_curve)
 # Ops that do something besides giving results.
 _OBSERVED = ("bwd.accumulate_grad", "bwd.call_backward", "bwd.call_hook", "bwd.final_callbacks", "bwd.save")
 
@@ -112,6 +109,18 @@ class BwdPartition(ModulePass):
         except InfeasibleBudget as error:
             raise PassFailure(func, f"bwd-partition: {error}", f"set budget={error.least} or more") from error
         return point.plan, _describe_purchase(curve, budget)
+
+
+@lru_cache(maxsize=1)
+def _find_curve(graph: JointGraph) -> Curve:
+    """The curve of a graph; compiling within a budget asks for one point of the same after another.
+
+    Its solver is imported when a budget is first asked for: OR-Tools brings pandas, which takes longer to import than
+    all that the other policies need.
+    """
+    from retrograd.pipelines.analysis.budget import find_curve
+
+    return find_curve(graph)
 
 
 def check_structure(func: ir.Operation) -> None:

@@ -203,3 +203,13 @@ def test_lowering_loads_neither_torch_nor_numpy() -> None:
     program = "import sys, retrograd.tools.lower\nassert sys.modules['numpy'] is None and 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
+
+
+def test_without_a_budget_no_solver_is_loaded() -> None:
+    """OR-Tools' interface to CP-SAT brings pandas: it would take half of the time of a start."""
+    program = (
+        "import sys, retrograd.pipelines.transforms.bwd_partition\n"
+        "assert not {'pandas', 'ortools.sat'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
