@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from iree_tools import RUN_MODULE
 from safetensors.torch import load_file, save_file
 
 from retrograd.runtime.artifact import read_artifact
@@ -174,7 +175,7 @@ def test_expected_results_as_retrograd_and_iree_compare_them(
     status, out, err = run_here(capsys, *line, *outputs)
     assert (status, err) == (0, "")
     assert "difference" in out
-    iree = [str(Path(sys.executable).parent / "iree-run-module"), f"--module={compiled.file}", "--device=local-task"]
+    iree = [*RUN_MODULE, f"--module={compiled.file}", "--device=local-task"]
     iree += [f"--function={function}", *(f"--input=@{file}" for file in inputs)]
     result = subprocess.run(
         [*iree, *(f"--expected_output=@{file}" for file in outputs)], capture_output=True, text=True

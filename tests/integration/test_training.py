@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from iree_tools import RUN_MODULE
 from models import Case
 from suite import SUITE
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from retrograd.runtime.executor import Program
 STEPS = 20
 GRADIENT_TOLERANCE = 2e-5
 PARAMETER_TOLERANCE = 1e-4
-RUN_MODULE = Path(sys.executable).parent / "iree-run-module"
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -103,7 +102,7 @@ def test_artifact_runs_without_python(name: str, tmp_path: Path) -> None:
         results = run_function(program, spec, arguments)
         assert digests(arguments) == before, "an argument changed"
         known |= {r.name: t for r, t in zip(spec.results, results, strict=True) if r.role != "mutation"}
-        command = [str(RUN_MODULE), f"--module={path}", f"--function={function}", "--device=local-task"]
+        command = [*RUN_MODULE, f"--module={path}", f"--function={function}", "--device=local-task"]
         for i, tensor in enumerate(arguments):
             np.save(tmp_path / f"{function}_argument{i}.npy", tensor.contiguous().numpy())
             command.append(f"--input=@{tmp_path}/{function}_argument{i}.npy")

@@ -5,3 +5,4 @@
 import sys
 
 RUN_MODULE = (sys.executable, "-m", "iree._runtime.scripts.iree_run_module")
+DUMP_MODULE = (sys.executable, "-m", "iree._runtime.scripts.iree_dump_module")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ import iree.runtime as iree_runtime
 import numpy as np
 import pytest
 from iree.runtime import version as iree_version
+from iree_tools import DUMP_MODULE, RUN_MODULE
 
+from retrograd.pipelines.executable import iree_tool
 from retrograd.runtime import artifact
 from retrograd.runtime.artifact import ArtifactError, is_runtime_compatible, read_artifact, write_artifact
 from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, ManifestError, TensorSpec
 
-SCRIPTS = Path(sysconfig.get_path("scripts"))
 SOURCE = """
 module @m {
   util.func public @forward(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -52,7 +52,7 @@ def vmfb(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("vmfb")
     (folder / "m.mlir").write_text(SOURCE)
     command: list[str | Path] = [
-        SCRIPTS / "iree-compile",
+        iree_tool("iree-compile"),
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
         "--iree-llvmcpu-target-cpu=host",
@@ -106,7 +106,7 @@ def test_iree_run_module_runs_it(path: Path, tmp_path: Path) -> None:
 
     def run(expected: str) -> int:
         tensors = [f"--input=@{tmp_path}/x.npy", f"--expected_output=@{tmp_path}/{expected}"]
-        command = [str(SCRIPTS / "iree-run-module"), f"--module={path}", "--function=forward", *tensors]
+        command = [*RUN_MODULE, f"--module={path}", "--function=forward", *tensors]
         return subprocess.run(command, check=False, capture_output=True).returncode
 
     assert run("y.npy") == 0
@@ -117,7 +117,7 @@ def test_iree_reads_the_file_in_place(path: Path) -> None:
     instance = iree_runtime.VmInstance()
     assert "forward" in iree_runtime.VmModule.mmap(instance, str(path)).function_names
     assert "forward" in iree_runtime.VmModule.copy_buffer(instance, path.read_bytes()).function_names
-    dump = subprocess.run([SCRIPTS / "iree-dump-module", path], check=True, capture_output=True, text=True)
+    dump = subprocess.run([*DUMP_MODULE, path], check=True, capture_output=True, text=True)
     assert "// @m : version 0" in dump.stdout
 
 
