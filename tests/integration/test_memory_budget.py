@@ -33,7 +33,7 @@ def make(name: str) -> Case:
     # Narrow and deep on a large batch: residuals are most of its memory.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        stages = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())]
+        stages = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU())]
         return Case(nn.Sequential(*stages), (torch.randn(256, 16),), lambda y: F.mse_loss(y, torch.zeros(256, 16)))
 
 
