@@ -14,6 +14,7 @@ from retrograd.pipelines.transforms.barriers import VIEWS, hide, take_behind_bar
 
 _SCATTER = "tm_tensor.scatter"
 _UPDATES, _TENSOR = 0, 2
+_REPEATED = frozenset({"arith.extf", "arith.extsi", "arith.extui", "tensor.extract"})
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,45 @@ def isolate_updates(scatter: ir.Operation) -> None:
         )
     updates = scatter.operands[_UPDATES]
     root = view_root(updates)
-    if isinstance(root, ir.OpResult) and root.owner.name == "linalg.generic":
+    if isinstance(root, ir.OpResult) and is_repeated(root.owner):
         scatter.operands[_UPDATES] = take_behind_barrier(updates, scatter)
 
 
+def is_repeated(op: ir.Operation) -> bool:
+    """Whether IREE may compute ``op`` again in whatever kernel uses it: an elementwise op that widens or gathers."""
+    if op.name != "linalg.generic":
+        return False
+    return any(not _REPEATED.isdisjoint({inner.name for inner in walk(block)}) for block in op.regions[0].blocks)
+
+
 def isolate_result(scatter: ir.Operation) -> None:
-    """Where what ``scatter`` writes into is used elsewhere too, have its result read from behind a barrier."""
-    if is_shared(scatter.operands[_TENSOR]):
+    """Where what ``scatter`` writes into is used elsewhere too, have its result read from behind a barrier. Zeros that
+    several scatters start at are not: each has its own."""
+    tensor = scatter.operands[_TENSOR]
+    root = view_root(tensor)
+    if is_shared(tensor) and not (is_filled(root) and is_written_only(root)):
         hide(scatter.result)
+
+
+def is_filled(value: ir.Value) -> bool:
+    """Whether all elements of ``value`` are one number that is known here."""
+    if not isinstance(value, ir.OpResult):
+        return False
+    op = value.owner
+    if op.name == "arith.constant":
+        attribute = op.attributes["value"]
+        return isinstance(attribute, ir.DenseElementsAttr) and bool(attribute.is_splat)
+    return bool(op.name == "linalg.fill")
+
+
+def is_written_only(value: ir.Value) -> bool:
+    """Whether all uses of ``value``, itself or through views, are scatters that write into it."""
+    return all(
+        is_written_only(use.owner.results[0])
+        if use.owner.name in VIEWS
+        else use.owner.name == _SCATTER and use.operand_number == _TENSOR
+        for use in value.uses
+    )
 
 
 def is_shared(value: ir.Value) -> bool:

@@ -58,3 +58,94 @@ func.func @read_before(%rows: tensor<2x1xf32>, %places: tensor<2x1xi32>, %flat: 
   %first = tensor.extract %flat[%zero] : tensor<4xf32>
   return %r, %first : tensor<4x1xf32>, f32
 }
+
+// -----
+
+// What is computed without widening or gathering stays in a kernel of its own anyway: a barrier would only cut what IREE
+// runs, and lays out, in one piece.
+// CHECK-LABEL: func.func @computed(
+// CHECK-NOT: util.optimization_barrier
+// CHECK: return
+#id = affine_map<(d0) -> (d0)>
+func.func @computed(%x: tensor<2xf32>, %places: tensor<2x1xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<2xf32>
+  %sum = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%x : tensor<2xf32>) outs(%empty : tensor<2xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %f = arith.addf %in, %in : f32
+    linalg.yield %f : f32
+  } -> tensor<2xf32>
+  %rows = tensor.expand_shape %sum [[0, 1]] output_shape [2, 1] : tensor<2xf32> into tensor<2x1xf32>
+  %r = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
+// What gathers may be computed again in the scatter's kernel.
+// CHECK-LABEL: func.func @gathered(
+// CHECK: %[[OWN:.*]] = "util.optimization_barrier"
+// CHECK-NEXT: "tm_tensor.scatter"(%[[OWN]],
+#id = affine_map<(d0) -> (d0)>
+func.func @gathered(%x: tensor<8xf32>, %at: tensor<2xindex>, %places: tensor<2x1xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<2xf32>
+  %some = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%at : tensor<2xindex>) outs(%empty : tensor<2xf32>) {
+  ^bb0(%in: index, %out: f32):
+    %f = tensor.extract %x[%in] : tensor<8xf32>
+    linalg.yield %f : f32
+  } -> tensor<2xf32>
+  %rows = tensor.expand_shape %some [[0, 1]] output_shape [2, 1] : tensor<2xf32> into tensor<2x1xf32>
+  %r = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
+// Zeros that two scatters start at are no tensor that is read as it was; but if something else reads them, they are.
+// CHECK-LABEL: func.func @zeros(
+// CHECK-NOT: util.optimization_barrier
+// CHECK: return
+func.func @zeros(%rows: tensor<2x1xf32>, %places: tensor<2x1xi32>) -> (tensor<4x1xf32>, tensor<4x1xf32>, tensor<4x1xf32>) {
+  %flat = arith.constant dense<0.0> : tensor<4xf32>
+  %table = tensor.expand_shape %flat [[0, 1]] output_shape [4, 1] : tensor<4xf32> into tensor<4x1xf32>
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<4x1xf32>
+  %filled = linalg.fill ins(%zero : f32) outs(%empty : tensor<4x1xf32>) -> tensor<4x1xf32>
+  %0 = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  %1 = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    %sum = arith.addf %update, %old : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  %2 = "tm_tensor.scatter"(%0, %places, %filled) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<4x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %0, %1, %2 : tensor<4x1xf32>, tensor<4x1xf32>, tensor<4x1xf32>
+}
+
+// -----
+
+// CHECK-LABEL: func.func @zeros_read(
+// CHECK: "tm_tensor.scatter"
+// CHECK: util.optimization_barrier
+// CHECK: return
+func.func @zeros_read(%rows: tensor<2x1xf32>, %places: tensor<2x1xi32>, %at: index) -> (tensor<4x1xf32>, f32) {
+  %table = arith.constant dense<0.0> : tensor<4x1xf32>
+  %r = "tm_tensor.scatter"(%rows, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    "tm_tensor.yield"(%update) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  %first = tensor.extract %table[%at, %at] : tensor<4x1xf32>
+  return %r, %first : tensor<4x1xf32>, f32
+}
