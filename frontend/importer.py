@@ -255,16 +255,18 @@ def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: to
     names = find_names(graph)
     if not names:
         return
-    shapes: dict[ir.Operation, list[str]] = {}
+    # By the first result: operands and attributes are part of an op's hash, which changes with them.
+    shapes: dict[ir.Value, list[str]] = {}
     for (node, index), value in node_importer._v.items():
         if not isinstance(value, ir.OpResult):
             continue
         traced = node.meta.get("val")
         text = _shape_text(traced[index] if isinstance(traced, (tuple, list)) else traced, names)
         if text:
-            shapes.setdefault(value.owner, [""] * len(value.owner.results))[value.result_number] = text
-    for op, texts in shapes.items():
-        op.attributes["bwd.shapes"] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
+            results = value.owner.results
+            shapes.setdefault(results[0], [""] * len(results))[value.result_number] = text
+    for first, texts in shapes.items():
+        first.owner.attributes["bwd.shapes"] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
     i64 = ir.IntegerType.get_signless(64)
     hints = {node.meta[SIZE]: ir.IntegerAttr.get(i64, hint(node.meta["val"])) for node in find_heads(graph)}
     module.operation.attributes["bwd.sizes"] = ir.DictAttr.get(hints)

@@ -47,14 +47,16 @@ class BwdNarrowSaved(ModulePass):
             raise PassFailure(module, message, "run bwd-partition first")
         packers: dict[str, Packer] = {}
         parts: dict[str, list[Part]] = {}
-        order, shapes = _order(forward), ShapeReader(forward)
-        for save in order:
+        ops, shapes = _ops(forward), ShapeReader(forward)
+        last = find_last_places(ops)
+        for save in ops:
             if save.name != "bwd.save" or (packer := find_packer(module, save.operands[0], shapes)) is None:
                 continue
             name = ir.StringAttr(save.attributes["name"]).value
             packers[name] = packer
-            parts[name] = pack_save(save, name, packer, order, shapes.text(save.operands[0]))
-        for save in [op for op in order if op.name == "bwd.save"]:
+            following = ops[last[save.operands[0]] + 1]
+            parts[name] = pack_save(save, name, packer, following, shapes.text(save.operands[0]))
+        for save in [op for op in ops if op.name == "bwd.save"]:
             if ir.StringAttr(save.attributes["name"]).value in packers:
                 save.erase()
         if packers:
@@ -170,13 +172,10 @@ def _find_hooks(module: ir.Operation, value: ir.OpResult) -> HookPacker:
     return HookPacker(name, packing, unpacking)
 
 
-def pack_save(save: ir.Operation, name: str, packer: Packer, order: dict[ir.Operation, int], shape: str) -> list[Part]:
-    """Pack what is saved, of a ``shape`` that is written down, after its last use, and save the parts in front of it;
-    returns their names and types."""
+def pack_save(save: ir.Operation, name: str, packer: Packer, following: ir.Operation, shape: str) -> list[Part]:
+    """Pack what is saved, of a ``shape`` that is written down, in front of the op ``following`` its last use, and save
+    the parts in front of it; returns their names and types."""
     value = save.operands[0]
-    users = [use.owner.operation for use in value.uses]
-    last = max(order[op] for op in (value.owner, *users) if op.name not in ("bwd.save", "func.return"))
-    following = list(order)[last + 1]
     at = save if following.name == "bwd.save" else following
     packed = packer.pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location, shape), value, name)
     for part_name, part in packed.items():
@@ -188,13 +187,11 @@ def pack_save(save: ir.Operation, name: str, packer: Packer, order: dict[ir.Oper
 
 def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict[str, list[Part]]) -> None:
     """Give ``@backward`` the parts in place of the values, which it unpacks in front of their first use."""
-    block, order = func.regions[0].blocks[0], _order(func)
+    block, ops = func.regions[0].blocks[0], _ops(func)
     old, entries = list(block.arguments), attribute_dicts(func, "arg_attrs")
-    # Before any op changes: an op is found by a hash that its operands are part of.
-    firsts = [min((order[use.owner.operation] for use in a.uses), default=len(order) - 1) for a in old]
-    ops = list(order)
+    firsts = find_first_uses(ops)
     attributes: list[dict[str, str]] = []
-    for argument, entry, place in zip(old, entries, firsts, strict=True):
+    for argument, entry in zip(old, entries, strict=True):
         name = entry.get("bwd.value", "")
         if entry.get("bwd.role") != "saved" or name not in packers:
             argument.replace_all_uses_with(block.add_argument(argument.type, func.location))
@@ -202,7 +199,7 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
             continue
         given = [block.add_argument(type_, func.location) for _, type_ in parts[name]]
         attributes += [_part_attributes(entry, *part) for part in parts[name]]
-        first = ops[place]
+        first = ops[firsts.get(argument, len(ops) - 1)]
         builder = TorchBuilder(ir.InsertionPoint(first), first.location, entry.get(SHAPE, ""))
         argument.replace_all_uses_with(packers[name].unpack(builder, given, argument.type))
     for number in reversed(range(len(old))):
@@ -217,9 +214,28 @@ def _part_attributes(entry: dict[str, str], name: str, type_: ir.Type) -> dict[s
     return {key: text for key, text in named.items() if text}
 
 
-def _order(func: ir.Operation) -> dict[ir.Operation, int]:
-    """The ops of a function, and the place of each."""
-    return {view.operation: place for place, view in enumerate(func.regions[0].blocks[0].operations)}
+def _ops(func: ir.Operation) -> list[ir.Operation]:
+    return [view.operation for view in func.regions[0].blocks[0].operations]
+
+
+# By values, not by ops: operands are part of an op's hash, which changes with them.
+def find_last_places(ops: Sequence[ir.Operation]) -> dict[ir.Value, int]:
+    """For each value the place of the op that is the last to give or to use it, other than to save or return it."""
+    last: dict[ir.Value, int] = {}
+    for place, op in enumerate(ops):
+        last |= dict.fromkeys(op.results, place)
+        if op.name not in ("bwd.save", "func.return"):
+            last |= dict.fromkeys(op.operands, place)
+    return last
+
+
+def find_first_uses(ops: Sequence[ir.Operation]) -> dict[ir.Value, int]:
+    """For each value that ``ops`` take the place of the first that does."""
+    first: dict[ir.Value, int] = {}
+    for place, op in enumerate(ops):
+        for operand in op.operands:
+            first.setdefault(operand, place)
+    return first
 
 
 def _set_arguments(func: ir.Operation, types: Sequence[ir.Type], attributes: Sequence[dict[str, str]]) -> None:
