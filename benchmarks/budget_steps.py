@@ -5,6 +5,7 @@ that is feasible to the peak that `default` has, at equal distances.
 
 python benchmarks/budget_steps.py
 python benchmarks/budget_steps.py --models gpt2 --size memory
+python benchmarks/budget_steps.py --lay-out
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from page import heading, make_console, markdown_table, measured_with, releases,
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.importer import import_graph
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
-from retrograd.pipelines.budgeted import BudgetBuilder, Built, step_peak
-from retrograd.pipelines.staged import Progress
+from retrograd.pipelines.budgeted import BudgetBuilder, Built, Choice, step_peak
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.staged import Progress, StagedModule
 from retrograd.pipelines.targets import CPU
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "budget-steps.md"
@@ -37,7 +39,8 @@ STEPS = 21
 COLUMNS = ("model", "default's peak", "least peak", "of it", "plans", "ms recomputed", "violations", "seconds")
 EXPLANATION = f"""\
 Each model is compiled for {STEPS} memory budgets: from the least that is feasible to the peak that `default` has, at
-equal distances. Peaks are those of the buffers that IREE lays out, which the measured ones equal.
+equal distances. Peaks are those of the buffers that IREE lays out, which the measured ones equal; with
+`--lay-out` nothing is compiled beyond that.
 
 - *plans*: how many different ones the budgets lead to.
 - *ms recomputed*: within the least budget, by the cost model.
@@ -79,14 +82,37 @@ class Memory:
         self.found[json.dumps(parts, sort_keys=True)] = data
 
 
-def sweep(name: str, case: Case) -> Sweep:
-    """Compile ``case`` for all budgets."""
+@dataclass(frozen=True)
+class Layouts(BudgetBuilder):
+    """Chooses plans by what IREE lays out for them, and compiles none to the end."""
+
+    staged: dict[tuple[str, int | None], StagedModule] = field(default_factory=dict)
+
+    def stage(self, policy: str, budget: int | None = None) -> StagedModule:
+        key = (policy, budget)
+        if key not in self.staged:
+            self.staged[key] = super().stage(policy, budget)
+        return self.staged[key]
+
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
+        staged = self.stage(choice.policy, choice.point)
+        scratch = self.scratch(staged, choice.target)
+        peak = step_peak(staged, scratch)
+        if peak > limit:
+            return None, peak
+        partition = {**staged.partition, **facts, **choice.facts}
+        return (replace(staged, partition=partition), Executable(b"", (), scratch, 0.0), False), peak
+
+
+def sweep(name: str, case: Case, *, is_compiled: bool = True) -> Sweep:
+    """Compile ``case`` for all budgets, or if not ``is_compiled``, have IREE lay its buffers out."""
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         captured = capture_joint(stack, case.model, case.args, None)
         module = import_graph(captured.graph_module, captured.signature)
     source = module.operation.get_asm(enable_debug_info=True)
-    builder = BudgetBuilder(source, module.context, CPU, releases(), Progress(), Memory())
+    kind = BudgetBuilder if is_compiled else Layouts
+    builder = kind(source, module.context, CPU, releases(), Progress(), Memory())
     whole = int(builder.build(1.0)[0].partition["memory_budget"])
     try:
         least = _peak(builder.build(1))
@@ -139,13 +165,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compile models for 21 memory budgets each.")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--size", choices=("memory", "test", "bench"), default="test")
+    parser.add_argument("--lay-out", action="store_true", help="stop where IREE has laid its buffers out")
     parser.add_argument("--write", action="store_true", help="write docs/budget-steps.md")
     options = parser.parse_args(arguments)
     console = make_console(140)
     found: list[Sweep] = []
     for name in options.models:
         torch.manual_seed(0)
-        found.append(sweep(name, make_case(name, options.size)))
+        found.append(sweep(name, make_case(name, options.size), is_compiled=not options.lay_out))
         console.print("  ".join(cells(found[-1])), markup=False, highlight=False)
         for line in find_violations(found[-1].steps):
             console.print(f"  {line}", markup=False, highlight=False)

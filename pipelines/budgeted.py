@@ -51,7 +51,7 @@ _FORWARD, _BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """What can be built: a policy, the planned peak for ``budget``, flags, and what is to be said of it."""
 
     policy: str
@@ -80,7 +80,7 @@ class BudgetBuilder:
             PipelineError, CompileError: the module cannot be compiled.
         """
         default = self.stage("default")
-        whole = step_peak(default, self._scratch(default, self.target))
+        whole = step_peak(default, self.scratch(default, self.target))
         limit = resolve_memory_size(budget, whole)
         curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
@@ -88,28 +88,28 @@ class BudgetBuilder:
         ratio = whole / max(1, default.partition["peak_bytes_planned"])
         refused: list[int] = []
         for choice in self._choices([int(peak) for peak, _ in curve], limit * _SLACK / ratio):
-            built, peak = self._try(choice, limit, {**facts, "plans_refused": len(refused)})
+            built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
             refused.append(peak)
         raise InfeasibleBudget(limit, min(refused))
 
-    def _choices(self, peaks: list[int], highest: float) -> Iterator[_Choice]:
+    def _choices(self, peaks: list[int], highest: float) -> Iterator[Choice]:
         """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case."""
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
-        yield _Choice("default", None, self.target, free)
+        yield Choice("default", None, self.target, free)
         lowest = peaks[-_LEAST:]
         for peak in thin_out(peaks, _MOST):
             if peak <= highest or peak in lowest:
-                yield _Choice("budget", peak, self.target, {})
+                yield Choice("budget", peak, self.target, {})
         plain = replace(self.target, ladder=self.target.ladder[-1:])
         if plain != self.target:
-            yield _Choice("budget", peaks[-1], plain, {})
+            yield Choice("budget", peaks[-1], plain, {})
 
-    def _try(self, choice: _Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
         staged = self.stage(choice.policy, choice.point)
-        peak = step_peak(staged, self._scratch(staged, choice.target))
+        peak = step_peak(staged, self.scratch(staged, choice.target))
         if peak > limit:
             return None, peak
         executable, cached = build_executable(staged, choice.target, self.versions, self.progress, self.store)
@@ -128,7 +128,7 @@ class BudgetBuilder:
         with self.context, ir.Location.unknown():
             return stage_module(ir.Module.parse(self.source), policy, self.progress, budget)
 
-    def _scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:
+    def scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:
         """Scratch bytes of each function, from the store where they are known."""
         parts = {"kind": "scratch", **executable_parts(staged, target, self.versions)}
         found = self.store.get(parts) if self.store is not None else None
