@@ -21,9 +21,9 @@ def parse_memory_size(size: object) -> int | float:
     value: object = size
     if isinstance(size, str):
         value = _parse_text(size.strip())
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"unreadable memory budget {size!r}; {_EXPECTED}")
-    if not math.isfinite(value) or value <= 0:
+    if value <= 0:
         raise ValueError(f"memory budget {size!r} is not above zero; {_EXPECTED}")
     return value
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -115,8 +116,13 @@ def test_budgets_are_honoured() -> None:
         ("budget", None, "unreadable memory budget None; give bytes"),
         ("budget", True, "unreadable memory budget True; give bytes"),
         ("budget", "plenty", "unreadable memory budget 'plenty'; give bytes"),
+        ("budget", "", "unreadable memory budget ''; give bytes"),
+        ("budget", math.inf, "unreadable memory budget inf; give bytes"),
+        ("budget", math.nan, "unreadable memory budget nan; give bytes"),
+        ("budget", "-1", "memory budget '-1' is not above zero; give bytes"),
         ("budget", 0, "memory budget 0 is not above zero; give bytes"),
         ("budget", -1.0, "memory budget -1.0 is not above zero; give bytes"),
+        ("cheap", None, "partition 'cheap' is not one of default, min-cut, budget"),
         ("min-cut", "64MiB", "partition 'min-cut' takes no memory_budget; use partition='budget'"),
     ],
 )
