@@ -8,8 +8,9 @@ common (``kernel_roots``): what they give takes no memory. One that takes no ten
 each. A reduction over the outermost axis is split (see ``split_reductions``): all its parts are written first. A matrix
 product gives a plain result; one that is large (see ``packed_products``) reads packed copies of its operands, each
 written by a kernel of its own. Pointwise ops that alone use a product run in its kernel, on packed copies of their
-other operands if its own are packed, unless these come later or are products themselves. A product that is split (see
-``split_products``) reads its operands as they are.
+other operands if its own are packed, unless these are products themselves; if they come later, all that they need runs
+before what else stands behind the product. So it is with reductions. A product that is split (see ``split_products``)
+reads its operands as they are.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def find_steps(
 class _Former:
     def __init__(self, graph: JointGraph, taken: KernelInputs, available: frozenset[int], kept: frozenset[int]) -> None:
         self.graph, self.available = graph, available
-        self.work, self.sources, self.inputs, self.users = taken
+        self.work, self.sources, self.inputs, self.users = [*taken.work], taken.sources, taken.reads, taken.users
         # A view that is returned is written to its storage by the kernel that makes what it looks at; of what is at
         # hand, of several values or of a part of one, it is a copy.
         looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
@@ -71,8 +72,8 @@ class _Former:
         # What is computed inside of its user's kernel, by which op; ops that ran before their turn.
         self.inside: dict[int, int] = {}
         self.done: set[int] = set()
-        # By the op in whose kernel it runs, a product that waits for what else that takes.
-        self.delayed: dict[int, Op] = {}
+        # By the op in whose kernel it runs, a product or reduction that waits for what else that takes.
+        self.delayed: dict[int, tuple[Op, tuple[int, ...] | None]] = {}
         self.places = {number: place for place, number in enumerate(self.work)}
         self.kernels = KernelRoots(graph, taken, self.kept | available)
         self.roots = self.kernels.roots
@@ -100,13 +101,13 @@ class _Former:
             if number in self.done:
                 continue
             if number in self.delayed:
-                self.add_delayed(self.delayed[number], op)
+                self.add_delayed(*self.delayed[number], op)
             elif op.name in PRODUCTS:
                 self.add_product(place, op, self.flat(self.inputs[number]))
             elif self.is_fused(number):
                 self.inside.update((r, number) for r in op.results if r not in self.available)
             else:
-                self.add_kernel(op)
+                self.add_kernel(op, place)
         for view in self.copied:
             self.steps.append(Step(self.sources[view], ()))
         return Steps(tuple(self.steps), self.bytes)
@@ -122,7 +123,7 @@ class _Former:
             seen[value] = None
         return tuple(v for v in seen if v not in self.inside)
 
-    def add_kernel(self, op: Op) -> None:
+    def add_kernel(self, op: Op, place: int | None = None) -> None:
         """An op, with the pointwise ops in front of it that run in its kernel; first all parts of its result, if it is
         split."""
         reads = self.flat(self.inputs[op.id])
@@ -130,7 +131,26 @@ class _Former:
             reads = (*reads, self.add_coordinates(op))
         elif op.parts > 1:
             reads = (self.add_parts(op, reads),)
-        self.add(reads, op.results)
+        if op.name in INDEX_OPERANDS and not self.kept.isdisjoint(op.results):
+            # It writes into a tensor that is filled before, not into storage of the caller's.
+            filled = self.copy(op.results[0])
+            self.steps.append(Step(reads, (filled,)))
+            reads = (filled,)
+        if place is not None and op.kind is OpKind.REDUCTION:
+            self.add_reduction(place, op, reads)
+        else:
+            self.add(reads, op.results)
+
+    def add_reduction(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
+        """A kernel that adds up, with the pointwise ops behind it if these take what comes later and give as much."""
+        kernel = self.find_later_kernel(place, op) if len(op.results) == 1 else None
+        if kernel is not None and self.count_bytes(self.graph.ops[kernel]) == self.count_bytes(op):
+            self.delay(place, op, kernel, reads)
+        else:
+            self.add(reads, op.results)
+
+    def count_bytes(self, op: Op) -> int:
+        return sum(self.graph.values[result].bytes for result in op.results)
 
     def add_coordinates(self, op: Op) -> int:
         """The coordinates of all elements of a scatter: those along each axis first, then all of them side by side."""
@@ -154,10 +174,10 @@ class _Former:
         """A matrix product, with the pointwise ops behind it that nothing else feeds and whose other operands are
         there."""
         if op.parts > 1:
-            self.add((self.add_parts(op, reads),), op.results)
+            self.add_reduction(place, op, (self.add_parts(op, reads),))
             return
         if (kernel := self.find_later_kernel(place, op)) is not None:
-            self.delayed[kernel] = op
+            self.delay(place, op, kernel)
             return
         take = self.pack if op.packed else self.write
         packed = [take(v) for v in reads]
@@ -173,6 +193,19 @@ class _Former:
             results = self.graph.ops[user].results
         self.add(tuple(dict.fromkeys(packed)), results)
 
+    def delay(self, place: int, op: Op, kernel: int, reads: tuple[int, ...] | None = None) -> None:
+        """Have ``op`` run with the op ``kernel``, at ``place``, where it stands: behind all that ``kernel`` needs,
+        which IREE moves there, and before what else stood in between. ``reads`` are not to be packed."""
+        self.delayed[kernel] = (op, reads)
+        place, end = place + 1, self.places[kernel] + 1
+        wanted, needed = set[int](), {kernel}
+        for number in reversed(self.work[place:end]):
+            if number in needed or not wanted.isdisjoint(self.graph.ops[number].results):
+                needed.add(number)
+                wanted.update(self.inputs[number])
+        self.work[place:end] = sorted(self.work[place:end], key=lambda number: number not in needed)
+        self.places.update((number, at) for at, number in enumerate(self.work[place:end], place))
+
     def take_others(self, op: Op, values: Iterable[int]) -> list[int]:
         """What the kernel of a product reads for ``values``, which the ops behind it take: if its operands are packed,
         packed copies of those that are no smaller; a mask has an eighth of the bytes, what is broadcast less."""
@@ -181,7 +214,8 @@ class _Former:
         return [take(v) if self.graph.values[v].bytes >= whole else v for v in values]
 
     def find_later_kernel(self, place: int, op: Op) -> int | None:
-        """The op, in whose kernel of pointwise ops the product at ``place`` runs, though that takes what comes later.
+        """The op, in whose kernel of pointwise ops the product or reduction at ``place`` runs, though that takes what
+        comes later.
 
         Where products are added up, the first of them runs with the additions, unless it reads packed operands.
         """
@@ -193,7 +227,8 @@ class _Former:
         if kernel in self.delayed or self.graph.ops[kernel].kind is not OpKind.POINTWISE:
             return None
         others = self.find_kernel_reads(kernel) - {op.results[0]}
-        if len(others) + len(self.inputs[op.id]) >= _MOST_OPERANDS or (op.packed and any(map(self.is_product, others))):
+        is_packed = op.packed and op.name in PRODUCTS and op.parts == 1
+        if len(others) + len(self.inputs[op.id]) >= _MOST_OPERANDS or (is_packed and any(map(self.is_product, others))):
             return None
         return kernel if any(self.is_made_after(v, place) for v in others) else None
 
@@ -215,12 +250,14 @@ class _Former:
         producer = self.graph.values[value].producer
         return producer is not None and value not in self.available and self.places[producer] > place
 
-    def add_delayed(self, product: Op, kernel: Op) -> None:
-        """A product in the kernel of pointwise ops that takes it."""
-        take = self.pack if product.packed else self.write
-        packed = [take(v) for v in self.flat(self.inputs[product.id])]
-        others = [v for v in self.flat(self.inputs[kernel.id]) if v not in product.results]
-        self.add(tuple(dict.fromkeys((*packed, *self.take_others(product, others)))), kernel.results)
+    def add_delayed(self, op: Op, reads: Iterable[int] | None, kernel: Op) -> None:
+        """A product or a reduction in the kernel of pointwise ops that takes it."""
+        others = [v for v in self.flat(self.inputs[kernel.id]) if v not in op.results]
+        if reads is None:
+            take = self.pack if op.packed else self.write
+            reads = [take(v) for v in self.flat(self.inputs[op.id])]
+            others = self.take_others(op, others)
+        self.add(tuple(dict.fromkeys((*reads, *others))), kernel.results)
 
     def is_product(self, value: int) -> bool:
         producer = self.graph.values[value].producer

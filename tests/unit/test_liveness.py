@@ -3,6 +3,7 @@
 """Peaks of small plans, counted by hand; sizes are multiples of the alignment."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -249,13 +250,13 @@ def test_sizes(size: object, expected: float) -> None:
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize("size", [0, -1, 0.0, -0.5, float("nan"), float("inf"), "0", "-3", "0.0", "0MiB"])
+@pytest.mark.parametrize("size", [0, -1, 0.0, -0.5, "0", "-3", "0.0", "0MiB"])
 def test_sizes_that_are_not_above_zero(size: object) -> None:
     with pytest.raises(ValueError, match="is not above zero; give bytes"):
         parse_memory_size(size)
 
 
-@pytest.mark.parametrize("size", [True, None, "", "much", "64 MiB of it", "1e3", "MiB", [1]])
+@pytest.mark.parametrize("size", [True, None, math.nan, math.inf, "", "much", "64 MiB of it", "1e3", "MiB", [1]])
 def test_sizes_that_are_unreadable(size: object) -> None:
     with pytest.raises(ValueError, match="unreadable memory budget"):
         parse_memory_size(size)
@@ -317,6 +318,15 @@ def test_a_scatter_takes_the_coordinates_of_all_elements() -> None:
     assert compute_peak(scatter, plan_from_saved(scatter, (), "test")).forward_scratch == 4 * 640
 
 
+def test_a_scatter_that_is_returned_is_copied_to_its_place() -> None:
+    text = "input x 64\n input d 640\n input i 64\n y = scatter_add d x i x 640\n z = compute y 64\n"
+    text += "forward {}\n backward x"
+    assert peak(text.format("z")).forward_scratch == 640
+    assert peak(text.format("y z")).forward_scratch == 640
+    text = text.replace("scatter_add d x i x", "compute x")
+    assert peak(text.format("y z")).forward_scratch == 0
+
+
 LATE = """
     input x 640
     input w 640
@@ -331,13 +341,14 @@ LATE = """
 
 
 def test_a_product_waits_for_what_its_kernel_takes_besides() -> None:
-    # c, then the copies of x, w and d, and the product with the sum; y is never in memory.
+    # c and d, then the copies of x, w and d, and the product with the sum; y is never in memory. e, which stood before
+    # the sum but is not needed for it, stays behind the product.
     graph = parse_graph(LATE.format("compute"))
     formed = find_steps(graph, tuple(range(len(graph.ops))), graph.arguments, graph.forward_results)
     y, c, d, e, z = numbers(graph, "y c d e z")
     copies = tuple(range(len(graph.values), len(graph.values) + 3))
-    assert [step.writes for step in formed.steps] == [(c,), (d,), (e,), *((copy,) for copy in copies), (z,)]
-    assert formed.steps[-1].reads == copies
+    assert [step.writes for step in formed.steps] == [(c,), (d,), *((copy,) for copy in copies), (z,), (e,)]
+    assert formed.steps[-2].reads == copies
     assert y not in formed.bytes
     # What is another product is added by a kernel of its own.
     graph = parse_graph(LATE.format("mm"))
