@@ -1,9 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-isolate-scatters``: what a scatter adds up, and where need be what reads it, is not part of its kernel."""
+"""``bwd-isolate-scatters``: what a scatter adds up and where, and what reads it, are not part of its kernel."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,8 +14,12 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import VIEWS, hide, take_behind_barrier, view_root, walk
 
 _SCATTER = "tm_tensor.scatter"
-_UPDATES, _TENSOR = 0, 2
-_REPEATED = frozenset({"arith.extf", "arith.extsi", "arith.extui", "tensor.extract"})
+_UPDATES, _PLACES, _TENSOR = 0, 1, 2
+_MOVES = ("linalg.broadcast", "linalg.transpose")
+# So many 64-bit places fill the 32 KiB of stack that IREE allows a kernel on a CPU.
+_MOST_PLACES = 4096
+_WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
+_GATHERS = frozenset({"tensor.extract"})
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ class BwdIsolateScatters(ModulePass):
 
     IREE copies a widening of its operands into whatever uses it, a scatter too, and its code generator for GPUs cannot
     tile the two together: the gradient of an embedding in bf16, added up in f32, does not compile for CUDA. Elementwise
-    ops other than widenings are not fused into scatters anyway, so that the barrier costs them nothing.
+    ops other than widenings are not fused into scatters anyway, so that the barrier costs them nothing. On a CPU many
+    widened places, 64 bits of the 32 that a sort gives, do not fit on the stack of the kernel either.
     """
 
     name: ClassVar[str] = "bwd-isolate-scatters"
@@ -38,27 +44,55 @@ class BwdIsolateScatters(ModulePass):
             for block in func.regions[0].blocks:
                 for op in list(walk(block)):
                     if op.name == _SCATTER:
-                        isolate_updates(op)
+                        isolate_operands(op)
                         isolate_result(op)
 
 
-def isolate_updates(scatter: ir.Operation) -> None:
-    """Where the updates of ``scatter`` are computed by an elementwise op, take them from behind a barrier."""
+def isolate_operands(scatter: ir.Operation) -> None:
+    """Where the updates of ``scatter``, or many places, are computed by an elementwise op, take them from behind a
+    barrier."""
     if len(scatter.operands) < 3:
         raise PassFailure(
             scatter, "bwd-isolate-scatters: a scatter of fewer than three operands", "give updates, places and tensor"
         )
-    updates = scatter.operands[_UPDATES]
-    root = view_root(updates)
-    if isinstance(root, ir.OpResult) and is_repeated(root.owner):
-        scatter.operands[_UPDATES] = take_behind_barrier(updates, scatter)
+    for number in (_UPDATES, _PLACES) if are_many(scatter.operands[_PLACES]) else (_UPDATES,):
+        operand = scatter.operands[number]
+        root = view_root(operand)
+        if isinstance(root, ir.OpResult) and is_repeated(root.owner):
+            scatter.operands[number] = take_behind_barrier(operand, scatter)
+
+
+def are_many(places: ir.Value) -> bool:
+    """Whether there are, or may be, more places than a kernel has stack for."""
+    type_ = ir.RankedTensorType(places.type)
+    return not type_.has_static_shape or math.prod(type_.shape) >= _MOST_PLACES
 
 
 def is_repeated(op: ir.Operation) -> bool:
-    """Whether IREE may compute ``op`` again in whatever kernel uses it: an elementwise op that widens or gathers."""
+    """Whether IREE may compute ``op`` again in whatever kernel uses it: an elementwise op that widens or gathers. It
+    makes one op of that and of what puts its elements in another order; ``bwd-fold-widenings`` of a widening and what
+    reads it."""
+    if op.name in _MOVES:
+        source = view_root(op.operands[0])
+        return isinstance(source, ir.OpResult) and is_repeated(source.owner)
+    return has_any(op, _WIDENINGS | _GATHERS) or (
+        op.name == "linalg.generic"
+        and "reduction" not in str(op.attributes["iterator_types"])
+        and any(is_widened(operand) for operand in op.operands)
+    )
+
+
+def is_widened(value: ir.Value) -> bool:
+    """Whether ``value`` is a view of what an elementwise op widens."""
+    root = view_root(value)
+    return isinstance(root, ir.OpResult) and has_any(root.owner, _WIDENINGS)
+
+
+def has_any(op: ir.Operation, names: frozenset[str]) -> bool:
+    """Whether ``op`` is elementwise and its body has ops of one of the names."""
     if op.name != "linalg.generic":
         return False
-    return any(not _REPEATED.isdisjoint({inner.name for inner in walk(block)}) for block in op.regions[0].blocks)
+    return any(not names.isdisjoint({inner.name for inner in walk(block)}) for block in op.regions[0].blocks)
 
 
 def isolate_result(scatter: ir.Operation) -> None:

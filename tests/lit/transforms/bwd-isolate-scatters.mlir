@@ -27,6 +27,118 @@ func.func @widened(%x: tensor<2xbf16>, %places: tensor<2x1xi32>, %table: tensor<
 
 // -----
 
+#id = affine_map<(d0) -> (d0)>
+
+// So are places that are widened, where they are too many for a kernel's stack.
+// CHECK-LABEL: func.func @widened_places(
+// CHECK: %[[WIDE:.*]] = linalg.generic
+// CHECK: %[[PLACES:.*]] = tensor.expand_shape %[[WIDE]]
+// CHECK-NEXT: %[[OWN:.*]] = "util.optimization_barrier"(%[[PLACES]]) : (tensor<4096x1xi64>) -> tensor<4096x1xi64>
+// CHECK-NEXT: "tm_tensor.scatter"(%{{.*}}, %[[OWN]], %{{.*}}) ({
+func.func @widened_places(
+    %rows: tensor<4096x1xf32>, %places: tensor<4096xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<4096xi64>
+  %wide = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%places : tensor<4096xi32>) outs(%empty : tensor<4096xi64>) {
+  ^bb0(%in: i32, %out: i64):
+    %i = arith.extsi %in : i32 to i64
+    linalg.yield %i : i64
+  } -> tensor<4096xi64>
+  %column = tensor.expand_shape %wide [[0, 1]] output_shape [4096, 1] : tensor<4096xi64> into tensor<4096x1xi64>
+  %r = "tm_tensor.scatter"(%rows, %column, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    %sum = arith.addf %update, %old : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) : (tensor<4096x1xf32>, tensor<4096x1xi64>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+
+// Fewer places are part of the kernel.
+// CHECK-LABEL: func.func @few_places(
+// CHECK-NOT: util.optimization_barrier
+// CHECK: return
+func.func @few_places(
+    %rows: tensor<4095x1xf32>, %places: tensor<4095xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<4095xi64>
+  %wide = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%places : tensor<4095xi32>) outs(%empty : tensor<4095xi64>) {
+  ^bb0(%in: i32, %out: i64):
+    %i = arith.extsi %in : i32 to i64
+    linalg.yield %i : i64
+  } -> tensor<4095xi64>
+  %column = tensor.expand_shape %wide [[0, 1]] output_shape [4095, 1] : tensor<4095xi64> into tensor<4095x1xi64>
+  %r = "tm_tensor.scatter"(%rows, %column, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    %sum = arith.addf %update, %old : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) : (tensor<4095x1xf32>, tensor<4095x1xi64>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+
+// A widening whose elements are put in another order is still one.
+// CHECK-LABEL: func.func @widened_and_turned(
+// CHECK: %[[TURNED:.*]] = linalg.transpose
+// CHECK-NEXT: %[[OWN:.*]] = "util.optimization_barrier"(%[[TURNED]]) : (tensor<2x1xf32>) -> tensor<2x1xf32>
+// CHECK-NEXT: "tm_tensor.scatter"(%[[OWN]], %{{.*}}, %{{.*}}) ({
+func.func @widened_and_turned(%x: tensor<1x2xbf16>, %places: tensor<2x1xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<1x2xf32>
+  %into = tensor.empty() : tensor<2x1xf32>
+  %wide = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<1x2xbf16>) outs(%empty : tensor<1x2xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %f = arith.extf %in : bf16 to f32
+    linalg.yield %f : f32
+  } -> tensor<1x2xf32>
+  %turned = linalg.transpose ins(%wide : tensor<1x2xf32>) outs(%into : tensor<2x1xf32>) permutation = [1, 0]
+  %r = "tm_tensor.scatter"(%turned, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    %sum = arith.addf %update, %old : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+
+// What reads a widening takes it in later on.
+// CHECK-LABEL: func.func @doubled(
+// CHECK: %[[DOUBLE:.*]] = linalg.generic
+// CHECK: %[[DOUBLE:.*]] = linalg.generic
+// CHECK: "util.optimization_barrier"(%[[DOUBLE]]) : (tensor<2x1xf32>) -> tensor<2x1xf32>
+func.func @doubled(%x: tensor<2x1xbf16>, %places: tensor<2x1xi32>, %table: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %empty = tensor.empty() : tensor<2x1xf32>
+  %wide = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<2x1xbf16>) outs(%empty : tensor<2x1xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %f = arith.extf %in : bf16 to f32
+    linalg.yield %f : f32
+  } -> tensor<2x1xf32>
+  %double = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%wide : tensor<2x1xf32>) outs(%empty : tensor<2x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %f = arith.addf %in, %in : f32
+    linalg.yield %f : f32
+  } -> tensor<2x1xf32>
+  %r = "tm_tensor.scatter"(%double, %places, %table) ({
+  ^bb0(%update: f32, %old: f32):
+    %sum = arith.addf %update, %old : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) : (tensor<2x1xf32>, tensor<2x1xi32>, tensor<4x1xf32>) -> tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
 // Nothing computes an argument, so that nothing can be fused.
 // CHECK-LABEL: func.func @argument(
 // CHECK-NOT: util.optimization_barrier
