@@ -178,11 +178,11 @@ def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 SLOW = """
 import sys, torch, retrograd
 from torch import nn
-model = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(12)])
+model = nn.Sequential(*[nn.Conv2d(4 + i, 5 + i, 3, padding=1) for i in range(12)])
 print("ready", flush=True)
 def report(phase):
     print(phase, flush=True)
-retrograd.compile_backward(model, (torch.randn(2, 8, 16, 16),), cache=True, progress=report)
+retrograd.compile_backward(model, (torch.randn(2, 4, 16, 16),), cache=True, progress=report)
 """
 
 
