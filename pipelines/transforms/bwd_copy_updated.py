@@ -12,7 +12,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import VIEWS, make_index, read_size, view_root, walk
+from retrograd.pipelines.transforms.barriers import VIEWS, make_index, read_size, walk
 
 _SLICE, _INSERT = "tensor.extract_slice", "tensor.insert_slice"
 # Ops with destinations that IREE has a kernel write to; those of linalg get tensors of their own.
@@ -69,7 +69,9 @@ def find_updated(op: ir.Operation) -> Sequence[int]:
 
 def is_read_elsewhere(value: ir.Value, op: ir.Operation) -> bool:
     """Whether anything but ``op`` reads what ``op`` writes to as ``value``, in its storage as it was before."""
-    root = view_root(value)
+    root = value
+    while isinstance(root, ir.OpResult) and (root.owner.name == _SLICE or is_view(root.owner)):
+        root = root.owner.operands[0]
     if not isinstance(root, ir.OpResult) or root.owner.name in _FRESH:
         return False
     return any(not is_harmless(read, value, op) for read in reads(root, op))
@@ -81,10 +83,36 @@ def reads(value: ir.Value, op: ir.Operation) -> Iterator[ir.Operation]:
         user = use.owner
         if user == op or user.name == "tensor.dim":
             continue
-        if user.name in VIEWS and user.name != _SLICE:
-            yield from reads(user.results[0], op)
+        if is_view(user):
+            if use.operand_number == 0:
+                yield from reads(user.results[0], op)
         else:
             yield user
+
+
+def is_view(op: ir.Operation) -> bool:
+    """Whether the result of ``op`` is all of its first operand, as it lies; for IREE a copy that only moves axes of size
+    1 is such a view."""
+    if op.name in VIEWS:
+        return op.name != _SLICE
+    if op.name == "linalg.transpose":
+        shape = ir.RankedTensorType(op.operands[0].type).shape
+        order = [axis for axis in ir.DenseI64ArrayAttr(op.attributes["permutation"]) if shape[axis] != 1]
+        return order == sorted(order)
+    if op.name == "linalg.generic" and len(op.operands) == 2 and len(op.results) == 1:
+        body = [view.operation for view in op.regions[0].blocks[0].operations]
+        return len(body) == 1 and body[0].operands[0] == op.regions[0].blocks[0].arguments[0] and keeps_order(op)
+    return False
+
+
+def keeps_order(op: ir.Operation) -> bool:
+    """Whether an op of one argument reads it in the order in which it writes its result, but for axes of size 1."""
+    source, result = ([*ir.RankedTensorType(operand.type).shape] for operand in op.operands)
+    read, written = (
+        [str(index) for index, size in zip(ir.AffineMapAttr(attribute).value.results, shape, strict=True) if size != 1]
+        for attribute, shape in zip(ir.ArrayAttr(op.attributes["indexing_maps"]), (source, result), strict=True)
+    )
+    return read == written
 
 
 def is_harmless(read: ir.Operation, value: ir.Value, op: ir.Operation) -> bool:
@@ -125,9 +153,8 @@ def leads_to(value: ir.Value, op: ir.Operation) -> bool:
         if len(uses) != 1:
             return False
         user, number = uses[0].owner, uses[0].operand_number
-        is_view = user.name in VIEWS and user.name != _SLICE
         is_updated = user.name == _INSERT and number == 1
-        if not (is_view or is_updated or (len(user.results) == 1 and is_elementwise(user, number))):
+        if not (is_view(user) or is_updated or (len(user.results) == 1 and is_elementwise(user, number))):
             return False
         value = user.results[0]
     return True

@@ -180,3 +180,47 @@ func.func @single(%x: tensor<1x1xf32>, %y: tensor<1x1xf32>) -> (tensor<1x1xf32>,
   %new = tensor.insert_slice %y into %e[0, 0] [1, 1] [1, 1] : tensor<1x1xf32> into tensor<1x1xf32>
   return %new, %e : tensor<1x1xf32>, tensor<1x1xf32>
 }
+
+// -----
+
+#id = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
+
+// Axes of size 1 are moved by looking at the tensor otherwise.
+// CHECK-LABEL: func.func @moved(
+// CHECK: %[[E:.*]] = math.exp
+// CHECK: %[[T:.*]] = linalg.transpose
+// CHECK: %[[COPY:.*]] = tensor.concat dim(0)
+// CHECK: tensor.insert_slice %{{.*}} into %[[COPY]]
+// CHECK: linalg.generic
+// CHECK: %[[OTHER:.*]] = tensor.concat dim(1)
+// CHECK: tensor.insert_slice %{{.*}} into %[[OTHER]]
+func.func @moved(%x: tensor<1x1x8xf32>, %y: tensor<2x1x1xf32>, %z: tensor<1x8x1xf32>, %w: tensor<1x2x1xf32>)
+    -> (tensor<8x1x1xf32>, tensor<1x8x1xf32>, tensor<1x1x8xf32>, tensor<1x8x1xf32>) {
+  %e = math.exp %x : tensor<1x1x8xf32>
+  %empty = tensor.empty() : tensor<8x1x1xf32>
+  %t = linalg.transpose ins(%e : tensor<1x1x8xf32>) outs(%empty : tensor<8x1x1xf32>) permutation = [2, 0, 1]
+  %new = tensor.insert_slice %y into %t[0, 0, 0] [2, 1, 1] [1, 1, 1] : tensor<2x1x1xf32> into tensor<8x1x1xf32>
+  %f = math.exp %z : tensor<1x8x1xf32>
+  %none = tensor.empty() : tensor<1x8x1xf32>
+  %c = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%f : tensor<1x8x1xf32>) outs(%none : tensor<1x8x1xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    linalg.yield %in : f32
+  } -> tensor<1x8x1xf32>
+  %next = tensor.insert_slice %w into %c[0, 0, 0] [1, 2, 1] [1, 1, 1] : tensor<1x2x1xf32> into tensor<1x8x1xf32>
+  return %new, %next, %e, %f : tensor<8x1x1xf32>, tensor<1x8x1xf32>, tensor<1x1x8xf32>, tensor<1x8x1xf32>
+}
+
+// -----
+
+// What is really put in another order is a tensor of its own.
+// CHECK-LABEL: func.func @reordered(
+// CHECK-NOT: tensor.concat
+// CHECK: return
+func.func @reordered(%x: tensor<2x8xf32>, %y: tensor<1x2xf32>) -> (tensor<8x2xf32>, tensor<2x8xf32>) {
+  %e = math.exp %x : tensor<2x8xf32>
+  %empty = tensor.empty() : tensor<8x2xf32>
+  %t = linalg.transpose ins(%e : tensor<2x8xf32>) outs(%empty : tensor<8x2xf32>) permutation = [1, 0]
+  %new = tensor.insert_slice %y into %t[0, 0] [1, 2] [1, 1] : tensor<1x2xf32> into tensor<8x2xf32>
+  return %new, %e : tensor<8x2xf32>, tensor<2x8xf32>
+}
