@@ -91,10 +91,10 @@ def reads(value: ir.Value, op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def is_view(op: ir.Operation) -> bool:
-    """Whether the result of ``op`` is all of its first operand, as it lies; for IREE a copy that only moves axes of size
-    1 is such a view."""
+    """Whether the result of ``op`` is all of its first operand, as it lies; for IREE a copy that only moves axes of
+    size 1 is such a view."""
     if op.name in VIEWS:
-        return op.name != _SLICE
+        return bool(op.name != _SLICE)
     if op.name == "linalg.transpose":
         shape = ir.RankedTensorType(op.operands[0].type).shape
         order = [axis for axis in ir.DenseI64ArrayAttr(op.attributes["permutation"]) if shape[axis] != 1]
