@@ -73,6 +73,10 @@ def _judge(program: Program, device: str) -> Verdict:
         return Verdict("failed", reason_of(error, program))
     try:
         compiled = run(program, step, arguments())
+    except retrograd.ArgumentError as error:
+        # How an argument lies in memory is looked at when it is given.
+        kind = "refused" if "is expanded" in str(error) else "failed"
+        return Verdict(kind, reason_of(error, program))
     except Exception as error:  # noqa: BLE001  (what it is goes into the report)
         return Verdict("failed", reason_of(error, program))
     problems = compare(compiled, eager, precise)

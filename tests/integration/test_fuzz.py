@@ -60,6 +60,13 @@ def test_refusals_are_told_by_the_op() -> None:
     assert "CaptureError" in verdict.reason
 
 
+def test_arguments_that_a_call_refuses_are_refused() -> None:
+    inputs = (Input("x", (3,), "float32", requires_grad=True), Input("y", (2, 3), "float32", "expanded"))
+    verdict = judge(Program(inputs, ("y[0].mul_(2)", "v0 = x * y"), ("v0",), (True,), seed=0))
+    assert verdict.kind == "refused"
+    assert "ArgumentError" in verdict.reason
+
+
 def test_what_eager_refuses_is_no_program() -> None:
     assert judge(program("v0 = x.log()")).kind == "no program"
     assert judge(program("v0 = torch.sigmoid(x)", "v0.mul_(2)", "v0 = v0 * 1")).kind == "no program"
