@@ -202,12 +202,11 @@ class CallingConvention:
         if not self._mutated:
             return
         first = len(self.state)
-        names = [e.name for e in (*self.state, *self.inputs) if isinstance(e, ExpectedTensor)]
         for i in self._partly_written:
             if repeats(primals[i]):
                 raise ArgumentError(
-                    f"{names[i]} is expanded, so that elements of it are one in memory, and the model writes to a part "
-                    "of it; pass a clone() of it"
+                    f"{self._name_of(i)} is expanded, so that elements of it are one in memory, and the model writes "
+                    "to a part of it; pass a clone() of it"
                 )
         given = {t.untyped_storage().data_ptr() for t in primals[first:]}
         for i in self._mutated:
@@ -218,8 +217,13 @@ class CallingConvention:
                 other_start, other_end = _extent(primals[j])
                 if i != j and start < other_end and other_start < end:
                     raise ArgumentError(
-                        f"{names[j]} shares memory with {names[i]}, which the model writes to; pass a clone() of it"
+                        f"{self._name_of(j)} shares memory with {self._name_of(i)}, which the model writes to; "
+                        "pass a clone() of it"
                     )
+
+    def _name_of(self, number: int) -> str:
+        """The name of one of the primals, which are parameters, buffers and arguments."""
+        return [e.name for e in (*self.state, *self.inputs) if isinstance(e, ExpectedTensor)][number]
 
     def _check_autocast(self) -> None:
         for device in ("cpu", "cuda"):
