@@ -12,7 +12,10 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import VIEWS, make_index, read_size, walk
+from retrograd.pipelines.transforms.barriers import VIEWS, make_index, walk
+from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
+from retrograd.pipelines.transforms.generics import GENERIC, is_elementwise, read_maps
+from retrograd.pipelines.transforms.slices import Number, compute_index, read_shape, take_slice
 
 _SLICE, _INSERT = "tensor.extract_slice", "tensor.insert_slice"
 # Ops with destinations that IREE has a kernel write to; those of linalg get tensors of their own.
@@ -56,15 +59,12 @@ def find_updated(op: ir.Operation) -> Sequence[int]:
     Raises:
         PassFailure: the op has fewer operands than it has destinations.
     """
-    if op.name == _INSERT:
-        return (1,)
-    if not op.name.startswith(_IN_PLACE) or not op.results:
+    if op.name != _INSERT and not op.name.startswith(_IN_PLACE):
         return ()
-    first = len(op.operands) - len(op.results)
-    if first < 0:
+    destinations = find_destinations(op)
+    if len(destinations) > len(op.operands):
         raise PassFailure(op, "bwd-copy-updated: fewer operands than results", "give each result a destination")
-    # Destination-passing style: as many destinations as results, last among the operands.
-    return range(first, len(op.operands))
+    return destinations
 
 
 def is_read_elsewhere(value: ir.Value, op: ir.Operation) -> bool:
@@ -99,7 +99,7 @@ def is_view(op: ir.Operation) -> bool:
         shape = ir.RankedTensorType(op.operands[0].type).shape
         order = [axis for axis in ir.DenseI64ArrayAttr(op.attributes["permutation"]) if shape[axis] != 1]
         return order == sorted(order)
-    if op.name == "linalg.generic" and len(op.operands) == 2 and len(op.results) == 1:
+    if op.name == GENERIC and len(op.operands) == 2 and len(op.results) == 1:
         body = [view.operation for view in op.regions[0].blocks[0].operations]
         return len(body) == 1 and body[0].operands[0] == op.regions[0].blocks[0].arguments[0] and keeps_order(op)
     return False
@@ -109,8 +109,8 @@ def keeps_order(op: ir.Operation) -> bool:
     """Whether an op of one argument reads it in the order in which it writes its result, but for axes of size 1."""
     source, result = ([*ir.RankedTensorType(operand.type).shape] for operand in op.operands)
     read, written = (
-        [str(index) for index, size in zip(ir.AffineMapAttr(attribute).value.results, shape, strict=True) if size != 1]
-        for attribute, shape in zip(ir.ArrayAttr(op.attributes["indexing_maps"]), (source, result), strict=True)
+        [str(index) for index, size in zip(map_.results, shape, strict=True) if size != 1]
+        for map_, shape in zip(read_maps(op), (source, result), strict=True)
     )
     return read == written
 
@@ -154,22 +154,19 @@ def leads_to(value: ir.Value, op: ir.Operation) -> bool:
             return False
         user, number = uses[0].owner, uses[0].operand_number
         is_updated = user.name == _INSERT and number == 1
-        if not (is_view(user) or is_updated or (len(user.results) == 1 and is_elementwise(user, number))):
+        if not (is_view(user) or is_updated or reads_in_place(user, number)):
             return False
         value = user.results[0]
     return True
 
 
-def is_elementwise(op: ir.Operation, number: int) -> bool:
+def reads_in_place(op: ir.Operation, number: int) -> bool:
     """Whether ``op`` computes each element of its result from the one in the same place of operand ``number``."""
-    if op.name != "linalg.generic" or "reduction" in str(op.attributes["iterator_types"]):
+    if not is_elementwise(op):
         return False
-    maps = [ir.AffineMapAttr(attribute).value for attribute in ir.ArrayAttr(op.attributes["indexing_maps"])]
-    if not maps[-1].is_permutation or str(maps[-1]) != str(ir.AffineMap.get_identity(maps[-1].n_dims)):
-        return False
-    shape = ir.RankedTensorType(op.operands[number].type).shape
-    indices = [str(expression) for expression in maps[number].results]
-    return len(indices) == maps[number].n_dims and all(
+    shape, map_ = ir.RankedTensorType(op.operands[number].type).shape, read_maps(op)[number]
+    indices = [str(expression) for expression in map_.results]
+    return len(indices) == map_.n_dims and all(
         index == f"d{axis}" or (index == "0" and size == 1)
         for axis, (index, size) in enumerate(zip(indices, shape, strict=True))
     )
@@ -202,42 +199,20 @@ def copy(value: ir.Value, op: ir.Operation, number: int) -> ir.Value:
 
 def cut(value: ir.Value, axis: int, number: int, op: ir.Operation) -> list[ir.Value]:
     """``value`` in two pieces, along an axis of a size other than 1."""
-    ip, location, index = ir.InsertionPoint(op), op.location, ir.IndexType.get()
-    size = ir.RankedTensorType(value.type).shape[axis]
-    if size != _OPEN:
-        at = number % (size - 1) + 1 if size else 0
-        return [take(value, axis, 0, at, op), take(value, axis, at, size - at, op)]
-
-    def compute(name: str, left: ir.Value, right: ir.Value) -> ir.Value:
-        made = ir.Operation.create(name, results=[index], operands=[left, right], loc=location, ip=ip)
-        return made.result
-
-    whole, parts = read_size(value, axis, ip, location).result, make_index(number + 2, ip, location).result
-    first = compute("arith.divui", whole, parts)
-    rest = compute("arith.subi", whole, first)
-    return [take(value, axis, 0, first, op), take(value, axis, first, rest, op)]
-
-
-def take(value: ir.Value, axis: int, begin: int | ir.Value, count: int | ir.Value, op: ir.Operation) -> ir.Value:
-    """``count`` indices of an axis of ``value``, from ``begin`` on, made before ``op``."""
-    type_, ip, location = ir.RankedTensorType(value.type), ir.InsertionPoint(op), op.location
-    offsets, sizes = [0] * type_.rank, list(type_.shape)
-    begins, counts = [], []
-    for i, size in enumerate(type_.shape):
-        if i == axis:
-            offsets[i] = begin if isinstance(begin, int) else _OPEN
-            sizes[i] = count if isinstance(count, int) else _OPEN
-            begins += [] if isinstance(begin, int) else [begin]
-            counts += [] if isinstance(count, int) else [count]
-        elif size == _OPEN:
-            counts.append(read_size(value, i, ip, location).result)
-    attributes = {
-        "static_offsets": ir.DenseI64ArrayAttr.get(offsets),
-        "static_sizes": ir.DenseI64ArrayAttr.get(sizes),
-        "static_strides": ir.DenseI64ArrayAttr.get([1] * type_.rank),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(begins), len(counts), 0]),
-    }
-    result = ir.RankedTensorType.get(sizes, type_.element_type, loc=location)
-    operands = [value, *begins, *counts]
-    taken = ir.Operation.create(_SLICE, results=[result], operands=operands, attributes=attributes, loc=location, ip=ip)
-    return taken.results[0]
+    shape = read_shape(value, op)
+    size = shape[axis]
+    first: Number
+    rest: Number
+    if isinstance(size, int):
+        first = number % (size - 1) + 1 if size else 0
+        rest = size - first
+    else:
+        parts = make_index(number + 2, ir.InsertionPoint(op), op.location).result
+        first = compute_index("arith.divui", size, parts, op)
+        rest = compute_index("arith.subi", size, first, op)
+    start: list[Number] = [0] * len(shape)
+    behind = [*start[:axis], first, *start[axis + 1 :]]
+    return [
+        take_slice(value, start, [*shape[:axis], first, *shape[axis + 1 :]], op),
+        take_slice(value, behind, [*shape[:axis], rest, *shape[axis + 1 :]], op),
+    ]

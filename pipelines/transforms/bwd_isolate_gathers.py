@@ -11,6 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.generics import GENERIC, is_reduced
 
 _GATHER = "tensor.extract"
 _WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
@@ -54,11 +55,11 @@ def isolate_gathers(op: ir.Operation) -> None:
 def is_computed(value: ir.Value) -> bool:
     """Whether an elementwise op, other than a widening of what is not computed itself, gives ``value``."""
     root = view_root(value)
-    if not isinstance(root, ir.OpResult) or root.owner.name != "linalg.generic":
+    if not isinstance(root, ir.OpResult) or root.owner.name != GENERIC:
         return False
     generic = root.owner
     (block,) = generic.regions[0].blocks
     body = [view.operation.name for view in block.operations]
     if len(body) == 2 and body[0] in _WIDENINGS:
         return is_computed(generic.operands[0])
-    return "reduction" not in str(generic.attributes["iterator_types"])
+    return not any(is_reduced(generic))

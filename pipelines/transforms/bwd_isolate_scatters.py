@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import VIEWS, hide, take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.generics import GENERIC, is_reduced
 
 _SCATTER = "tm_tensor.scatter"
 _UPDATES, _PLACES, _TENSOR = 0, 1, 2
@@ -76,9 +77,7 @@ def is_repeated(op: ir.Operation) -> bool:
         source = view_root(op.operands[0])
         return isinstance(source, ir.OpResult) and is_repeated(source.owner)
     return has_any(op, _WIDENINGS | _GATHERS) or (
-        op.name == "linalg.generic"
-        and "reduction" not in str(op.attributes["iterator_types"])
-        and any(is_widened(operand) for operand in op.operands)
+        op.name == GENERIC and not any(is_reduced(op)) and any(is_widened(operand) for operand in op.operands)
     )
 
 
@@ -90,7 +89,7 @@ def is_widened(value: ir.Value) -> bool:
 
 def has_any(op: ir.Operation, names: frozenset[str]) -> bool:
     """Whether ``op`` is elementwise and its body has ops of one of the names."""
-    if op.name != "linalg.generic":
+    if op.name != GENERIC:
         return False
     return any(not names.isdisjoint({inner.name for inner in walk(block)}) for block in op.regions[0].blocks)
 

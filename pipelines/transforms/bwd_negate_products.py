@@ -11,7 +11,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.generics import GENERIC, count_inputs, is_reduced, read_maps
+from retrograd.pipelines.transforms.generics import GENERIC, count_inputs, is_elementwise, is_reduced, read_maps
 
 # A sum, by the product that IREE joins with it.
 _SUMS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}
@@ -97,14 +97,6 @@ def find_input_loops(op: ir.Operation, number: int, axes: Axes) -> frozenset[int
     value, map_ = op.operands[number], read_maps(op)[number]
     varying = axes.get(value, frozenset(range(len(map_.results))))
     return frozenset(e.position for i, e in enumerate(map_.results) if i in varying and _is_loop(e))
-
-
-def is_elementwise(op: ir.Operation | ir.Block) -> bool:
-    """Whether an op computes one result element by element, in the order of its loops, from what it reads."""
-    if isinstance(op, ir.Block) or op.name != GENERIC or any(is_reduced(op)) or len(op.results) != 1:
-        return False
-    result = read_maps(op)[-1]
-    return bool(result == ir.AffineMap.get_identity(result.n_dims))
 
 
 def lacks_outer_loop(own: frozenset[int], loops: Sequence[int]) -> bool:

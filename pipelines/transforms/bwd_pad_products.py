@@ -11,7 +11,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import make_index, read_open_sizes, read_size, walk
+from retrograd.pipelines.transforms.barriers import make_index, read_size, walk
+from retrograd.pipelines.transforms.slices import compute_index, read_shape, take_slice
 
 _PRODUCT = "linalg.batch_matmul"
 _STEP = 16
@@ -120,36 +121,12 @@ def cut_to_size(value: ir.Value, like: ir.Value, op: ir.Operation) -> ir.Value:
     """The beginning of ``value``, of the type and sizes of ``like``; computed before ``op``."""
     if value.type == like.type:
         return value
-    type_ = ir.RankedTensorType(like.type)
-    ip = ir.InsertionPoint(op)
-    sizes = [size.result for size in read_open_sizes(like, ip, op.location)]
-    attributes = {
-        "static_offsets": ir.DenseI64ArrayAttr.get([0] * type_.rank),
-        "static_sizes": ir.DenseI64ArrayAttr.get(list(type_.shape)),
-        "static_strides": ir.DenseI64ArrayAttr.get([1] * type_.rank),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0, len(sizes), 0]),
-    }
-    cut = ir.Operation.create(
-        "tensor.extract_slice",
-        results=[type_],
-        operands=[value, *sizes],
-        attributes=attributes,
-        loc=op.location,
-        ip=ip,
-    )
-    return cut.results[0]
+    return take_slice(value, [0] * ir.RankedTensorType(like.type).rank, read_shape(like, op), op)
 
 
 def _missing(value: ir.Value, axis: int, step: int, op: ir.Operation) -> ir.Value:
     """How much the size of an axis is short of a multiple of ``step``."""
     ip, location = ir.InsertionPoint(op), op.location
     size, number = read_size(value, axis, ip, location).result, make_index(step, ip, location).result
-    steps = _compute("arith.ceildivsi", size, number, op)
-    return _compute("arith.subi", _compute("arith.muli", steps, number, op), size, op)
-
-
-def _compute(name: str, left: ir.Value, right: ir.Value, op: ir.Operation) -> ir.Value:
-    """The result of an op on two indices, put before ``op``."""
-    ip, location = ir.InsertionPoint(op), op.location
-    made = ir.Operation.create(name, results=[ir.IndexType.get()], operands=[left, right], loc=location, ip=ip)
-    return made.result
+    steps = compute_index("arith.ceildivsi", size, number, op)
+    return compute_index("arith.subi", compute_index("arith.muli", steps, number, op), size, op)

@@ -23,3 +23,11 @@ def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
 def is_reduced(op: ir.Operation) -> list[bool]:
     """For each loop of a ``linalg.generic``, whether it sums, or combines otherwise, over it."""
     return ["reduction" in str(kind) for kind in ir.ArrayAttr(op.attributes[ITERATORS])]
+
+
+def is_elementwise(op: ir.Operation | ir.Block) -> bool:
+    """Whether an op computes one result element by element, in the order of its loops, from what it reads."""
+    if isinstance(op, ir.Block) or op.name != GENERIC or any(is_reduced(op)) or len(op.results) != 1:
+        return False
+    result = read_maps(op)[-1]
+    return bool(result == ir.AffineMap.get_identity(result.n_dims))
