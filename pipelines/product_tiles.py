@@ -5,7 +5,9 @@
 A product is computed tile by tile: a workgroup's tiles of both operands go to shared memory, a thread keeps its tile
 of the result in registers, so that each number loaded is used as often as that tile is wide (Volkov and Demmel,
 "Benchmarking GPUs to Tune Dense Linear Algebra", SC 2008). iree-compile does so by itself for what matrix units
-multiply, which float32 is not: there its threads read the operands from global memory.
+multiply, which float32 is not: there its threads read the operands from global memory. Where a tile does not divide a
+product (a vocabulary of 50,257), what is beyond the end is zero in shared memory, and cut off; not in a batch, of which
+iree-compile masks columns there and not rows (``bwd-pad-products`` fills up those worth it).
 
 The script is of MLIR's transform dialect and is applied before dispatches are formed, when transpositions have become
 indexing maps of the products.
@@ -32,13 +34,15 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a workgroup computes (m x n), in steps of k, and what each of its threads does (thread_m x thread_n)."""
+    """What a workgroup computes (m x n), in steps of k, and what each of its threads does (thread_m x thread_n).
+    ``padded`` where these do not divide the product."""
 
     m: int
     n: int
     k: int
     thread_m: int
     thread_n: int
+    padded: bool = False
 
     @property
     def threads(self) -> int:
@@ -47,7 +51,7 @@ class Tile:
 
     def count(self, product: Product) -> int:
         """Workgroups for ``product``."""
-        return max(product.batch, 1) * (product.m // self.m) * (product.n // self.n)
+        return max(product.batch, 1) * -(-product.m // self.m) * -(-product.n // self.n)
 
 
 WORKGROUPS = 128
@@ -58,22 +62,27 @@ WORKGROUPS = 128
 # more often and hides less of the time that loads take.
 _SIDES = ((32, 4), (16, 2))
 _SHORTEST_STEP, _LONGEST_STEP = 4, 32
-# A side that is no multiple of 16, a classifier's ten classes, is one tile; the other then has a warp beside it.
+# A side that no tile divides and that is this short, a classifier's ten classes, is one tile; the other then has a warp
+# beside it.
 _ODD_LIMIT = 32
 _BESIDE_ODD = ((_WARP, 1),)
 
 
 def choose_tile(product: Product) -> Tile | None:
     """The largest tile that divides the product into enough workgroups, else the one that gives the most of them;
-    ``None`` where none divides it, and for vectors."""
+    ``None`` for vectors, where both sides are short and no tile divides them, and for a batch that none divides."""
     step = _find_step(product.k)
     if step < min(product.k, _SHORTEST_STEP) or 1 in (product.m, product.n):
         return None
+    if _is_short(product.m) and _is_short(product.n):
+        return None
     tiles = [
-        Tile(m, n, step, thread_m, thread_n)
-        for m, thread_m in _find_sides(product.m, _is_odd(product.n))
-        for n, thread_n in _find_sides(product.n, _is_odd(product.m))
+        Tile(m, n, step, thread_m, thread_n, any(map(int.__mod__, (product.m, product.n, product.k), (m, n, step))))
+        for m, thread_m in _find_sides(product.m, _is_short(product.n))
+        for n, thread_n in _find_sides(product.n, _is_short(product.m))
     ]
+    if product.batch:
+        tiles = [tile for tile in tiles if not tile.padded]
     enough = [tile for tile in tiles if tile.count(product) >= WORKGROUPS]
     if enough:
         return max(enough, key=lambda tile: (tile.m * tile.n, tile.n))
@@ -81,9 +90,11 @@ def choose_tile(product: Product) -> Tile | None:
 
 
 def _find_step(k: int) -> int:
-    """The longest step that divides ``k``; of those that load four numbers at once, if there are any."""
+    """The longest step that divides ``k``, of those that load four numbers at once, if there are any; a sum that is
+    longer than one step and has none of these is padded."""
     steps = [step for step in range(1, _LONGEST_STEP + 1) if k % step == 0]
-    return max(steps, key=lambda step: (step % 4 == 0, step))
+    longest = max(steps, key=lambda step: (step % 4 == 0, step))
+    return longest if longest % 4 == 0 or k <= _LONGEST_STEP else _LONGEST_STEP
 
 
 def _is_odd(size: int) -> bool:
@@ -91,12 +102,17 @@ def _is_odd(size: int) -> bool:
     return all(size % side for side, _ in _SIDES)
 
 
-def _find_sides(size: int, beside_odd: bool) -> list[tuple[int, int]]:
+def _is_short(size: int) -> bool:
+    """Whether a tile is as long as ``size``, which no side divides."""
+    return size <= _ODD_LIMIT and _is_odd(size)
+
+
+def _find_sides(size: int, beside_short: bool) -> list[tuple[int, int]]:
     """What a tile may have along an axis of ``size``: of the workgroup's, and of a thread's."""
-    if _is_odd(size):
-        whole = size <= _ODD_LIMIT and not beside_odd
-        return [(size, max(side for side in (1, 2, 3, 4) if size % side == 0))] if whole else []
-    return [(side, thread) for side, thread in (_BESIDE_ODD if beside_odd else _SIDES) if size % side == 0]
+    if _is_short(size):
+        return [(size, max(side for side in (1, 2, 3, 4) if size % side == 0))]
+    sides = _BESIDE_ODD if beside_short else _SIDES
+    return [(side, thread) for side, thread in sides if size % side == 0] or list(sides)
 
 
 _PLAIN = re.compile(r"linalg\.matmul ins\([^:)]*: tensor<(\d+)x(\d+)xf32>, tensor<\d+x(\d+)xf32>\)")
@@ -164,17 +180,28 @@ def _write_map(names: Sequence[str], axes: Sequence[str]) -> str:
 
 
 def _write_config(tile: Tile, batch: int) -> str:
+    lowering = write_lowering(tile, (0, 1), batch)
+    return (
+        f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{lowering}}}>, "
+        f"translation_info = #iree_codegen.translation_info<{write_translation(tile)}>>"
+    )
+
+
+def write_lowering(tile: Tile, promoted: Sequence[int], batch: int = 0) -> str:
+    """The fields of ``#iree_gpu.lowering_config`` for a tile of an op of loops m, n, k, after as many for a ``batch``;
+    ``promoted`` are the operands that go to shared memory."""
     ones, zeros = [1] * batch, [0] * batch
     lowering = (
         f"workgroup = {[*ones, tile.m, tile.n, 0]}, thread = {[*ones, tile.thread_m, tile.thread_n, 0]}, "
-        f"reduction = {[*zeros, 0, 0, tile.k]}, promote_operands = [0, 1]"
+        f"reduction = {[*zeros, 0, 0, tile.k]}, promote_operands = {[*promoted]}"
     )
+    return lowering + f", padding = {[*ones, tile.m, tile.n, tile.k]}" * tile.padded
+
+
+def write_translation(tile: Tile) -> str:
+    """The fields of ``#iree_codegen.translation_info`` for a kernel that works by a tile."""
     options = "prefetch_num_stages = 0, no_reduce_shared_memory_bank_conflicts = false, use_igemm_convolution = false"
-    translation = (
+    return (
         f"pipeline = #iree_gpu.pipeline<TileAndFuse> workgroup_size = [{tile.threads}, 1, 1] subgroup_size = {_WARP}, "
         f"{{gpu_pipeline_options = #iree_gpu.pipeline_options<{options}>}}"
-    )
-    return (
-        f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{lowering}}}>, "
-        f"translation_info = #iree_codegen.translation_info<{translation}>>"
     )

@@ -1,9 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-pad-products``: batches of products that matrix units compute have sizes that these divide."""
+"""``bwd-pad-products``: batches of products have sizes that tiles divide."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,6 +19,8 @@ _PRODUCT = "linalg.batch_matmul"
 _STEP = 16
 # Of the types that matrix units multiply, how many terms they add up at a time.
 _TERMS = {"bf16": 16, "f16": 16, "f8E4M3FN": 32, "f8E5M2": 32}
+# f32 has none, and is padded where so many multiplications are worth the copies.
+_MANY = 1 << 24
 _MAPS = (
     "[affine_map<(d0, d1, d2, d3) -> (d0, d1, d3)>, affine_map<(d0, d1, d2, d3) -> (d0, d3, d2)>, "
     "affine_map<(d0, d1, d2, d3) -> (d0, d1, d2)>]"
@@ -27,16 +30,17 @@ _OPEN = ir.ShapedType.get_dynamic_size()
 
 @dataclass(frozen=True)
 class BwdPadProducts(ModulePass):
-    """Fills up the matrices of a ``linalg.batch_matmul`` with zeros, where its elements are of a type that matrix units
-    multiply and a size is no multiple of what these take at a time; cuts its result to size.
+    """Fills up the matrices of a ``linalg.batch_matmul`` with zeros, where a size is no multiple of what matrix units
+    take at a time, or of 16 in a large one of f32; cuts its result to size.
 
     IREE has matrix units multiply whole tiles and fills these up itself. Of a batch whose terms lie a row of the matrix
     each it masks columns beyond the end and not rows: it adds up products of what comes after the matrix, which is the
-    next of the batch, and for the last one whatever is there.
+    next of the batch, and for the last one whatever is there. So it does with the tiles that f32 is given
+    (``product_tiles.py``), which a batch gets where they divide it.
     """
 
     name: ClassVar[str] = "bwd-pad-products"
-    description: ClassVar[str] = "Pad the batches of products that matrix units compute"
+    description: ClassVar[str] = "Pad the batches of products to sizes that tiles divide, for a GPU"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
@@ -53,6 +57,8 @@ def pad_product(product: ir.Operation) -> None:
     """
     types = [ir.RankedTensorType(operand.type) for operand in product.operands]
     terms = max(_TERMS.get(str(type_.element_type), 0) for type_ in types[:2])
+    if not terms and is_worth_tiles(types):
+        terms = _STEP
     steps = ((1, _STEP, terms), (1, terms, _STEP), (1, _STEP, _STEP))
     if not terms or all(map(is_multiple, types, steps)):
         return
@@ -72,6 +78,13 @@ def pad_product(product: ir.Operation) -> None:
     product.regions[0].blocks[0].append_to(padded.regions[0])
     product.results[0].replace_all_uses_with(cut_to_size(padded.results[0], into, product))
     product.erase()
+
+
+def is_worth_tiles(types: Sequence[ir.RankedTensorType]) -> bool:
+    """Whether a batch of products, of these operands, is of f32 and fixed sizes, and takes many multiplications."""
+    if not all(type_.has_static_shape and isinstance(type_.element_type, ir.F32Type) for type_ in types):
+        return False
+    return bool(math.prod(types[0].shape) * types[1].shape[-1] >= _MANY)
 
 
 def is_multiple(type_: ir.RankedTensorType, steps: Sequence[int]) -> bool:

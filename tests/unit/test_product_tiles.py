@@ -36,23 +36,33 @@ def test_products_of_float32_and_fixed_sizes_are_found_once() -> None:
         (Product(0, 10, 1024, 256), Tile(10, 32, 32, 2, 1)),
         (Product(0, 64, 256, 10), Tile(16, 16, 10, 2, 2)),
         (Product(0, 1, 1024, 1024), None),
-        (Product(0, 100, 64, 64), None),
         (Product(0, 10, 7, 64), None),
-        (Product(0, 64, 64, 37), None),
+        # What no tile divides is padded: a vocabulary on either side and in the sum, 197 patches of an image.
+        (Product(0, 256, 50257, 768), Tile(32, 32, 32, 4, 4, padded=True)),
+        (Product(0, 256, 768, 50257), Tile(32, 32, 32, 4, 4, padded=True)),
+        (Product(0, 788, 192, 768), Tile(32, 32, 32, 4, 4, padded=True)),
+        (Product(0, 100, 64, 64), Tile(16, 16, 32, 2, 2, padded=True)),
+        (Product(0, 64, 64, 37), Tile(16, 16, 32, 2, 2, padded=True)),
+        (Product(0, 100, 10, 64), Tile(32, 10, 32, 1, 2, padded=True)),
+        # iree-compile would read beyond the end of a batch.
+        (Product(12, 197, 197, 64), None),
+        (Product(12, 64, 64, 37), None),
     ],
 )
 def test_the_tile_of_a_product(product: Product, tile: Tile | None) -> None:
     assert choose_tile(product) == tile
 
 
-SIZES = st.integers(1, 40) | st.integers(1, 40).map(lambda n: 16 * n)
+SIZES = st.integers(1, 70) | st.integers(1, 40).map(lambda n: 16 * n)
 
 
 @given(st.builds(Product, st.integers(0, 8), SIZES, SIZES, SIZES))
-def test_a_tile_divides_its_product_into_whole_warps(product: Product) -> None:
+def test_a_tile_divides_its_product_into_whole_warps_or_is_padded(product: Product) -> None:
     tile = choose_tile(product)
     if tile is not None:
-        assert product.m % tile.m == product.n % tile.n == product.k % tile.k == 0
+        divides = product.m % tile.m == product.n % tile.n == product.k % tile.k == 0
+        assert tile.padded != divides
+        assert divides or not product.batch
         assert tile.m % tile.thread_m == tile.n % tile.thread_n == 0
         assert tile.threads % 32 == 0 and tile.threads <= 1024
         assert tile.thread_m * tile.thread_n <= 16
@@ -61,15 +71,15 @@ def test_a_tile_divides_its_product_into_whole_warps(product: Product) -> None:
 def test_the_script_has_each_layout_of_each_product() -> None:
     script = write_tile_script(LINALG)
     assert script is not None
-    assert script.count("transform.iree.match.contraction") == script.count("-> @annotate") == 2 * 3
+    assert script.count("transform.iree.match.contraction") == script.count("-> @annotate") == 3 * 3
     # The left operand transposed, of a product alone and of one in a batch.
     assert "affine_map<(d0, d1, d2) -> (d2, d0)>, affine_map<(d0, d1, d2) -> (d2, d1)>" in script
     assert "affine_map<(d0, d1, d2, d3) -> (d0, d3, d1)>" in script
     assert "workgroup = [1, 16, 16, 0], thread = [1, 2, 2, 0], reduction = [0, 0, 0, 16]" in script
     assert "workgroup_size = [64, 1, 1]" in script
+    # 37 x 41 x 37.
+    assert "padding = [16, 16, 32]" in script
 
 
 def test_no_script_where_no_product_has_a_tile() -> None:
-    assert (
-        write_tile_script("%5 = linalg.matmul ins(%a, %b : tensor<37x41xf32>, tensor<41x37xf32>) outs(%c : x)") is None
-    )
+    assert write_tile_script("%5 = linalg.matmul ins(%a, %b : tensor<7x41xf32>, tensor<41x9xf32>) outs(%c : x)") is None

@@ -37,7 +37,23 @@ func.func @sizes_that_divide(
 
 // -----
 
-// Matrix units do not multiply float32; products without a batch are masked right.
+// Tiles divide large batches of float32: 12 x 197 x 197 x 64 multiplications.
+// CHECK-LABEL: func.func @large_batch_of_float32(
+// CHECK: tensor.pad %arg0 low[0, 0, 0] high[0, 11, 0]
+// CHECK: tensor.pad %arg1 low[0, 0, 0] high[0, 0, 11]
+// CHECK: linalg.batch_matmul {{.*}} outs(%{{.*}} : tensor<12x208x208xf32>)
+// CHECK: tensor.extract_slice {{.*}} [12, 197, 197] [1, 1, 1]
+func.func @large_batch_of_float32(
+    %x: tensor<12x197x64xf32>, %y: tensor<12x64x197xf32>, %into: tensor<12x197x197xf32>) -> tensor<12x197x197xf32> {
+  %r = linalg.batch_matmul ins(%x, %y : tensor<12x197x64xf32>, tensor<12x64x197xf32>)
+      outs(%into : tensor<12x197x197xf32>) -> tensor<12x197x197xf32>
+  return %r : tensor<12x197x197xf32>
+}
+
+// -----
+
+// Matrix units do not multiply float32, and a small batch is not worth the copies; products without a batch are masked
+// right.
 // CHECK-LABEL: func.func @other_products(
 // CHECK-NOT: tensor.pad
 func.func @other_products(
