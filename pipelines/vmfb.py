@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import zipfile
 from dataclasses import dataclass
@@ -35,12 +36,13 @@ def read_formats(vmfb: bytes) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Ptx:
-    """PTX in a vmfb: the architecture (``sm_90``) that it is written for, its kernels in order, bytes of local memory
-    that these declare (arrays that the compiler could not keep in registers), and how many of its instructions load
-    from memory that the threads of a workgroup share."""
+    """PTX in a vmfb: the architecture (``sm_90``) that it is written for, its kernels in order and the threads that a
+    workgroup of each has, bytes of local memory that these declare (arrays that the compiler could not keep in
+    registers), and how many of its instructions load from memory that the threads of a workgroup share."""
 
     target: str
     kernels: tuple[str, ...]
+    threads: tuple[int, ...]
     local_bytes: int
     shared_loads: int
 
@@ -51,6 +53,7 @@ def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
         Ptx(
             target[1].decode(),
             tuple(name.decode() for name in re.findall(rb"\.entry\s+(\w+)", data)),
+            tuple(math.prod(map(int, sizes)) for sizes in re.findall(rb"\.maxntid (\d+), (\d+), (\d+)", data)),
             sum(int(size) for size in re.findall(rb"\.local\b[^;\[]*\.b8\s+\w+\[(\d+)\]", data)),
             len(re.findall(rb"\bld\.shared\b", data)),
         )

@@ -13,12 +13,14 @@ PTX = b"""CDA1....
 .visible .entry first(
 	.param .u64 .ptr .global first_param_0
 )
+.maxntid 32, 1, 1
 {
 	.local .align 16 .b8 	__local_depot0[48];
 	.reg .b64 	%SPL;
 	ld.local.u32 %r1, [%rd1];
 }
 .visible .entry second()
+.maxntid 16, 4, 1
 {
 	.shared .align 4 .b8 tile[512];
 	.local .align 8 .b8 	__local_depot1[8];
@@ -37,7 +39,7 @@ def vmfb(**members: bytes) -> bytes:
 
 
 def test_ptx_is_read_kernel_by_kernel() -> None:
-    assert read_ptx(vmfb(module=PTX, cuda=PTX)) == (Ptx("sm_90", ("first", "second"), 56, 1),)
+    assert read_ptx(vmfb(module=PTX, cuda=PTX)) == (Ptx("sm_90", ("first", "second"), (32, 64), 56, 1),)
 
 
 def test_a_file_without_code_for_cuda_has_no_ptx() -> None:
