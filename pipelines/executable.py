@@ -17,8 +17,11 @@ from pathlib import Path
 from retrograd.pipelines.bindings import widest_kernel
 from retrograd.pipelines.device_targets import SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.kernel_rules import write_library
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
+from retrograd.pipelines.row_tiles import row_rules
+from retrograd.pipelines.scatter_tiles import scatter_rules
 from retrograd.pipelines.scratch import read_transients
 from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
@@ -214,9 +217,15 @@ def _find_excess(target: Target, folder: Path) -> str | None:
 
 
 def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:
-    """The option that has iree-compile take our tiles; none for several devices, whose products are one another's."""
-    if target.kinds != ("cuda",) or (script := write_tile_script(linalg)) is None:
+    """The options that have iree-compile take our tiles; none for several devices, whose kernels are one another's."""
+    if target.kinds != ("cuda",):
         return ()
-    path = folder / "tiles.mlir"
-    path.write_text(script, encoding="utf-8")
-    return (f"--iree-preprocessing-transform-spec-filename={path}",)
+    scripts = {"preprocessing-transform-spec-filename": write_tile_script(linalg)}
+    scripts["codegen-transform-dialect-library"] = write_library([*row_rules(linalg), *scatter_rules(linalg)])
+    options = []
+    for option, script in scripts.items():
+        if script is not None:
+            path = folder / f"{option}.mlir"
+            path.write_text(script, encoding="utf-8")
+            options.append(f"--iree-{option}={path}")
+    return tuple(options)

@@ -42,6 +42,7 @@ def lowering_pipeline(target: Target | None = None) -> str:
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     cpu_alone = target.kinds == ("cpu",)
     own = "bwd-order-scatters,bwd-mark-products,bwd-expand-tanh" if cpu_alone else "bwd-fold-widenings"
+    own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
     return f"builtin.module({_LOWERING},{before}{own}{after})"
 

@@ -12,6 +12,7 @@ from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
+    "bwd-combine-scatters": "retrograd.pipelines.transforms.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-expand-tanh": "retrograd.pipelines.transforms.bwd_expand_tanh:BwdExpandTanh",
