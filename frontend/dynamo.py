@@ -55,7 +55,7 @@ def compile_with_dynamo(
     if _open_symbols(example_inputs):
         try:
             return _compile(graph_module, example_inputs, build)
-        except _Refused as refused:
+        except (_Refused, CaptureError) as refused:
             reason = str(refused).strip().partition("\n")[0]
             _LOG.warning("not compiled for more than one size: %s", reason)
         specialize_sizes(example_inputs)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from retrograd.frontend.matrix_checks import plain_checks
+from retrograd.frontend.overlapping_writes import OverlappingWrites
 from retrograd.frontend.portable_attention import PortableAttention
 from retrograd.frontend.recurrent import PortableCells, dropout_between_layers
 from retrograd.frontend.traceable import TraceableFunctions
@@ -39,6 +40,7 @@ def portable_ops() -> Iterator[None]:
             PortableCells(),
             AnsweredQuestions(),
             TraceableFunctions(),
+            OverlappingWrites(),
             dropout_between_layers(),
             plain_checks(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),

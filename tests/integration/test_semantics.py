@@ -374,6 +374,39 @@ def test_writes_to_a_part_of_an_expanded_argument_are_refused(tmp_path: Path) ->
             call(torch.zeros(1, 4).expand(3, 4), w)
 
 
+@pytest.mark.parametrize("way", [retrograd.compile_backward, torch.compile])
+def test_writes_to_expanded_views(way: Callable[..., Any]) -> None:
+    """Of what the model computes: eager sees them once, PyTorch's functional form as often as the elements are seen.
+    What depends on the order in which they are written is refused, with the line."""
+
+    def write(x: Tensor) -> Tensor:
+        scores, mask = x * 1e8, torch.full((4, 1), -torch.inf)
+        scores.expand(4, 3)[:, 1].copy_(x[:, 0] * 0.3)
+        mask.expand(4, 3)[:2].fill_(0.5)
+        mask.expand(4, 3)[2:, 0].fill_(0.25)
+        return scores * x + mask
+
+    def order(x: Tensor) -> Tensor:
+        y = x.detach() * 2
+        y.expand(4, 3).masked_fill_(x > 0, 0.0)
+        return x * y
+
+    def compiled(model: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
+        call: Callable[..., Tensor] = (
+            way(model, backend="retrograd") if way is torch.compile else way(model, (x,), cache=False)
+        )
+        return call
+
+    x = randn(4, 1)
+    step = compiled(write, x)
+    assert torch.equal(step(x), write(x))
+    found, expected = (torch.autograd.grad(call(x).sum(), x)[0] for call in (step, write))
+    assert_close(found, expected, "gradient")
+    place = rf"test_semantics.py:{order.__code__.co_firstlineno + 2}"
+    with pytest.raises(Exception, match=rf"aten\.masked_fill_\.Scalar writes to a view (.|\n)*{place}(.|\n)*clone\(\)"):
+        compiled(order, x)(x)
+
+
 def _run(call: Callable[..., Any], model: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
     module = owner(model)
     parameters = list(module.parameters()) if module else []
