@@ -41,7 +41,7 @@ class OverlappingWrites(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Tensors that views see elements of several times, and those of which there are views by sizes and strides,
         # whose own strides are not known.
         self._repeated: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# How much a shaken argument is off, of its own size: it moves what is a matter of rounding, and nothing else.
+_SHAKEN = 2.0**-45
+
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 
 
@@ -70,7 +73,9 @@ class Program:
         source = self.source()
         if precise:
             source = source.replace("torch.bfloat16", "torch.float64").replace("torch.float32", "torch.float64")
-        scope: dict[str, Any] = {"torch": torch, "F": F}
+            # PyTorch's gradient of it has a sixth in f32, whatever the dtype.
+            source = source.replace("F.hardsigmoid(", "hardsigmoid(")
+        scope: dict[str, Any] = {"torch": torch, "F": F, "hardsigmoid": _hardsigmoid}
         exec(compile(source, "<fuzz>", "exec"), scope)
         function: Callable[..., tuple[Tensor, ...]] = scope["model"]
         return function
@@ -80,11 +85,24 @@ class Program:
         generator = torch.Generator().manual_seed(self.seed)
         return [i.make(generator, torch.float64 if precise else None, device) for i in self.inputs]
 
+    def shaken(self, times: int, device: str = "cpu") -> list[Tensor]:
+        """Precise arguments, each number of them off by next to nothing, otherwise for each of ``times``."""
+        generator, arguments = torch.Generator().manual_seed(self.seed + times), self.arguments(precise=True)
+        for argument in arguments:
+            memory = argument.detach().as_strided((argument.untyped_storage().nbytes() // argument.itemsize,), (1,), 0)
+            if memory.is_floating_point():
+                memory.mul_(1 + _SHAKEN * torch.randn(memory.shape, generator=generator, dtype=torch.float64))
+        return [a.detach().to(device).requires_grad_(a.requires_grad) for a in arguments]
+
     def describe(self) -> str:
         """All that a report needs to run it again."""
         rows = "\n".join(f"# {i}" for i in self.inputs)
         options = f"differentiated={self.differentiated} seed={self.seed} partition={self.partition}"
         return f"{rows}\n# {options}\n{self.source()}"
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return (x + 3).clamp(0, 6) / 6
 
 
 def without_statement(program: Program, index: int) -> Program:

@@ -15,6 +15,7 @@ import run as fuzz
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from judge import Run, Verdict, compare, judge, shrink
+from judge import run as run_program
 from programs import Input, Program
 from strategies import programs
 
@@ -95,6 +96,37 @@ def test_a_gradient_that_is_nothing_but_rounding_is_right() -> None:
     precise = Run({"gradient of x": torch.zeros(9, dtype=torch.float64)})
     assert compare(gradient(2e-8), gradient(0.0), precise) == []
     assert compare(gradient(2e-6), gradient(0.0), precise)
+
+
+def test_what_rounding_decides_is_no_difference() -> None:
+    """Which of numbers that cancel is the largest; but not how large other numbers are."""
+    cancels = program(
+        "v0 = F.layer_norm(x, [5]) @ torch.full_like(x, 0.3).mT", "v1 = torch.argmax(v0, -2) + x[..., 0] * 0"
+    )
+    plain = program("v0 = torch.argmax(x, -1) + x[..., 0] * 0")
+    for chosen, known in ((cancels, True), (plain, False)):
+        run, reference = (fuzzed_run(chosen, chosen.arguments(precise=True)) for _ in range(2))
+        output = run.values["output 0"]
+        assert output is not None
+        run.values["output 0"] = output.roll(1)
+        shaken = [fuzzed_run(chosen, chosen.shaken(times)) for times in range(1, 5)]
+        assert compare(run, reference, reference)
+        assert (compare(run, reference, reference, shaken) == []) is known
+
+
+def fuzzed_run(chosen: Program, arguments: list[torch.Tensor]) -> Run:
+    return run_program(chosen, chosen.function(precise=True), arguments)
+
+
+def test_a_sixth_is_precise() -> None:
+    """PyTorch's gradient of hardsigmoid is a sixth as f32 has it, in f64 too."""
+    chosen = program("v0 = F.hardsigmoid(x)", dtype="float64")
+    precise, eager = (
+        run_program(chosen, chosen.function(precise=precise), chosen.arguments()).values["gradient of x"]
+        for precise in (True, False)
+    )
+    assert precise is not None and eager is not None
+    assert 1e-8 < float((eager - precise).norm() / precise.norm()) < 1e-7
 
 
 def test_a_program_shrinks_to_what_goes_wrong() -> None:
