@@ -17,6 +17,7 @@ from retrograd.frontend.decompositions import (
     DECOMPOSITIONS,
     decomposition_table,
     elementary,
+    float_parts,
     gamma,
     scans,
     sorting,
@@ -208,6 +209,22 @@ def test_special_values() -> None:
     same(special.erfc(edge), torch.erfc(edge), 1e-6)
     same(gamma.digamma(edge[:6]), torch.digamma(edge[:6]), 1e-6)
     same(gamma.lgamma(edge), torch.lgamma(edge), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_and_neighbours(dtype: torch.dtype) -> None:
+    """To the bit, of zeros, of the least numbers, of powers of two and of what is none."""
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps
+    edges = [0.0, least, 3 * least, info.smallest_normal, 0.5, 1.0, 1.0 - info.eps / 2, 7.25, info.max, math.inf]
+    numbers = torch.tensor([*edges, *(-n for n in edges), math.nan, *torch.randn(9).exp().tolist()], dtype=dtype)
+    for found, expected in zip(float_parts.frexp(numbers), torch.frexp(numbers), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found.nan_to_num(nan=-2.0), expected.nan_to_num(nan=-2.0))
+    x, other = numbers.unsqueeze(0), numbers.unsqueeze(1)
+    found, expected = float_parts.nextafter(x, other), torch.nextafter(x, other)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
 
 
 def rewritten(op: Any, *args: Any, **kwargs: Any) -> Any:
