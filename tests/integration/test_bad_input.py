@@ -152,7 +152,7 @@ def test_unknown_options() -> None:
 
 
 def unsupported(x: Tensor) -> Tensor:
-    return torch.nextafter(x, x + 1)  # the op without a lowering
+    return torch.nextafter(x.bfloat16(), x.bfloat16() + 1)  # the op without a lowering
 
 
 def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
