@@ -34,9 +34,10 @@ def write_library(rules: Sequence[Rule]) -> str | None:
     return _LIBRARY.format(texts=texts, pairs=pairs)
 
 
-def write_matcher(name: str, loops: Sequence[Loop], inputs: int | None = None) -> str:
+def write_matcher(name: str, loops: Sequence[Loop], inputs: int | None = None, *, whole: bool = False) -> str:
     """A sequence that matches a structured op of these loops, outermost first, and of as many inputs, if that is given;
-    of one result, whose elements have 32 bits at most."""
+    of one result, whose elements have 32 bits at most. ``whole`` is for ops whose first input has an element for each
+    iteration, as a sum has and a product has not."""
     kinds = "\n".join(
         f'      "transform.match.structured.dim"(%structured) <{{raw_dim_list = array<i64: {axis}>, {kind}}}> : '
         "(!transform.any_op) -> ()"
@@ -56,7 +57,7 @@ def write_matcher(name: str, loops: Sequence[Loop], inputs: int | None = None) -
 {_write_comparison(f"%{label}", number)}"""  # noqa: E501
         for label, (what, number) in counts.items()
     )
-    return _MATCHER.format(name=name, compared=compared, kinds=kinds, sizes=sizes)
+    return _MATCHER.format(name=name, compared=compared, kinds=kinds, sizes=sizes, whole=_WHOLE * whole)
 
 
 def write_action(name: str, config: str, translation: str, more: str = "") -> str:
@@ -86,13 +87,13 @@ _LIBRARY = """module @rules attributes {{transform.with_named_sequence}} {{
 }}
 """
 
-# Custom syntax has no place for the attributes `parallel` and `reduction`.
+# Custom syntax has no place for the attributes `parallel`, `reduction` and `permutation`.
 _MATCHER = """  transform.named_sequence @{name}(%op: !transform.any_op {{transform.readonly}}) -> !transform.any_op {{
     %matched = transform.match.structured %op : (!transform.any_op) -> !transform.any_op {{
     ^bb0(%structured: !transform.any_op):
 {compared}
 {kinds}
-{sizes}
+{sizes}{whole}
       %init = transform.match.structured.init %structured[0] : (!transform.any_op) -> !transform.any_value
       %bits = transform.match.structured.elemental_bitwidth %init : (!transform.any_value) -> !transform.param<i64>
       %most = transform.param.constant 32 : i64 -> !transform.param<i64>
@@ -101,6 +102,9 @@ _MATCHER = """  transform.named_sequence @{name}(%op: !transform.any_op {{transf
     }}
     transform.yield %matched : !transform.any_op
   }}"""
+
+_WHOLE = """
+      "transform.match.structured.input"(%structured) <{raw_position_list = array<i64: 0>, permutation}> : (!transform.any_op) -> ()"""  # noqa: E501
 
 _ACTION = """  transform.named_sequence @{name}(%op: !transform.any_op {{transform.readonly}}) {{
     %info = transform.param.constant {info} -> !transform.any_param

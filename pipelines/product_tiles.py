@@ -71,7 +71,7 @@ _BESIDE_ODD = ((_WARP, 1),)
 def choose_tile(product: Product) -> Tile | None:
     """The largest tile that divides the product into enough workgroups, else the one that gives the most of them;
     ``None`` for vectors, where both sides are short and no tile divides them, and for a batch that none divides."""
-    step = _find_step(product.k)
+    step = _find_step(product)
     if step < min(product.k, _SHORTEST_STEP) or 1 in (product.m, product.n):
         return None
     if _is_short(product.m) and _is_short(product.n):
@@ -89,12 +89,15 @@ def choose_tile(product: Product) -> Tile | None:
     return max(tiles, key=lambda tile: (tile.count(product), tile.n), default=None)
 
 
-def _find_step(k: int) -> int:
-    """The longest step that divides ``k``, of those that load four numbers at once, if there are any; a sum that is
-    longer than one step and has none of these is padded."""
+def _find_step(product: Product) -> int:
+    """The longest step that divides the sum, of those that load four numbers at once, if there are any. Where that is
+    short, and padding the sum adds little to it, the longest step there is; not in a batch."""
+    k = product.k
     steps = [step for step in range(1, _LONGEST_STEP + 1) if k % step == 0]
     longest = max(steps, key=lambda step: (step % 4 == 0, step))
-    return longest if longest % 4 == 0 or k <= _LONGEST_STEP else _LONGEST_STEP
+    is_long = k <= _LONGEST_STEP or (longest % 4 == 0 and 2 * longest >= _LONGEST_STEP)
+    is_cheap = longest < _SHORTEST_STEP or 8 * (-k % _LONGEST_STEP) <= k
+    return _LONGEST_STEP if is_cheap and not is_long and not product.batch else longest
 
 
 def _is_odd(size: int) -> bool:

@@ -53,7 +53,7 @@ def _make_rule(length: int, rank: int) -> Rule:
         f"thread = {[*zeros, _THREAD]}"
     )
     texts = (
-        write_matcher(reduces, [*rows, ("reduction", length)]),
+        write_matcher(reduces, [*rows, ("reduction", length)], whole=True),
         write_matcher(maps, [*rows, ("parallel", length)]),
         write_action(
             spread,

@@ -42,11 +42,14 @@ def test_products_of_float32_and_fixed_sizes_are_found_once() -> None:
         (Product(0, 256, 768, 50257), Tile(32, 32, 32, 4, 4, padded=True)),
         (Product(0, 788, 192, 768), Tile(32, 32, 32, 4, 4, padded=True)),
         (Product(0, 100, 64, 64), Tile(16, 16, 32, 2, 2, padded=True)),
+        (Product(0, 768, 192, 788), Tile(32, 32, 32, 4, 4, padded=True)),
         (Product(0, 64, 64, 37), Tile(16, 16, 32, 2, 2, padded=True)),
+        # 64 in place of 36 is more than what longer steps are worth.
+        (Product(0, 64, 64, 36), Tile(16, 16, 12, 2, 2)),
         (Product(0, 100, 10, 64), Tile(32, 10, 32, 1, 2, padded=True)),
         # iree-compile would read beyond the end of a batch.
         (Product(12, 197, 197, 64), None),
-        (Product(12, 64, 64, 37), None),
+        (Product(12, 64, 37, 64), None),
     ],
 )
 def test_the_tile_of_a_product(product: Product, tile: Tile | None) -> None:
