@@ -53,7 +53,7 @@ def predict(name: str, case: Case) -> Iterator[Prediction]:
     for policy in POLICIES:
         with module.context, ir.Location.unknown():
             staged = stage_module(ir.Module.parse(source), policy, Progress())
-        scratch = measure_scratch(lower_to_linalg(staged.source.encode(), CPU), CPU)
+        scratch = measure_scratch(lower_to_linalg(staged.source.encode(), CPU, twins_alone=True), CPU)
         yield Prediction(name, policy, staged.partition["peak_bytes_planned"], step_peak(staged, scratch))
 
 

@@ -35,25 +35,34 @@ _LOWERING = (
 )
 
 
-def lowering_pipeline(target: Target | None = None) -> str:
-    """The passes from staged functions to linalg for a target; without one, what all have in common."""
+def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False) -> str:
+    """The passes from staged functions to linalg for a target; without one, what all have in common.
+
+    ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
+    """
+    common = _LOWERING + "{twins-alone=true}" * twins_alone
     if target is None:
-        return f"builtin.module({_LOWERING})"
+        return f"builtin.module({common})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     cpu_alone = target.kinds == ("cpu",)
     own = "bwd-order-scatters,bwd-mark-products,bwd-expand-tanh" if cpu_alone else "bwd-fold-widenings"
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
-    return f"builtin.module({_LOWERING},{before}{own}{after})"
+    return f"builtin.module({common},{before}{own}{after})"
 
 
 def lower_to_linalg(
-    staged: bytes, target: Target | None = None, *, locations: bool = True, limits: ToolLimits | None = None
+    staged: bytes,
+    target: Target | None = None,
+    *,
+    locations: bool = True,
+    twins_alone: bool = False,
+    limits: ToolLimits | None = None,
 ) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
 
-    ``target`` is as for :func:`lowering_pipeline`. ``locations`` says whether the result has them too; ``limits`` are
-    the tool's, else those of the environment.
+    ``target`` and ``twins_alone`` are as for :func:`lowering_pipeline`. ``locations`` says whether the result has them
+    too; ``limits`` are the tool's, else those of the environment.
 
     Raises:
         CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
@@ -63,7 +72,8 @@ def lower_to_linalg(
         folder = Path(name)
         source, lowered = folder / "staged.mlir", folder / "linalg.mlir"
         source.write_bytes(staged)
-        options = [f"--pass-pipeline={lowering_pipeline(target)}", "--allow-unregistered-dialect"]
+        pipeline = lowering_pipeline(target, twins_alone=twins_alone)
+        options = [f"--pass-pipeline={pipeline}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
         result = run_tool(
             [sys.executable, "-m", "retrograd.tools.lower", source, "-o", lowered, *options],

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.dialects import ir
@@ -24,10 +24,16 @@ class BwdExportResults(ModulePass):
     In the twin each result is aliased to its storage where it is computed, and later ops read it from there. Aliased
     only where it is returned (as ``iree.abi.output`` does), a result that the function itself uses is computed in
     scratch memory first and then copied: twice the residuals of a forward.
+
+    Where IREE is only asked for scratch memory, the twins alone take it half as long.
     """
 
     name: ClassVar[str] = "bwd-export-results"
     description: ClassVar[str] = "Add to each function a twin whose results go to storage that the caller gives"
+
+    twins_alone: bool = field(
+        default=False, metadata={"help": "leave out the functions themselves, of which nobody asks what they take"}
+    )
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
@@ -39,6 +45,8 @@ class BwdExportResults(ModulePass):
                     "run it after torch-backend-to-linalg-on-tensors-backend-pipeline",
                 )
             alias_results(add_twin(func))
+            if self.twins_alone:
+                func.erase()
 
 
 def add_twin(func: ir.Operation) -> ir.Operation:

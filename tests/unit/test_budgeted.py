@@ -41,7 +41,7 @@ class FakeIree:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: int = 0, plain: int = 0, surprise: int = 0) -> None:
         self.scratch, self.plain, self.surprise = scratch, plain, surprise
         self.compiled: list[tuple[int, bool]] = []
-        monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target: "")
+        monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target, twins_alone: "")
         monkeypatch.setattr(budgeted, "measure_scratch", lambda linalg, target: self.sizes(target))
         monkeypatch.setattr(budgeted, "build_executable", self.build)
 

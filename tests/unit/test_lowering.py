@@ -56,6 +56,10 @@ def test_a_function_and_its_twin_on_linalg(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+def test_a_twin_alone() -> None:
+    assert re.findall(r"func.func @(\w+)", lower_to_linalg(GOOD.encode(), twins_alone=True)) == ["forward_into"]
+
+
 def test_no_module_is_looked_for_twice(tmp_path: Path) -> None:
     """The bindings look for a dialect's module again at each op, as long as it cannot be imported: for 15,000 of them
     that took ten times as long as the passes."""

@@ -1,5 +1,9 @@
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results' | FileCheck %s
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{twins-alone=true}' | FileCheck %s --check-prefix=ALONE
 
+// ALONE-NOT: func.func @chain(
+// ALONE: func.func @chain_into(
+// ALONE-NOT: func.func @chain(
 // The function stays; in its twin the result goes to storage where it is computed, and is read from there.
 // CHECK-LABEL: func.func @chain(%arg0: tensor<2xf32> {bwd.name = "x"}) -> (tensor<2xf32> {bwd.name = "e"}, tensor<2xf32> {bwd.name = "n"}) {
 // CHECK-NEXT: %[[E:.*]] = math.exp %arg0
