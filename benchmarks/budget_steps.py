@@ -6,6 +6,8 @@ that is feasible to the peak that `default` has, at equal distances.
 python benchmarks/budget_steps.py
 python benchmarks/budget_steps.py --models gpt2 --size memory
 python benchmarks/budget_steps.py --lay-out
+python benchmarks/budget_steps.py --lay-out --models gpt2 --rows /tmp/rows     # several at once, in as many processes,
+python benchmarks/budget_steps.py --models --rows /tmp/rows --write            # and then the page of all their rows
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import Progress, StagedModule
 from retrograd.pipelines.targets import CPU
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "budget-steps.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "budget-steps.md"
 STEPS = 21
 COLUMNS = ("model", "default's peak", "least peak", "of it", "plans", "ms recomputed", "violations", "seconds")
 EXPLANATION = f"""\
@@ -163,24 +166,40 @@ def cells(found: Sweep) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, print the table; 1 if a step breaks the promise."""
     parser = argparse.ArgumentParser(description="Compile models for 21 memory budgets each.")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--size", choices=("memory", "test", "bench"), default="test")
     parser.add_argument("--lay-out", action="store_true", help="stop where IREE has laid its buffers out")
-    parser.add_argument("--write", action="store_true", help="write docs/budget-steps.md")
+    parser.add_argument("--rows", type=Path, default=ROOT / "build" / "budget-steps", help="where sweeps are kept")
+    parser.add_argument("--write", action="store_true", help="write docs/budget-steps.md from the sweeps that are kept")
     options = parser.parse_args(arguments)
     console = make_console(140)
     found: list[Sweep] = []
     for name in options.models:
         torch.manual_seed(0)
         found.append(sweep(name, make_case(name, options.size), is_compiled=not options.lay_out))
+        keep(found[-1], options.rows)
         console.print("  ".join(cells(found[-1])), markup=False, highlight=False)
         for line in find_violations(found[-1].steps):
             console.print(f"  {line}", markup=False, highlight=False)
-        if options.write:
-            lines = heading("Budgets in 21 steps", "budget_steps.py", arguments, EXPLANATION)
-            lines += [*markdown_table(COLUMNS, 1, map(cells, found)), ""]
-            write_page(DOCUMENT, lines + measured_with(releases()))
+    if options.write:
+        lines = heading("Budgets in 21 steps", "budget_steps.py", arguments, EXPLANATION)
+        lines += [*markdown_table(COLUMNS, 1, map(cells, read_kept(options.rows))), ""]
+        write_page(DOCUMENT, lines + measured_with(releases()))
     return 1 if any(find_violations(s.steps) for s in found) else 0
+
+
+def keep(found: Sweep, folder: Path) -> None:
+    """Write a sweep to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{found.model}.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
+
+
+def read_kept(folder: Path) -> Iterator[Sweep]:
+    """The sweeps that are kept, in the order of the models."""
+    for path in (folder / f"{name}.json" for name in MODELS):
+        if path.exists():
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            yield Sweep(**{**fields, "steps": tuple(Step(**step) for step in fields["steps"])})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,13 @@ def test_what_inductor_cannot_compile_is_a_row(monkeypatch: pytest.MonkeyPatch) 
     found = measure_memory.compile_peers("mlp", make_case("mlp", "test"), result, lambda text: None)
     assert [c.engine for c in found] == ["inductor, budget 0.5"]
     assert [row.note for row in result.rows] == ["RuntimeError: no compiler"]
+
+
+def test_sweeps_are_kept_for_the_page(tmp_path: Path) -> None:
+    whole = Sweep("mlp", 100, (Step(100, 90, 0.0, 8), Step(90, 70, 1e-3, 4)), 2.0)
+    for found in (replace(whole, model="cnn"), whole):
+        budget_steps.keep(found, tmp_path)
+    assert list(budget_steps.read_kept(tmp_path)) == [whole, replace(whole, model="cnn")]
 
 
 def test_steps_of_the_budget_that_break_its_promise_are_found() -> None:
