@@ -33,6 +33,8 @@ _LOWERING = (
     "bwd-copy-updated,"
     "bwd-export-results"
 )
+# What code for a CPU and nothing else needs.
+_CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
 
 
 def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False) -> str:
@@ -45,7 +47,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
         return f"builtin.module({common})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     cpu_alone = target.kinds == ("cpu",)
-    own = "bwd-order-scatters,bwd-mark-products,bwd-expand-tanh" if cpu_alone else "bwd-fold-widenings"
+    own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
     return f"builtin.module({common},{before}{own}{after})"

@@ -11,6 +11,7 @@ from importlib import import_module
 from retrograd.pipelines.passes import ModulePass
 
 PASSES: dict[str, str] = {
+    "bwd-accumulate-products": "retrograd.pipelines.transforms.bwd_accumulate_products:BwdAccumulateProducts",
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-combine-scatters": "retrograd.pipelines.transforms.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
@@ -34,6 +35,7 @@ PASSES: dict[str, str] = {
     "bwd-pad-products": "retrograd.pipelines.transforms.bwd_pad_products:BwdPadProducts",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",
+    "bwd-share-matrices": "retrograd.pipelines.transforms.bwd_share_matrices:BwdShareMatrices",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",

@@ -10,8 +10,9 @@ windows, so that 400 taps are 40 slices.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,19 +64,21 @@ class Columns:
             leading = next(fit, window.rank - 1)
         return cls(window, tuple(size), tuple(out), leading, by_tap)
 
-    def build(self, x: Tensor) -> list[Tensor]:
-        """The chunks of ``x``, ``[B, C, ..., *size]``."""
+    def build(self, x: Tensor) -> Iterator[Tensor]:
+        """The chunks of ``x``, ``[B, C, ..., *size]``, each traced when it is asked for: kernels run in the order of a
+        trace, and a chunk that is used at once need not be in memory beside the others."""
         rank, depth = self.window.rank, x.shape[1]
         if self.by_tap:
-            views = [view.flatten(2) for view in tap_views(x, self.window, self.window.taps(), self.out)]
-            parts = [views[i : i + self._taps()] for i in range(0, len(views), self._taps())]
-            return [part[0] if len(part) == 1 else torch.cat(part, 1) for part in parts]
+            views = (view.flatten(2) for view in tap_views(x, self.window, self.window.taps(), self.out))
+            while part := list(itertools.islice(views, self._taps())):
+                yield part[0] if len(part) == 1 else torch.cat(part, 1)
+            return
         partial = list(self.size)
         for axis in reversed(range(self.leading, rank)):
             partial[axis] = self.out[axis]
             x = _stack_axis(x, axis - rank, self.window.axis(axis), self.out[axis])
-        views = tap_views(x, self._lead(), self._lead().taps(), self.out) if self.leading else [x]
-        return [view.reshape(x.shape[0], self._taps() * depth, -1) for view in views]
+        for view in tap_views(x, self._lead(), self._lead().taps(), self.out) if self.leading else [x]:
+            yield view.reshape(x.shape[0], self._taps() * depth, -1)
 
     def fold(self, chunks: Sequence[Tensor]) -> Tensor:
         """The adjoint of ``build`` for ``[B, C, *size]``."""

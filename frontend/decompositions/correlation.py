@@ -104,7 +104,7 @@ def _weighted_sum(x: Tensor, weight: Tensor, columns: Columns) -> Tensor:
         ]
         return sum(parts[1:], parts[0]).reshape(shape)
     window = columns.window
-    views = tap_views(x, window, window.taps(), columns.out)
+    views = list(tap_views(x, window, window.taps(), columns.out))
     kernel = weight.reshape(1, channels, -1, len(views))
     total: Tensor | None = None
     for i, view in enumerate(views):

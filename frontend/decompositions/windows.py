@@ -10,7 +10,7 @@ and pads fuse with what stands around them, where a gather or a scatter becomes 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,19 +73,17 @@ def pad_axes(x: Tensor, low: Sequence[int], high: Sequence[int]) -> Tensor:
     return torch.ops.aten.constant_pad_nd.default(x, pairs, 0)
 
 
-def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]) -> list[Tensor]:
-    """The view of ``x`` (``[..., *spatial]``) at each tap, ``[..., *out]``."""
+def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]) -> Iterator[Tensor]:
+    """The view of ``x`` (``[..., *spatial]``) at each tap, ``[..., *out]``, traced when it is asked for."""
     padded = pad_axes(x, window.padding, window.padding)
     first = x.dim() - window.rank
-    views = []
     for tap in taps:
         view = padded
         for axis, position in enumerate(tap):
             start, stride = position * window.dilation[axis], window.stride[axis]
             stop = start + (out[axis] - 1) * stride + 1
             view = torch.ops.aten.slice.Tensor(view, first + axis, start, stop, stride)
-        views.append(view)
-    return views
+        yield view
 
 
 def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequence[int]) -> Tensor:

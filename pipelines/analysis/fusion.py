@@ -10,39 +10,24 @@ product gives a plain result; one that is large (see ``packed_products``) reads 
 written by a kernel of its own. Pointwise ops that alone use a product run in its kernel, on packed copies of their
 other operands if its own are packed, unless these are products themselves; if they come later, all that they need runs
 before what else stands behind the product. So it is with reductions. A product that is split (see ``split_products``)
-reads its operands as they are.
+reads its operands as they are. Batches of products that are added up are in one place (see ``product_sums``). What is
+joined or padded is written piece by piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
 from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
-from retrograd.pipelines.analysis.kernel_roots import KernelRoots, takes_producer
+from retrograd.pipelines.analysis.kernel_roots import JOIN, PAD, KernelRoots, takes_producer
+from retrograd.pipelines.analysis.kernel_steps import StepList, Steps, find_listed
 from retrograd.pipelines.analysis.op_kinds import INDEX_OPERANDS, OpKind
 from retrograd.pipelines.analysis.packed_products import PRODUCTS
+from retrograd.pipelines.analysis.product_sums import find_product_sums
 
 # A product's kernel takes no more operands than this (IREE's ``kIreeMaxOperandCount``).
 _MOST_OPERANDS = 16
-
-
-class Step(NamedTuple):
-    """One kernel: the buffers that it reads, and those that it writes. A buffer is the number of the value in it, or
-    beyond the values' numbers for a copy; it is in memory from the step that writes it to the last that reads it."""
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The kernels of a function in order, and the bytes of each buffer that is scratch memory of the function."""
-
-    steps: tuple[Step, ...]
-    bytes: dict[int, int]
 
 
 def find_steps(
@@ -66,9 +51,7 @@ class _Former:
         looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
         self.copied = [v for v, found in looks.items() if not (available.isdisjoint(found) and self.is_whole(v, found))]
         self.kept = kept.union(*(found for v, found in looks.items() if v not in self.copied))
-        self.steps: list[Step] = []
-        self.bytes: dict[int, int] = {}
-        self.copies = len(graph.values)
+        self.steps = StepList(graph)
         # What is computed inside of its user's kernel, by which op; ops that ran before their turn.
         self.inside: dict[int, int] = {}
         self.done: set[int] = set()
@@ -77,6 +60,7 @@ class _Former:
         self.places = {number: place for place, number in enumerate(self.work)}
         self.kernels = KernelRoots(graph, taken, self.kept | available)
         self.roots = self.kernels.roots
+        self.sums = find_product_sums(graph, self.work, self.inputs, self.users, self.kept | available)
 
     def is_whole(self, view: int, sources: tuple[int, ...]) -> bool:
         """Whether a view of ``sources`` has all the data of the one value that they are."""
@@ -106,11 +90,13 @@ class _Former:
                 self.add_product(place, op, self.flat(self.inputs[number]))
             elif self.is_fused(number):
                 self.inside.update((r, number) for r in op.results if r not in self.available)
+            elif op.name in (JOIN, PAD):
+                self.add_pieces(op)
             else:
                 self.add_kernel(op, place)
         for view in self.copied:
-            self.steps.append(Step(self.sources[view], ()))
-        return Steps(tuple(self.steps), self.bytes)
+            self.steps.append(self.sources[view], ())
+        return self.steps.finish()
 
     def flat(self, values: Iterable[int]) -> tuple[int, ...]:
         """``values``, and in place of those that are computed inside of the kernel what that reads."""
@@ -128,18 +114,36 @@ class _Former:
         split."""
         reads = self.flat(self.inputs[op.id])
         if op.name in INDEX_OPERANDS and op.parts > 1:
-            reads = (*reads, self.add_coordinates(op))
+            reads = (*reads, self.steps.add_coordinates(op, self.sources))
         elif op.parts > 1:
             reads = (self.add_parts(op, reads),)
         if op.name in INDEX_OPERANDS and not self.kept.isdisjoint(op.results):
             # It writes into a tensor that is filled before, not into storage of the caller's.
-            filled = self.copy(op.results[0])
-            self.steps.append(Step(reads, (filled,)))
+            filled = self.steps.copy(op.results[0])
+            self.steps.append(reads, (filled,))
             reads = (filled,)
         if place is not None and op.kind is OpKind.REDUCTION:
             self.add_reduction(place, op, reads)
         else:
             self.add(reads, op.results)
+
+    def add_pieces(self, op: Op) -> None:
+        """What is joined is written piece by piece, what is padded over its filling: each in a kernel of its own, which
+        waits for the one before."""
+        reads = self.inputs[op.id]
+        if op.name == JOIN:
+            parts = [
+                p
+                for p in (
+                    self.flat(self.sources[piece]) for piece in find_listed(self.graph, op.operands[0]) or op.operands
+                )
+                if p
+            ]
+        else:
+            parts = [(), self.flat(reads)]
+        self.add(parts[0] if parts else (), op.results)
+        for part in parts[1:]:
+            self.steps.append((*part, *op.results), op.results)
 
     def add_reduction(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
         """A kernel that adds up, with the pointwise ops behind it if these take what comes later and give as much."""
@@ -152,22 +156,10 @@ class _Former:
     def count_bytes(self, op: Op) -> int:
         return sum(self.graph.values[result].bytes for result in op.results)
 
-    def add_coordinates(self, op: Op) -> int:
-        """The coordinates of all elements of a scatter: those along each axis first, then all of them side by side."""
-        given = op.operands[INDEX_OPERANDS[op.name]]
-        listed = self.graph.values[given].producer
-        indices = (given,) if self.graph.values[given].is_tensor or listed is None else self.graph.ops[listed].operands
-        index = max(indices, key=lambda value: self.graph.values[value].bytes)
-        columns = tuple(self.copy(index) for _ in range(op.parts))
-        self.steps.append(Step(self.sources[given], columns))
-        coordinates = self.copy(index, op.parts)
-        self.steps.append(Step(columns, (coordinates,)))
-        return coordinates
-
     def add_parts(self, op: Op, reads: tuple[int, ...]) -> int:
         """The partial sums of a product or reduction that is split."""
-        parts = self.copy(op.results[0], op.parts)
-        self.steps.append(Step(reads, (parts,)))
+        parts = self.steps.copy(op.results[0], op.parts)
+        self.steps.append(reads, (parts,))
         return parts
 
     def add_product(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
@@ -176,12 +168,14 @@ class _Former:
         if op.parts > 1:
             self.add_reduction(place, op, (self.add_parts(op, reads),))
             return
-        if (kernel := self.find_later_kernel(place, op)) is not None:
+        if op.id not in self.sums.terms and (kernel := self.find_later_kernel(place, op)) is not None:
             self.delay(place, op, kernel)
             return
         take = self.pack if op.packed else self.write
         packed = [take(v) for v in reads]
         results = op.results
+        if op.id in self.sums.into:
+            packed, results = self.accumulate(op, packed)
         while (user := self.only_user(results[0])) is not None and self.graph.ops[user].kind is OpKind.POINTWISE:
             ahead = {user}
             others = [self.find_reads(v, place, ahead) for v in self.inputs[user] if v != results[0]]
@@ -192,6 +186,15 @@ class _Former:
             self.done |= ahead
             results = self.graph.ops[user].results
         self.add(tuple(dict.fromkeys(packed)), results)
+
+    def accumulate(self, op: Op, reads: list[int]) -> tuple[list[int], tuple[int, ...]]:
+        """What a product reads that starts at another value, and the sum that it gives, in that one's place."""
+        into, added = self.sums.into[op.id]
+        self.done.add(added)
+        (result,) = self.graph.ops[added].results
+        if not self.is_held(result):
+            self.steps.replace(result, into)
+        return [*reads, into], (result,)
 
     def delay(self, place: int, op: Op, kernel: int, reads: tuple[int, ...] | None = None) -> None:
         """Have ``op`` run with the op ``kernel``, at ``place``, where it stands: behind all that ``kernel`` needs,
@@ -278,8 +281,8 @@ class _Former:
     def add(self, reads: tuple[int, ...], results: tuple[int, ...]) -> None:
         for result in results:
             if result not in self.kept and result not in self.available:
-                self.bytes[result] = self.graph.values[result].bytes
-        self.steps.append(Step(reads, tuple(r for r in results if r not in self.available)))
+                self.steps.bytes[result] = self.graph.values[result].bytes
+        self.steps.append(reads, tuple(r for r in results if r not in self.available))
 
     def write(self, value: int) -> int:
         """``value``, in memory, where packing and products take it from."""
@@ -288,13 +291,6 @@ class _Former:
         return value
 
     def pack(self, value: int) -> int:
-        packed = self.copy(self.write(value))
-        self.steps.append(Step((value,), (packed,)))
+        packed = self.steps.copy(self.write(value))
+        self.steps.append((value,), (packed,))
         return packed
-
-    def copy(self, value: int, times: int = 1) -> int:
-        """A buffer that is so many times as large as ``value``."""
-        number = self.copies
-        self.copies += 1
-        self.bytes[number] = times * self.graph.values[value].bytes
-        return number

@@ -17,12 +17,12 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 
 _FUSES_PRODUCERS = (OpKind.POINTWISE, OpKind.REDUCTION)
 # A copy of a view is written right into its place in what it is joined to.
-_COPY, _JOIN = "torch.aten.clone", "torch.aten.cat"
+_COPY, JOIN, PAD = "torch.aten.clone", "torch.aten.cat", "torch.aten.constant_pad_nd"
 
 
 def takes_producer(user: Op, op: Op) -> bool:
     """Whether the kernel of ``user`` can compute ``op``, a pointwise one, whose result it takes."""
-    return user.kind in _FUSES_PRODUCERS or (op.name, user.name) == (_COPY, _JOIN)
+    return user.kind in _FUSES_PRODUCERS or (op.name, user.name) == (_COPY, JOIN)
 
 
 class KernelRoots:

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from retrograd.pipelines.analysis.fusion import Step, Steps, find_steps
+from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
+from retrograd.pipelines.analysis.kernel_steps import Step, Steps
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
 
 # IREE places every buffer at a multiple of this.

@@ -16,7 +16,7 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import BARRIER, walk
 
 # How many terms a part of the sum has, for IREE's split reductions.
-_SPLIT = "iree_linalg_ext.split_reduction"
+SPLIT_MARK = "iree_linalg_ext.split_reduction"
 # What each is for the analysis, which counts in torch's ops.
 _PRODUCTS = {"linalg.matmul": "torch.aten.mm", "linalg.batch_matmul": "torch.aten.bmm"}
 
@@ -53,7 +53,7 @@ class BwdMarkProducts(ModulePass):
                 op.attributes[PACKING_MARK] = ir.UnitAttr.get()
             for op in found:
                 if (part := find_part(_PRODUCTS[op.name], _read_operands(op))) is not None:
-                    op.attributes[_SPLIT] = ir.ArrayAttr.get([ir.IntegerAttr.get(ir.IndexType.get(), part)])
+                    op.attributes[SPLIT_MARK] = ir.ArrayAttr.get([ir.IntegerAttr.get(ir.IndexType.get(), part)])
 
 
 def is_worth_packing(product: ir.Operation) -> bool:

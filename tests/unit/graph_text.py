@@ -23,6 +23,9 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 # Ops that kernels are formed around, by their names in the text.
 NAMED = {
     "mm": OpKind.COMPUTE,
+    "bmm": OpKind.COMPUTE,
+    "add.Tensor": OpKind.POINTWISE,
+    "constant_pad_nd": OpKind.DATA_MOVEMENT,
     "clone": OpKind.POINTWISE,
     "full_like": OpKind.POINTWISE,
     "cat": OpKind.DATA_MOVEMENT,

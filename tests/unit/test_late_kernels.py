@@ -9,8 +9,9 @@ import dataclasses
 import pytest
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.fusion import Step, find_steps
+from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.kernel_steps import Step
 
 # A bias that is used twice: the gradient of the first use, what else is worked out, that of the second, and their sum.
 TWICE = """

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.fusion import Step, find_steps
+from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.kernel_steps import Step
 from retrograd.pipelines.analysis.liveness import Life, Peak, compute_peak, find_waves, pack_buffers
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.packed_products import repays_packing
