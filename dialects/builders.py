@@ -15,7 +15,6 @@ from retrograd.dialects.bwd import (
     SaveOp,
     UpdateInputOp,
 )
-from retrograd.dialects.ir import torch
 
 # The type of no value at all. (An empty tuple prints as what does not parse.)
 NONE = "!torch.none"
@@ -74,10 +73,10 @@ def bundle(values: Sequence[ir.Value]) -> ir.Value:
     ``torch.constant.none``.
     """
     if not values:
-        return torch.ConstantNoneOp().results[0]
+        return ir.torch.ConstantNoneOp().results[0]
     if len(values) == 1:
         return values[0]
-    return torch.PrimTupleConstructOp(bundle_type([v.type for v in values]), list(values)).results[0]
+    return ir.torch.PrimTupleConstructOp(bundle_type([v.type for v in values]), list(values)).results[0]
 
 
 def bundle_type(types: Sequence[ir.Type]) -> ir.Type:
@@ -95,7 +94,7 @@ def unbundle(value: ir.Value) -> list[ir.Value]:
     types = bundled_types(value.type)
     if len(types) < 2:
         return [value] * len(types)
-    return list(torch.PrimTupleUnpackOp(types, value).results)
+    return list(ir.torch.PrimTupleUnpackOp(types, value).results)
 
 
 def bundled_types(type_: ir.Type) -> list[ir.Type]:

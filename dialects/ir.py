@@ -16,7 +16,8 @@ from typing import Any
 
 from torch_mlir import ir as _bindings
 from torch_mlir import rewrite
-from torch_mlir.dialects import ext, func, torch
+from torch_mlir._mlir_libs._torchMlir import register_dialect
+from torch_mlir.dialects import ext, func
 from torch_mlir.passmanager import PassManager
 
 __all__ = [
@@ -28,11 +29,10 @@ __all__ = [
     "make_context",
     "native_pass_names",
     "rewrite",
-    "torch",
 ]
 
-# Loaded on first use: together they take as long to import as all the rest.
-_LAZY_DIALECTS = frozenset({"arith", "linalg", "math", "scf", "tensor"})
+# Loaded on first use: together they take as long to import as all the rest, and torch's 850 ops as long again.
+_LAZY_DIALECTS = frozenset({"arith", "linalg", "math", "scf", "tensor", "torch"})
 # Loading a Python-defined dialect writes tables that all contexts of the process share.
 _LOADING = threading.Lock()
 
@@ -55,7 +55,7 @@ def make_context(*, allow_unregistered_dialects: bool = False) -> Any:
     """A new ``ir.Context`` that knows the torch, torch_c and bwd dialects, and with it torch-mlir's passes."""
     bwd = import_module("retrograd.dialects.bwd")  # bwd is built from this module's names
     context = _bindings.Context()
-    torch.register_dialect(context)
+    register_dialect(context)
     context.allow_unregistered_dialects = allow_unregistered_dialects
     with _LOADING, context:
         bwd.Bwd.load()

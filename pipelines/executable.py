@@ -22,14 +22,14 @@ from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
 from retrograd.pipelines.row_tiles import row_rules
 from retrograd.pipelines.scatter_tiles import scatter_rules
-from retrograd.pipelines.scratch import read_transients
+from retrograd.pipelines.scratch import LAYOUT_PASS, read_transients
 from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.vmfb import read_formats
 
-# Where iree-compile writes the module as it is after each of its phases.
-PHASES = "phases"
+# Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
+_PHASES, _PASSES = "phases", "passes"
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,23 @@ def compile_executable(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
-        vmfb, phases, passes = folder / "module.vmfb", folder / PHASES, folder / "passes"
-        dumps = [f"--dump-compilation-phases-to={phases}", f"--mlir-print-ir-tree-dir={passes}"]
-        dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS}", "--mlir-print-debuginfo"]
+        vmfb = folder / "module.vmfb"
+        dumps = [f"--mlir-print-ir-tree-dir={folder / _PASSES}", "--mlir-print-debuginfo"]
+        dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS},{LAYOUT_PASS}"]
+        if target.max_bindings is not None:
+            dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
-        transients = read_transients(next(phases.glob("*.stream.mlir")).read_text(encoding="utf-8"))
-        timelines = read_timelines(next(passes.rglob(f"*{ALLOCATION_PASS}.mlir")).read_text(encoding="utf-8"))
+        transients = read_transients(_read_dump(folder, LAYOUT_PASS))
+        timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
         data = vmfb.read_bytes()
         check_formats(data, target)
         seconds = time.perf_counter() - start
         return Executable(data, flags, transients, seconds, find_demotions(linalg, target), timelines)
+
+
+def _read_dump(folder: Path, name: str) -> str:
+    """The module as it was after the pass of that name."""
+    return next((folder / _PASSES).rglob(f"*_{name}.mlir")).read_text(encoding="utf-8")
 
 
 def check_formats(vmfb: bytes, target: Target) -> None:
@@ -205,7 +212,7 @@ def _fusion_flags(flags: Sequence[str]) -> set[str]:
 def _find_excess(target: Target, folder: Path) -> str | None:
     """What is wrong where a kernel takes more buffers than the driver of a device of ``target`` lets it; the phases of
     the compilation, if it came so far, are in ``folder``."""
-    dump = next((folder / PHASES).glob("*.executable-targets.mlir"), None)
+    dump = next((folder / _PHASES).glob("*.executable-targets.mlir"), None)
     if target.max_bindings is None or dump is None:
         return None
     kernel = widest_kernel(dump.read_text(encoding="utf-8"))

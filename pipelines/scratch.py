@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from retrograd.dialects.sizes import evaluate_size, parse_shape
 
+LAYOUT_PASS = "iree-stream-fold-uniform-operands"
+"""After this pass of IREE's, one of the last of its stream phase, :func:`read_transients` reads."""
+
 _FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
 _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
 _ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")

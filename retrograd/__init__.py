@@ -5,7 +5,7 @@
 The names below are loaded on first use: `retrograd-opt` works on MLIR text alone and must not pay for `import torch`.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def __getattr__(name: str) -> Any:
     """
     value: Any
     if name == "__version__":
-        value = metadata.version("retrograd")
+        value = import_module("importlib.metadata").version("retrograd")
     elif name in _EXPORTS:
         value = getattr(import_module(_EXPORTS[name]), name)
     else:

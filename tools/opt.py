@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from retrograd.dialects import ir
@@ -68,9 +67,18 @@ def build_parser() -> argparse.ArgumentParser:
         ("--list-passes", "print the passes of this project with their options and stop"),
     ):
         parser.add_argument(flag, action="store_true", help=text)
-    versions = f"{PROGRAM} {metadata.version('retrograd')}, torch-mlir {metadata.version('torch-mlir')}"
-    parser.add_argument("--version", action="version", version=versions)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and stop")
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints versions. To look them up, files of all packages are read: not at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib import metadata
+
+        print(f"{PROGRAM} {metadata.version('retrograd')}, torch-mlir {metadata.version('torch-mlir')}")
+        parser.exit()
 
 
 def read_options(arguments: argparse.Namespace) -> OptOptions:
