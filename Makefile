@@ -32,7 +32,9 @@ setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
 demo: $(STAMP) ## train a small network on handwritten digits through retrograd
 	$(BIN)/python examples/digits.py
 
-test: lint types lit ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+test: $(STAMP) ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+	@# mypy takes one core.
+	$(MAKE) --jobs=2 lint types lit
 	@# Those that take long come first: at the end no core waits for another's last.
 	$(PYTEST) tests/integration tests/unit
 

@@ -62,7 +62,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class BudgetBuilder:
-    """Builds an imported module, given as text with locations, within a budget."""
+    """Builds an imported module, given as text with locations, within a budget; ``standalone`` is as for
+    :func:`build_executable`."""
 
     source: str
     context: ir.Context
@@ -70,6 +71,7 @@ class BudgetBuilder:
     versions: dict[str, str]
     progress: Progress
     store: ExecutableStore | None
+    standalone: bool = True
 
     def build(self, budget: int | float) -> Built:
         """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
@@ -112,7 +114,9 @@ class BudgetBuilder:
         peak = step_peak(staged, self.scratch(staged, choice.target))
         if peak > limit:
             return None, peak
-        executable, cached = build_executable(staged, choice.target, self.versions, self.progress, self.store)
+        executable, cached = build_executable(
+            staged, choice.target, self.versions, self.progress, self.store, standalone=self.standalone
+        )
         # That may have taken other flags than those that were asked.
         peak = step_peak(staged, executable.transients)
         if peak > limit:
@@ -130,7 +134,7 @@ class BudgetBuilder:
 
     def scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:
         """Scratch bytes of each function, from the store where they are known."""
-        parts = {"kind": "scratch", **executable_parts(staged, target, self.versions)}
+        parts = {"kind": "scratch", **executable_parts(staged, target, self.versions, standalone=False)}
         found = self.store.get(parts) if self.store is not None else None
         if found is not None:
             return {str(name): int(size) for name, size in json.loads(found).items()}

@@ -61,9 +61,9 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
     def attempt(text: str) -> str:
         """Compile as far as the phase that failed; returns the text that the errors of this phase are located in."""
         if error.phase == "lower":
-            lower_to_linalg(text.encode(), target, limits=limits)
+            lower_to_linalg(text.encode(), target, twins_alone=True, limits=limits)
             return text
-        linalg = lower_to_linalg(text.encode(), target, locations=False, limits=limits)
+        linalg = lower_to_linalg(text.encode(), target, twins_alone=True, locations=False, limits=limits)
         try:
             compile_executable(linalg, plain, limits=limits)
         except CompileError as failure:

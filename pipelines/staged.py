@@ -194,21 +194,30 @@ def stage_backward(
 
 
 def build_executable(
-    staged: StagedModule, target: Target, versions: dict[str, str], progress: Progress, store: ExecutableStore | None
+    staged: StagedModule,
+    target: Target,
+    versions: dict[str, str],
+    progress: Progress,
+    store: ExecutableStore | None,
+    *,
+    standalone: bool = True,
 ) -> tuple[Executable, bool]:
     """Lower and compile, or take from ``store`` what did not change; also returns whether it was found there.
+
+    ``standalone`` says whether others than the runtime are to call the functions (in a file, and if none is cut).
 
     Nothing enters the store unless the whole compilation succeeded.
 
     Raises:
         CompileError: an op has no lowering, or iree-compile failed with every set of flags.
     """
-    parts = executable_parts(staged, target, versions)
+    standalone = standalone and not staged.plans
+    parts = executable_parts(staged, target, versions, standalone=standalone)
     found = store.get(parts) if store is not None else None
     if found is not None:
         return _decode(found), True
     with progress.phase("lower"):
-        linalg = lower_to_linalg(staged.source.encode(), target)
+        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
     with progress.phase("iree-compile"):
         executable = compile_executable(linalg, target)
     if store is not None:
@@ -216,12 +225,14 @@ def build_executable(
     return executable, False
 
 
-def executable_parts(staged: StagedModule, target: Target, versions: dict[str, str]) -> dict[str, str]:
+def executable_parts(
+    staged: StagedModule, target: Target, versions: dict[str, str], *, standalone: bool
+) -> dict[str, str]:
     """All that an executable depends on."""
     return {
         "entry": "executable, scratch memory and its timelines",
         "module": staged.texts["scheduled"],
-        "lowering": lowering_pipeline(target),
+        "lowering": lowering_pipeline(target, twins_alone=not standalone),
         "target": repr(target),
         "cpu": host_cpu(),
         **versions,

@@ -148,7 +148,8 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
         mark_module(module, options.policy, unmatched="ignore")
         return module
 
-    built = build_program(traced, load, options, Progress(), packings)
+    # Nothing of it is written to a file.
+    built = build_program(traced, load, options, Progress(), packings, standalone=False)
     return {f.name: built.function(f.name) for f in built.staged.functions}
 
 
@@ -158,8 +159,12 @@ def build_program(
     options: Options,
     phases: Progress,
     packings: Packings,
+    *,
+    standalone: bool = True,
 ) -> Build:
     """Run what ``load`` imports of a graph, islands for what does not compile, through passes, compiler and loader.
+
+    ``standalone`` says whether it can be written to a file, for others than the runtime to call.
 
     Raises:
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
@@ -173,7 +178,7 @@ def build_program(
             # A forward alone has nothing to partition, whatever the policy.
             return stage_module(module, options.partition, phases)
         source = module.operation.get_asm(enable_debug_info=True)
-        builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store))
+        builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store, standalone))
         return builders[-1].stage("default")
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
@@ -182,7 +187,7 @@ def build_program(
             packings.check_saved(built[0].saved)
             return built
         packings.check_saved(staged.saved)
-        return (staged, *build_executable(staged, target, find_versions(), phases, store))
+        return (staged, *build_executable(staged, target, find_versions(), phases, store, standalone=standalone))
 
     fallback = Fallback(options.allowed_fallback(), target, find_versions(), store)
     (staged, executable, cached), islands = fallback.compile(graph_module, stage, finish)
@@ -232,7 +237,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
         return staged.module
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable]:
-        return staged, build_executable(staged, target, find_versions(), phases, store)[0]
+        return staged, build_executable(staged, target, find_versions(), phases, store, standalone=False)[0]
 
     fallback = Fallback(options.fallback, target, find_versions(), store)
     try:

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Barriers that IREE does not look across, and the views that a value may be seen through, in linalg on tensors."""
+"""Barriers that IREE does not look across, in linalg on tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from retrograd.dialects import ir
 
 BARRIER = "util.optimization_barrier"
 _TIE = "flow.tensor.tie_shape"
-# Ops whose result may share storage with their first operand.
-VIEWS = (
-    "flow.tensor.bitcast",
-    "tensor.cast",
-    "tensor.collapse_shape",
-    "tensor.expand_shape",
-    "tensor.extract_slice",
-    "tensor.reshape",
-)
 
 
 def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
@@ -67,13 +58,6 @@ def make_index(number: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.
     index = ir.IndexType.get()
     attributes = {"value": ir.IntegerAttr.get(index, number)}
     return ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
-
-
-def view_root(value: ir.Value) -> ir.Value:
-    """The value whose storage ``value`` may look at."""
-    while isinstance(value, ir.OpResult) and value.owner.name in VIEWS:
-        value = value.owner.operands[0]
-    return value
 
 
 def walk(block: ir.Block) -> Iterator[ir.Operation]:

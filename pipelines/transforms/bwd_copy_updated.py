@@ -12,12 +12,13 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import VIEWS, make_index, walk
+from retrograd.pipelines.transforms.barriers import make_index, walk
 from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
-from retrograd.pipelines.transforms.generics import GENERIC, is_elementwise, read_maps
+from retrograd.pipelines.transforms.generics import is_elementwise, read_maps
 from retrograd.pipelines.transforms.slices import Number, compute_index, read_shape, take_slice
+from retrograd.pipelines.transforms.views import SLICE, is_view, view_root
 
-_SLICE, _INSERT = "tensor.extract_slice", "tensor.insert_slice"
+_INSERT = "tensor.insert_slice"
 # Ops with destinations that IREE has a kernel write to; those of linalg get tensors of their own.
 _IN_PLACE = ("tm_tensor.", "iree_linalg_ext.")
 # What nobody reads before it is updated, or what IREE makes anew for every use.
@@ -69,9 +70,7 @@ def find_updated(op: ir.Operation) -> Sequence[int]:
 
 def is_read_elsewhere(value: ir.Value, op: ir.Operation) -> bool:
     """Whether anything but ``op`` reads what ``op`` writes to as ``value``, in its storage as it was before."""
-    root = value
-    while isinstance(root, ir.OpResult) and (root.owner.name == _SLICE or is_view(root.owner)):
-        root = root.owner.operands[0]
+    root = view_root(value)
     if not isinstance(root, ir.OpResult) or root.owner.name in _FRESH:
         return False
     return any(not is_harmless(read, value, op) for read in reads(root, op))
@@ -90,34 +89,9 @@ def reads(value: ir.Value, op: ir.Operation) -> Iterator[ir.Operation]:
             yield user
 
 
-def is_view(op: ir.Operation) -> bool:
-    """Whether the result of ``op`` is all of its first operand, as it lies; for IREE a copy that only moves axes of
-    size 1 is such a view."""
-    if op.name in VIEWS:
-        return bool(op.name != _SLICE)
-    if op.name == "linalg.transpose":
-        shape = ir.RankedTensorType(op.operands[0].type).shape
-        order = [axis for axis in ir.DenseI64ArrayAttr(op.attributes["permutation"]) if shape[axis] != 1]
-        return order == sorted(order)
-    if op.name == GENERIC and len(op.operands) == 2 and len(op.results) == 1:
-        body = [view.operation for view in op.regions[0].blocks[0].operations]
-        return len(body) == 1 and body[0].operands[0] == op.regions[0].blocks[0].arguments[0] and keeps_order(op)
-    return False
-
-
-def keeps_order(op: ir.Operation) -> bool:
-    """Whether an op of one argument reads it in the order in which it writes its result, but for axes of size 1."""
-    source, result = ([*ir.RankedTensorType(operand.type).shape] for operand in op.operands)
-    read, written = (
-        [str(index) for index, size in zip(map_.results, shape, strict=True) if size != 1]
-        for map_, shape in zip(read_maps(op), (source, result), strict=True)
-    )
-    return read == written
-
-
 def is_harmless(read: ir.Operation, value: ir.Value, op: ir.Operation) -> bool:
     """Whether ``read`` reads a slice of ``value`` that ``op`` does not write to, or element by element for it."""
-    if read.name != _SLICE or op.name != _INSERT or read.operands[0] != value:
+    if read.name != SLICE or op.name != _INSERT or read.operands[0] != value:
         return False
     ours, theirs = region_of(op), region_of(read)
     if ours is None or theirs is None:

@@ -10,7 +10,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import add_barrier, take_behind_barrier, walk
+from retrograd.pipelines.transforms.views import view_root
 
 # The operand that each op updates, by number; ops in destination-passing style have theirs last.
 _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_insert_slice": 1, "tensor.scatter": 1}

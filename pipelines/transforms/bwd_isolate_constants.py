@@ -11,8 +11,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.barriers import add_barrier, hide, view_root, walk
+from retrograd.pipelines.transforms.barriers import add_barrier, hide, walk
 from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
+from retrograd.pipelines.transforms.views import view_root
 
 # What IREE copies where it is written into: storage without values, constants, fills (which are no kernels).
 _SAFE = ("tensor.empty", "arith.constant", "linalg.fill")

@@ -10,8 +10,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.barriers import take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import take_behind_barrier, walk
 from retrograd.pipelines.transforms.generics import GENERIC, is_reduced
+from retrograd.pipelines.transforms.views import view_root
 
 _GATHER = "tensor.extract"
 _WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})

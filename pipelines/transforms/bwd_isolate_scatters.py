@@ -11,8 +11,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import VIEWS, hide, take_behind_barrier, view_root, walk
+from retrograd.pipelines.transforms.barriers import hide, take_behind_barrier, walk
 from retrograd.pipelines.transforms.generics import GENERIC, is_reduced
+from retrograd.pipelines.transforms.views import shares_storage, view_root
 
 _SCATTER = "tm_tensor.scatter"
 _UPDATES, _PLACES, _TENSOR = 0, 1, 2
@@ -118,7 +119,7 @@ def is_written_only(value: ir.Value) -> bool:
     """Whether all uses of ``value``, itself or through views, are scatters that write into it."""
     return all(
         is_written_only(use.owner.results[0])
-        if use.owner.name in VIEWS
+        if shares_storage(use.owner)
         else use.owner.name == _SCATTER and use.operand_number == _TENSOR
         for use in value.uses
     )
@@ -127,7 +128,7 @@ def is_written_only(value: ir.Value) -> bool:
 def is_shared(value: ir.Value) -> bool:
     """Whether the storage that ``value`` looks at has uses other than this one."""
     while len([*value.uses]) == 1:
-        if not (isinstance(value, ir.OpResult) and value.owner.name in VIEWS):
+        if not (isinstance(value, ir.OpResult) and shares_storage(value.owner)):
             return False
         value = value.owner.operands[0]
     return True

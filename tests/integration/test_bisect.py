@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Lets every lowering put one op in place of another."""
 
     def inject(right: str, wrong: str) -> None:
-        def lower(source: bytes, target: Target, *, locations: bool = True) -> str:
-            return lower_to_linalg(source, target, locations=locations).replace(right, wrong)
+        def lower(source: bytes, target: Target, **options: Any) -> str:
+            return lower_to_linalg(source, target, **options).replace(right, wrong)
 
         monkeypatch.setattr(staged, "lower_to_linalg", lower)
         monkeypatch.setattr(bisection, "lower_to_linalg", lower)

@@ -48,7 +48,7 @@ class FakeIree:
     def sizes(self, target: Target, more: int = 0) -> dict[str, int]:
         return {"forward_into": 0, "backward_into": (self.plain if is_plain(target) else self.scratch) + more}
 
-    def build(self, staged: StagedModule, target: Target, *_: Any) -> tuple[Executable, bool]:
+    def build(self, staged: StagedModule, target: Target, *_: Any, **__: Any) -> tuple[Executable, bool]:
         self.compiled.append((staged.partition["saved_bytes"], is_plain(target)))
         return Executable(b"", (), self.sizes(target, 0 if is_plain(target) else self.surprise), 0.0), False
 

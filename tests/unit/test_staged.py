@@ -15,6 +15,7 @@ from retrograd.pipelines import staged
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.stage_plan import StagePlan
 from retrograd.pipelines.staged import STAGES, Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import CPU, Target
 from retrograd.pipelines.timeline import Step
@@ -71,7 +72,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled; the compiler itself is left out."""
     modules: list[str] = []
 
-    def lower(module: bytes, target: Target) -> str:
+    def lower(module: bytes, target: Target, *, twins_alone: bool) -> str:
         modules.append(module.decode())
         return "linalg"
 
@@ -151,6 +152,20 @@ def test_a_change_of_place_in_the_source_is_no_change(compiled: list[str]) -> No
     for text in (JOINT, "\n\n" + JOINT):
         build_executable(stage(text), CPU, {}, Progress(), store)
     assert len(compiled) == 1
+
+
+def test_what_only_the_runtime_calls_is_an_executable_of_its_own(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(staged, "lower_to_linalg", lambda _source, _target, twins_alone: asked.append(twins_alone))
+    store = Store()
+    for standalone in (True, False):
+        assert build_executable(stage(), CPU, {}, Progress(), store, standalone=standalone) == (MADE, False)
+    # Cut by islands, it cannot be written to a file either.
+    cut = dataclasses.replace(stage(), plans={"backward": StagePlan((), (), ())})
+    assert build_executable(cut, CPU, {}, Progress(), None) == (MADE, False)
+    assert asked == [False, True, True]
 
 
 @pytest.mark.parametrize("change", ["module", "target", "version", "cpu"])

@@ -28,6 +28,24 @@ func.func @insert_own_slice(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
+// What only moves axes of size 1 is a view for IREE.
+// CHECK-LABEL: func.func @insert_own_slice_moved(
+// CHECK-SAME: %[[X:.*]]: tensor<4x1xf32>)
+// CHECK: %[[MOVED:.*]] = linalg.transpose ins(%{{[a-z_0-9]+}} : tensor<1x2xf32>)
+// CHECK-NEXT: %[[COPY:.*]] = "util.optimization_barrier"(%[[MOVED]]) : (tensor<2x1xf32>) -> tensor<2x1xf32>
+// CHECK-NEXT: tensor.insert_slice %[[COPY]] into %[[X]][2, 0] [2, 1] [1, 1]
+func.func @insert_own_slice_moved(%x: tensor<4x1xf32>) -> tensor<4x1xf32> {
+  %part = tensor.extract_slice %x[0, 0] [2, 1] [1, 1] : tensor<4x1xf32> to tensor<2x1xf32>
+  %empty = tensor.empty() : tensor<1x2xf32>
+  %row = linalg.transpose ins(%part : tensor<2x1xf32>) outs(%empty : tensor<1x2xf32>) permutation = [1, 0]
+  %none = tensor.empty() : tensor<2x1xf32>
+  %column = linalg.transpose ins(%row : tensor<1x2xf32>) outs(%none : tensor<2x1xf32>) permutation = [1, 0]
+  %r = tensor.insert_slice %column into %x[2, 0] [2, 1] [1, 1] : tensor<2x1xf32> into tensor<4x1xf32>
+  return %r : tensor<4x1xf32>
+}
+
+// -----
+
 // Of something else it reads that itself.
 // CHECK-LABEL: func.func @insert_other_slice(
 // CHECK-SAME: %[[X:.*]]: tensor<4xf32>, %[[Y:.*]]: tensor<4xf32>)
