@@ -11,7 +11,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.barriers import view_root, walk
+from retrograd.pipelines.transforms.barriers import walk
+from retrograd.pipelines.transforms.views import view_root
 
 _SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
 _UPDATES, _PLACES, _TENSOR = 0, 1, 2
