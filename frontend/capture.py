@@ -78,6 +78,11 @@ def capture_joint(
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
     """
+    if isinstance(args, torch.Tensor):
+        raise CaptureError(
+            "a tensor is given as the arguments of the model, whose rows would be taken for them",
+            "write (x,) for the arguments of a call model(x)",
+        )
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -9,6 +9,7 @@ its own digits. `iree-run-module` and `unzip` take the file as it is.
 """
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -124,6 +125,8 @@ def _seal(vmfb: bytes, manifest: Manifest) -> bytes:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends, and leaves no trace when it fails."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder; make it before", str(path.parent))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from retrograd.runtime.timeline import MemoryTimeline
 
+# Columns of the report as text.
+_WIDTH = 100
 _BYTES = (
     "saved_bytes",
     "narrowed_bytes",
@@ -36,7 +39,7 @@ _TITLES = {
     "recomputed_ops": "ops recomputed",
     "recomputed_flops": "FLOPs recomputed",
     "stages": "stages",
-    "peak_bytes_planned": "peak of live bytes, as planned with",
+    "peak_bytes_planned": "peak of live bytes, planned",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
     "memory_budget": "memory budget",
@@ -117,7 +120,9 @@ class Report:
 
     def __str__(self) -> str:
         buffer = io.StringIO()
-        Console(file=buffer, width=100).print(self.table())
+        # As wide as the terminal, if that is narrower, whose lines would break the table; `COLUMNS` says so as well.
+        width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+        Console(file=buffer, width=width).print(self.table())
         return buffer.getvalue().rstrip()
 
     __repr__ = __str__

@@ -141,6 +141,19 @@ def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message:
     assert "remedy" in str(caught.value)
 
 
+def test_a_tensor_as_arguments() -> None:
+    with pytest.raises(retrograd.CaptureError, match=r"a tensor is given as the arguments .*\n.*write \(x,\)"):
+        retrograd.compile_backward(nn.Linear(4, 2), torch.randn(3, 4))  # type: ignore[arg-type]
+
+
+def test_a_report_is_no_wider_than_the_terminal(
+    step: retrograd.CompiledBackward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, width in (("80", 80), ("200", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert max(map(len, str(step.explain()).splitlines())) == width
+
+
 def test_unknown_options() -> None:
     model, args = nn.Linear(2, 2), (torch.randn(1, 2),)
     with pytest.raises(retrograd.UnknownTarget, match="'cpx' is not one of cpu, cuda, vulkan, hip; did you mean 'cpu'"):

@@ -94,8 +94,8 @@ def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     build = retrograd.build.build_program
 
-    def spy(*args: Any) -> Any:
-        built = build(*args)
+    def spy(*args: Any, **named: Any) -> Any:
+        built = build(*args, **named)
         saved.append(built.staged.partition["saved_bytes"])
         return built
 

@@ -33,9 +33,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options of every graph that is compiled from here on."""
     options: list[Any] = []
 
-    def build(graph: Any, load: Any, chosen: Any, *rest: Any) -> Any:
+    def build(graph: Any, load: Any, chosen: Any, *rest: Any, **named: Any) -> Any:
         options.append(chosen)
-        return original(graph, load, chosen, *rest)
+        return original(graph, load, chosen, *rest, **named)
 
     original = builder.build_program
     monkeypatch.setattr(builder, "build_program", build)
@@ -233,9 +233,9 @@ def test_backends_and_options_share_nothing(built: list[Any]) -> None:
 def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     enabled: list[bool] = []
 
-    def build(*arguments: Any) -> Any:
+    def build(*arguments: Any, **named: Any) -> Any:
         enabled.append(torch._functorch.config.enable_autograd_cache)
-        return original(*arguments)
+        return original(*arguments, **named)
 
     original = builder.build_program
     monkeypatch.setattr(builder, "build_program", build)

@@ -234,7 +234,7 @@ def test_an_interrupted_write_leaves_the_old_file_alone(
 
 
 def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path, vmfb: bytes) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"no such folder; make it before: '.*none'"):
         write_artifact(tmp_path / "none" / "x.vmfb", vmfb, MANIFEST)
 
 
