@@ -78,7 +78,8 @@ def capture_joint(
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
     """
-    if isinstance(args, torch.Tensor):
+    given: object = args
+    if isinstance(given, torch.Tensor):
         raise CaptureError(
             "a tensor is given as the arguments of the model, whose rows would be taken for them",
             "write (x,) for the arguments of a call model(x)",

@@ -33,7 +33,8 @@ class BwdExportResults(ModulePass):
     description: ClassVar[str] = "Add to each function a twin whose results go to storage that the caller gives"
 
     twins_alone: bool = field(
-        default=False, metadata={"help": "leave out the functions themselves, for callers that give storage, as the runtime does"}
+        default=False,
+        metadata={"help": "leave out the functions themselves, for callers that give storage, as the runtime does"},
     )
 
     def apply(self, module: ir.Operation) -> None:
