@@ -14,58 +14,32 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
-from torch._functorch._aot_autograd import descriptors as d
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
 from retrograd.dialects.sizes import format_shape
-from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.checkpoints import find_tag
-from retrograd.frontend.flat_module import state_name
 from retrograd.frontend.island_graphs import ISLAND, outline_islands
 from retrograd.frontend.islands import Island
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.pack_hooks import PACKED_AS
+from retrograd.frontend.port_roles import argument_role, result_role
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SIZE, find_heads, find_names
 from retrograd.frontend.source import CaptureError
-from retrograd.frontend.tensor_graphs import SeedAOTInput, SizeAOTInput, flatten_output, on_tensors
+from retrograd.frontend.tensor_graphs import flatten_output, on_tensors
 
 JOINT = "joint"
 _NOTHING: Mapping[str, torch.fx.GraphModule] = {}
 # Of open sizes, by their symbols.
 Names: TypeAlias = Mapping[sympy.Symbol, str]
-
-
-@dataclass(frozen=True)
-class RuntimeInput(d.AOTInput):
-    """Describes an argument of a backward that was captured as it ran."""
-
-    role: str
-    name: str
-
-    def expr(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class RuntimeResult(d.AOTOutput):
-    """Describes a result of a backward that was captured as it ran."""
-
-    role: str
-    name: str
-
-    def expr(self) -> str:
-        return self.name
 
 
 class ImportFailure(CaptureError):
@@ -118,17 +92,6 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         for index, result in enumerate(call.results):
             self.bind_node_value(node, result, index)
         self._multi_result_nodes.add(node)
-
-
-def describe_results(graph_module: torch.fx.GraphModule, prefix: str) -> None:
-    """Give a graph that was traced at run time its results in one row, called ``prefix`` and a number."""
-    graph = graph_module.graph
-    (output,) = graph.find_nodes(op="output")
-    flat = pytree.arg_tree_leaves(output.args[0])
-    output.args = (tuple(flat),)
-    output.meta["desc"] = [RuntimeResult("output", f"{prefix}{i}") for i in range(len(flat))]
-    graph.set_codegen(torch.fx.graph.CodeGen())
-    graph_module.recompile()
 
 
 def import_graph(
@@ -224,10 +187,10 @@ def _tag_ops(node_importer: GraphNodeImporter) -> None:
 
 def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature: Signature | None) -> None:
     placeholders = graph.find_nodes(op="placeholder")
-    arguments = [_argument_role(node.meta["desc"], signature) for node in placeholders]
+    arguments = [argument_role(node.meta["desc"], signature) for node in placeholders]
     (output,) = graph.find_nodes(op="output")
     nodes = flatten_output(output.args[0])
-    results = [_result_role(desc, signature) for desc in descs]
+    results = [result_role(desc, signature) for desc in descs]
     names = find_names(graph)
     func.attributes["arg_attrs"] = _attributes(arguments, placeholders, names)
     func.attributes["res_attrs"] = _attributes(results, nodes, names)
@@ -270,54 +233,3 @@ def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: to
     i64 = ir.IntegerType.get_signless(64)
     hints = {node.meta[SIZE]: ir.IntegerAttr.get(i64, hint(node.meta["val"])) for node in find_heads(graph)}
     module.operation.attributes["bwd.sizes"] = ir.DictAttr.get(hints)
-
-
-def _argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
-    match desc:
-        case RuntimeInput():
-            return desc.role, desc.name
-        case d.ParamAOTInput():
-            return "param", state_name(desc.target)
-        case d.BufferAOTInput():
-            return "buffer", state_name(desc.target)
-        case d.PlainAOTInput():
-            return "input", _input_name(desc.idx, signature)
-        case SeedAOTInput():
-            return "seed", _seed_name(signature)
-        case SizeAOTInput():
-            return "size", desc.name
-        case d.ViewBaseAOTInput() | d.SyntheticBaseAOTInput():
-            raise shared_memory_error()
-        case d.TangentAOTInput():
-            return "tangent", f"tangent.{_result_role(desc.output, signature)[1]}"
-    raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
-
-
-def _result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
-    match desc:
-        case RuntimeResult():
-            return desc.role, desc.name
-        case d.PlainAOTOutput():
-            return "output", _output_name(desc.idx, signature)
-        case d.IntermediateBaseAOTOutput():
-            return "output", f"base.{_result_role(desc.base_of, signature)[1]}"
-        case d.InputMutationAOTOutput():
-            return "mutation", _argument_role(desc.mutated_input, signature)[1]
-        case d.GradAOTOutput():
-            return "grad", f"grad.{_argument_role(desc.grad_of, signature)[1]}"
-    raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
-
-
-def _seed_name(signature: Signature | None) -> str:
-    name = "seed"
-    while signature is not None and name in [s.name for s in (*signature.params, *signature.buffers)]:
-        name += "_"
-    return name
-
-
-def _input_name(index: int, signature: Signature | None) -> str:
-    return f"arg{index}" if signature is None else [i for i in signature.inputs if i.type is not None][index].name
-
-
-def _output_name(index: int, signature: Signature | None) -> str:
-    return f"output{index}" if signature is None else [o for o in signature.outputs if o.kind != "constant"][index].name

@@ -16,9 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.importer import RuntimeInput, describe_results
 from retrograd.frontend.narrowing import Packer
 from retrograd.frontend.pack_hooks import PACKED_AS, PACKED_BY, HookPair
+from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.random_ops import DRAW_SEED
 from retrograd.frontend.source import CaptureError, capture_error
 

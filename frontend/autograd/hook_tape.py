@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.importer import RuntimeInput, describe_results
+from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.source import CaptureError, capture_error
 

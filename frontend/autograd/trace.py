@@ -31,8 +31,8 @@ from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.importer import RuntimeInput, describe_results
 from retrograd.frontend.matrix_checks import drop_settled_checks
+from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.size_nodes import SIZE, find_heads, share_sizes

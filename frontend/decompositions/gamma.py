@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
-from retrograd.frontend.decompositions.special import in_full
+from retrograd.frontend.decompositions.series import in_full
 
 aten = torch.ops.aten
 

@@ -1,16 +1,12 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Special functions, to the precision of the type, from f16 to f64.
-
-What has no closed form is a Chebyshev series, fitted when this module is imported to PyTorch's own f64 function on
-each piece of its domain: there are no tables of digits here that could hold a mistake.
-"""
+"""Error functions and their inverses, to the precision of the type, from f16 to f64; and ops that PyTorch takes apart
+itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -19,45 +15,9 @@ from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.series import evaluate, fit, in_full
 
 aten = torch.ops.aten
-
-Series = tuple[float, ...]
-
-
-def fit(function: Callable[[Tensor], Tensor], terms: int) -> Series:
-    """Coefficients of the Chebyshev series of ``function`` on [-1, 1], by interpolation at its nodes in f64."""
-    angles = (torch.arange(terms, dtype=torch.float64) + 0.5) * (math.pi / terms)
-    values = function(torch.cos(angles))
-    waves = torch.cos(torch.arange(terms, dtype=torch.float64).unsqueeze(-1) * angles)
-    coefficients = (waves @ values) * (2 / terms)
-    coefficients[0] /= 2
-    return tuple(coefficients.tolist())
-
-
-def evaluate(series: Series, x: Tensor) -> Tensor:
-    """The series at ``x`` in [-1, 1], by Clenshaw's recurrence; terms below the type's precision are left out."""
-    least = torch.finfo(x.dtype).eps / 64 * max(abs(c) for c in series)
-    kept = list(series)
-    while len(kept) > 2 and abs(kept[-1]) < least:
-        kept.pop()
-    last, beyond = torch.full_like(x, kept[-1]), torch.zeros_like(x)
-    for coefficient in reversed(kept[1:-1]):
-        last, beyond = 2 * x * last - beyond + coefficient, last
-    return x * last - beyond + kept[0]
-
-
-def in_full(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Half types are computed in f32, integers as in eager in f32 too."""
-
-    @wraps(function)
-    def checked(x: Tensor, *args: Any) -> Any:
-        if x.dtype in (torch.float32, torch.float64):
-            return function(x, *args)
-        half = x.dtype in (torch.bfloat16, torch.float16)
-        return function(x.float(), *args).to(x.dtype if half else torch.float32)
-
-    return checked
 
 
 def _erfcx_exponent(t: Tensor) -> Tensor:
@@ -148,54 +108,6 @@ def ndtri(p: Tensor) -> Tensor:
     return torch.where((p < 0) | (p > 1), math.nan, value)
 
 
-def _far_bessel(function: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
-    z = 16 / (s + 1)
-    return function(z) * z.sqrt()
-
-
-# exp(-x) I(x) on [0, 8], and times sqrt(x) as a function of 1 / x beyond; I1 over x, which is even.
-_I0 = fit(lambda s: torch.special.i0e(4 * (s + 1)), 36), fit(lambda s: _far_bessel(torch.special.i0e, s), 30)
-_I1 = (
-    fit(lambda s: torch.special.i1e(4 * (s + 1)) / (4 * (s + 1)), 36),
-    fit(lambda s: _far_bessel(torch.special.i1e, s), 30),
-)
-
-
-def _scaled_bessel(series: tuple[Series, Series], z: Tensor, near_factor: Tensor | float) -> Tensor:
-    near = evaluate(series[0], z.clamp(max=8.0) / 4 - 1) * near_factor
-    outside = z.clamp(min=8.0)
-    far = evaluate(series[1], 16 / outside - 1) * torch.rsqrt(outside)
-    return torch.where(z <= 8, near, far)
-
-
-@in_full
-def i0e(x: Tensor) -> Tensor:
-    """``aten.special_i0e``: exp(-|x|) I0(x)."""
-    return _scaled_bessel(_I0, x.abs(), 1.0)
-
-
-@in_full
-def i0(x: Tensor) -> Tensor:
-    """``aten.i0``: the modified Bessel function of order 0."""
-    return torch.exp(x.abs()) * _scaled_bessel(_I0, x.abs(), 1.0)
-
-
-@in_full
-def i1e(x: Tensor) -> Tensor:
-    """``aten.special_i1e``: exp(-|x|) I1(x)."""
-    z = x.abs()
-    value = _scaled_bessel(_I1, z, z)
-    return torch.where(x < 0, -value, value)
-
-
-@in_full
-def i1(x: Tensor) -> Tensor:
-    """``aten.special_i1``: the modified Bessel function of order 1."""
-    z = x.abs()
-    value = torch.exp(z) * _scaled_bessel(_I1, z, z)
-    return torch.where(x < 0, -value, value)
-
-
 def zero_tensor(size: list[int], **options: Any) -> Tensor:
     """``aten._efficientzerotensor`` as a tensor of zeros."""
     return torch.zeros(size, dtype=options.get("dtype"), device=options.get("device"))
@@ -217,10 +129,6 @@ ENTRIES = (
             (aten.erfinv.default, erfinv),
             (aten.special_erfcx.default, erfcx),
             (aten.special_ndtri.default, ndtri),
-            (aten.i0.default, i0),
-            (aten.special_i0e.default, i0e),
-            (aten.special_i1.default, i1),
-            (aten.special_i1e.default, i1e),
         )
     ),
     *(
