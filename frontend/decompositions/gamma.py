@@ -69,6 +69,9 @@ def polygamma(n: int, x: Tensor) -> Any:
         return digamma(x)
     if x.dtype not in (torch.float32, torch.float64):
         return NotImplemented
+    if not x.dim():
+        # Of a tensor of no axes, iree-compile's fusion of what several ops read does not come to an end.
+        return polygamma(n, x.expand(2))[0]
     reflected = x < 0
     value = _hurwitz(torch.where(reflected, 1 - x, x), n + 1) * ((-1.0) ** (n + 1) * math.factorial(n))
     rest = math.pi * (x - torch.trunc(x))
