@@ -28,6 +28,8 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # Ops of this project that torch runs where they are still in a graph.
 _LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD)
+# Backwards of CPU libraries' layers, for which the forward, run in eager, left notes in the library's own form.
+_OF_LIBRARIES = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 _REMEDY = "leave fallback='island', or compute this outside of the compiled function"
 
 
@@ -47,7 +49,8 @@ class Island:
 
 def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
     """The nodes that no compiler need be asked about, by name, each with the reason: their values have element types
-    that executables have not (complex numbers), they are random and no function of the seed, or they raise errors."""
+    that executables have not (complex numbers), they are random and no function of the seed, they raise errors, or they
+    read what a library left for them."""
     reasons: dict[str, str] = {}
     for node in graph_module.graph.nodes:
         if not can_be_island(node):
@@ -63,6 +66,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
             reasons[node.name] = f"it computes with {name}, which executables do not have"
         elif is_random(node):
             reasons[node.name] = "it draws random numbers in torch's own way"
+        elif node.target in _OF_LIBRARIES:
+            reasons[node.name] = "it reads what oneDNN's forward left for it"
         elif node.target in _LEFT:
             reasons[node.name] = "its sequences are too long to be written out, or their sizes are open"
     return reasons

@@ -85,6 +85,17 @@ def test_complex_and_random_ops_are_known_at_once() -> None:
         refuse_uncompiled(trace(function, torch.ones(3)))
 
 
+def test_what_reads_a_librarys_notes_is_known_at_once() -> None:
+    """The backward of an LSTM that ran in eager."""
+    graph, val = torch.fx.Graph(), torch.ones(3)
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.aten.mkldnn_rnn_layer_backward.default, (x,))
+    x.meta["val"], node.meta["val"] = val, (val,)
+    graph.output(node)
+    reasons = find_uncompiled(torch.fx.GraphModule({}, graph))
+    assert reasons == {node.name: "it reads what oneDNN's forward left for it"}
+
+
 def test_a_view_of_part_of_a_tensor_by_strides_is_no_island() -> None:
     graph = trace(lambda x: torch.as_strided(x[1:3], (4,), (1,), 0), torch.ones(4))
     with pytest.raises(CaptureError, match="reads memory outside of its argument"):
