@@ -44,10 +44,8 @@ class Options:
         self.find_target()
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
-        if self.fallback not in FALLBACKS:
-            raise ValueError(f"fallback '{self.fallback}' is not one of {', '.join(FALLBACKS)}")
-        if self.partition not in PARTITIONS:
-            raise ValueError(f"partition '{self.partition}' is not one of {', '.join(PARTITIONS)}")
+        check_choice("fallback", self.fallback, FALLBACKS)
+        check_choice("partition", self.partition, PARTITIONS)
         if self.partition == "budget":
             parse_memory_size(self.memory_budget)
         elif self.memory_budget is not None:
@@ -62,9 +60,7 @@ class Options:
         """
         known = [field.name for field in fields(cls) if field.name != "device"]
         for name in given:
-            if name not in known:
-                similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(name, known, 1))
-                raise ValueError(f"option '{name}' is not one of {', '.join(known)}{similar}")
+            check_choice("option", name, known)
         return cls(**given)
 
     def on(self, tensors: Sequence[torch.Tensor]) -> Options:
@@ -98,10 +94,15 @@ class BackwardOptions:
 
     def __post_init__(self) -> None:
         find_target(self.target or "cpu")
-        if self.fallback not in FALLBACKS:
-            raise ValueError(f"fallback '{self.fallback}' is not one of {', '.join(FALLBACKS)}")
-        if self.hook_schedule not in POLICIES:
-            raise ValueError(f"hook_schedule '{self.hook_schedule}' is not one of {', '.join(POLICIES)}")
+        check_choice("fallback", self.fallback, FALLBACKS)
+        check_choice("hook_schedule", self.hook_schedule, [*POLICIES])
+
+
+def check_choice(what: str, given: object, known: Sequence[str]) -> None:
+    """Raise ``ValueError`` where ``given`` is none of ``known``; names those, and the one that is most alike."""
+    if given not in known:
+        similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(given), known, 1))
+        raise ValueError(f"{what} '{given}' is not one of {', '.join(known)}{similar}")
 
 
 def target_on(device: torch.device, target: str | Sequence[str] | None) -> Target:
