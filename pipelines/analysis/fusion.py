@@ -50,6 +50,7 @@ class _Former:
         # hand, of several values or of a part of one, it is a copy.
         looks = {v: self.sources[v] for v in sorted(kept) if v not in available and self.sources[v] != (v,)}
         self.copied = [v for v, found in looks.items() if not (available.isdisjoint(found) and self.is_whole(v, found))]
+        self.returned = kept
         self.kept = kept.union(*(found for v, found in looks.items() if v not in self.copied))
         self.steps = StepList(graph)
         # What is computed inside of its user's kernel, by which op; ops that ran before their turn.
@@ -117,7 +118,7 @@ class _Former:
             reads = (*reads, self.steps.add_coordinates(op, self.sources))
         elif op.parts > 1:
             reads = (self.add_parts(op, reads),)
-        if op.name in INDEX_OPERANDS and not self.kept.isdisjoint(op.results):
+        if op.name in INDEX_OPERANDS and not self.kept.isdisjoint(op.results) and not self.is_placed(op):
             # It writes into a tensor that is filled before, not into storage of the caller's.
             filled = self.steps.copy(op.results[0])
             self.steps.append(reads, (filled,))
@@ -145,16 +146,18 @@ class _Former:
         for part in parts[1:]:
             self.steps.append((*part, *op.results), op.results)
 
+    def is_placed(self, op: Op) -> bool:
+        """Whether a scatter that is returned writes right into its storage, filled before (``bwd-export-results``)."""
+        into, result = op.operands[0], op.results[0]
+        return self.graph.is_fill(into) and result in self.returned and not self.users.get(result)
+
     def add_reduction(self, place: int, op: Op, reads: tuple[int, ...]) -> None:
         """A kernel that adds up, with the pointwise ops behind it if these take what comes later and give as much."""
         kernel = self.find_later_kernel(place, op) if len(op.results) == 1 else None
-        if kernel is not None and self.count_bytes(self.graph.ops[kernel]) == self.count_bytes(op):
+        if kernel is not None and self.graph.count_bytes(kernel) == self.graph.count_bytes(op.id):
             self.delay(place, op, kernel, reads)
         else:
             self.add(reads, op.results)
-
-    def count_bytes(self, op: Op) -> int:
-        return sum(self.graph.values[result].bytes for result in op.results)
 
     def add_parts(self, op: Op, reads: tuple[int, ...]) -> int:
         """The partial sums of a product or reduction that is split."""

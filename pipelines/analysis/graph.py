@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.op_kinds import FILLS, OpKind
 
 _REORDERS = ("torch.aten.permute", "torch.aten.transpose.int", "torch.aten.t")
 _PARTS = ("torch.aten.select.int", "torch.aten.slice.Tensor", "torch.aten.narrow")
@@ -97,6 +97,15 @@ class JointGraph:
     mutated: frozenset[int] = frozenset()
     same: Mapping[int, int] = field(default_factory=dict, hash=False)
     reshaped: Mapping[int, tuple[int, Hashable | None]] = field(default_factory=dict, hash=False)
+
+    def is_fill(self, value: int) -> bool:
+        """Whether ``value`` is computed as one number all over."""
+        producer = self.values[value].producer
+        return producer is not None and self.ops[producer].name in FILLS
+
+    def count_bytes(self, number: int) -> int:
+        """Of the results of an op."""
+        return sum(self.values[result].bytes for result in self.ops[number].results)
 
     def form_of(self, value: int, same: Mapping[int, int] | Sequence[int]) -> tuple[int, Hashable | None]:
         """What tells ``value`` from those that hold something else or have another shape, where ``same`` has for values

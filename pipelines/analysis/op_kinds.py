@@ -101,6 +101,10 @@ KINDS: dict[str, OpKind] = (
 )
 
 
+FILLS = frozenset(_PREFIX + name for name in ("full", "full_like", "new_full", "new_ones", "new_zeros", "ones"))
+FILLS |= {_PREFIX + name for name in ("ones_like", "zeros", "zeros_like")}
+"""Ops that give a tensor of one number all over."""
+
 _INDEX_PUTS = ("index_put", "index_put.hacked_twin", "_index_put_impl", "_unsafe_index_put.hacked_twin")
 _SCATTERS = ("scatter.src", "scatter_add", "scatter_reduce.two")
 INDEX_OPERANDS = {_PREFIX + name: 1 for name in _INDEX_PUTS} | {_PREFIX + name: 2 for name in _SCATTERS}

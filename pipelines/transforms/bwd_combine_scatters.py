@@ -12,6 +12,8 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import walk
+from retrograd.pipelines.transforms.bwd_export_results import ALIAS
+from retrograd.pipelines.transforms.fills import read_number
 from retrograd.pipelines.transforms.views import view_root
 
 _SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
@@ -64,17 +66,10 @@ def is_zero(value: ir.Value) -> bool:
     """Whether all elements of ``value`` are known to be zero."""
     if not isinstance(value, ir.OpResult):
         return False
-    op = value.owner
-    if op.name == "linalg.fill":
-        return is_zero(op.operands[0])
-    if op.name != "arith.constant":
-        return False
-    attribute = op.attributes["value"]
-    if isinstance(attribute, ir.DenseElementsAttr):
-        if not attribute.is_splat:
-            return False
-        attribute = attribute.get_splat_value()
-    return isinstance(attribute, (ir.FloatAttr, ir.IntegerAttr)) and attribute.value == 0
+    if value.owner.name == ALIAS:
+        return is_zero(value.owner.operands[0])
+    number = read_number(value)
+    return isinstance(number, (ir.FloatAttr, ir.IntegerAttr)) and number.value == 0
 
 
 def combine(scatter: ir.Operation) -> None:

@@ -13,8 +13,12 @@ from retrograd.pipelines.analysis.read_graph import function_type
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import read_open_sizes
+from retrograd.pipelines.transforms.fills import create_fill, read_number
 
 SUFFIX = "_into"
+# An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
+ALIAS = "hal.tensor.alias"
+_SCATTER, _TENSOR = "tm_tensor.scatter", 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class BwdExportResults(ModulePass):
 
     In the twin each result is aliased to its storage where it is computed, and later ops read it from there. Aliased
     only where it is returned (as ``iree.abi.output`` does), a result that the function itself uses is computed in
-    scratch memory first and then copied: twice the residuals of a forward.
+    scratch memory first and then copied: twice the residuals of a forward. What is scattered into one number all over
+    is aliased before, where it is filled with that.
 
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
@@ -75,7 +80,9 @@ def alias_results(twin: ir.Operation) -> None:
     computed = _computed_values(block)
     for i, storage in enumerate(storages):
         value = terminator.operands[i]
-        if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias" and value not in computed:
+        if value in computed and place_scatter(value, storage):
+            continue
+        if isinstance(value, ir.OpResult) and value.owner.name != ALIAS and value not in computed:
             # A constant: IREE takes it for one value wherever it stands, its storage included, and would write an
             # update of it (an insertion into zeros) over the result. Only what is returned is put there.
             alias, _ = _alias(value, storage, ir.InsertionPoint(terminator))
@@ -84,11 +91,32 @@ def alias_results(twin: ir.Operation) -> None:
         at_start = not isinstance(value, ir.OpResult)
         ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
         alias, sizes = _alias(value, storage, ip)
-        if isinstance(value, ir.OpResult) and value.owner.name != "hal.tensor.alias":
+        if isinstance(value, ir.OpResult) and value.owner.name != ALIAS:
             value.replace_all_uses_except(alias.results[0], [alias, *sizes])
         else:
             # An argument, or a value returned before: a copy of its own.
             terminator.operands[i] = alias.results[0]
+
+
+def place_scatter(value: ir.Value, storage: ir.Value) -> bool:
+    """Where ``value`` is a scatter into a tensor of one number all over, and only returned, have it scatter into
+    ``storage``, filled with that number: as nothing else reads what it writes into, it writes in place. Whether it is
+    one.
+
+    Aliased where it is computed, it would be computed in scratch memory and then copied: twice the gradient of an
+    embedding.
+    """
+    if not isinstance(value, ir.OpResult) or value.owner.name != _SCATTER or len(list(value.uses)) > 1:
+        return False
+    scatter, type_ = value.owner, ir.RankedTensorType(value.type)
+    number = read_number(scatter.operands[_TENSOR])
+    if number is None or not type_.has_static_shape:
+        return False
+    ip, location = ir.InsertionPoint(scatter), scatter.location
+    empty = ir.Operation.create("tensor.empty", results=[type_], loc=location, ip=ip)
+    alias, _ = _alias(create_fill(number, empty.result, ip, location, hidden=True), storage, ip)
+    scatter.operands[_TENSOR] = alias.result
+    return True
 
 
 def _computed_values(block: ir.Block) -> set[ir.Value]:
@@ -114,9 +142,8 @@ def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[i
     location = value.owner.location if isinstance(value, ir.OpResult) else storage.location
     sizes = read_open_sizes(value, ip, location)
     segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
-    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
     alias = ir.Operation.create(
-        "hal.tensor.alias",
+        ALIAS,
         operands=[value, *(size.result for size in sizes), storage],
         results=[value.type],
         attributes={"operandSegmentSizes": segments},

@@ -13,6 +13,7 @@ from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import add_barrier, hide, walk
 from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations
+from retrograd.pipelines.transforms.fills import create_fill, read_number
 from retrograd.pipelines.transforms.views import view_root
 
 # What IREE copies where it is written into: storage without values, constants, fills (which are no kernels).
@@ -70,32 +71,18 @@ def is_broadcast(value: ir.OpResult) -> bool:
     body = op.regions[0].blocks[0]
     first = next(iter(body.operations)).operation
     return (
-        first.name == "linalg.yield" and first.operands[0] == body.arguments[0] and _number(op.operands[0]) is not None
+        first.name == "linalg.yield"
+        and first.operands[0] == body.arguments[0]
+        and read_number(op.operands[0]) is not None
     )
 
 
 def make_fill(value: ir.OpResult) -> None:
     """Have a ``linalg.fill`` give ``value``."""
     op = value.owner
-    number = _number(op.operands[0])
+    number = read_number(op.operands[0])
     assert number is not None
-    ip = ir.InsertionPoint(op)
-    constant = ir.Operation.create(
-        "arith.constant", results=[number.type], attributes={"value": number}, loc=op.location, ip=ip
-    )
-    fill = ir.Operation.create(
-        "linalg.fill",
-        operands=[constant.result, op.operands[1]],
-        results=[value.type],
-        attributes={"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1])},
-        regions=1,
-        loc=op.location,
-        ip=ip,
-    )
-    element = number.type
-    body = ir.Block.create_at_start(fill.regions[0], [element, element], [op.location, op.location])
-    ir.Operation.create("linalg.yield", operands=[body.arguments[0]], loc=op.location, ip=ir.InsertionPoint(body))
-    value.replace_all_uses_with(fill.result)
+    value.replace_all_uses_with(create_fill(number, op.operands[1], ir.InsertionPoint(op), op.location))
     op.erase()
 
 
@@ -122,13 +109,3 @@ def make_unique(value: ir.OpResult) -> None:
         ip=ir.InsertionPoint(terminator),
     )
     terminator.operands[number] = added.result
-
-
-def _number(value: ir.Value) -> ir.Attribute | None:
-    """The number that all elements of a constant are; ``None`` if they differ, or it is none."""
-    if not isinstance(value, ir.OpResult) or value.owner.name != "arith.constant":
-        return None
-    attribute = value.owner.attributes["value"]
-    if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
-        return None
-    return attribute.get_splat_value()

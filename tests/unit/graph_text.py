@@ -27,6 +27,7 @@ NAMED = {
     "add.Tensor": OpKind.POINTWISE,
     "constant_pad_nd": OpKind.DATA_MOVEMENT,
     "clone": OpKind.POINTWISE,
+    "full": OpKind.POINTWISE,
     "full_like": OpKind.POINTWISE,
     "cat": OpKind.DATA_MOVEMENT,
     "permute": OpKind.VIEW,

@@ -19,7 +19,8 @@ from retrograd.pipelines import executable
 from retrograd.pipelines.bindings import Kernel, widest_kernel
 from retrograd.pipelines.device_targets import FEWER_FUSIONS, PLAIN_REDUCTIONS, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import compile_executable, iree_tool
+from retrograd.pipelines.executable import compile_executable, iree_tool, measure_scratch
+from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.targets import CPU, Target
 
 GOOD = """
@@ -68,6 +69,30 @@ def test_an_executable(scratch: Path) -> None:
     assert made.transients == {"forward": 64 * 64 * 4, "backward": 0}
     assert made.seconds > 0
     assert list(scratch.iterdir()) == []
+
+
+EMBEDDING = """
+func.func @backward(%x: TAKEN {bwd.role = "tangent", bwd.name = "x"},
+                    %rows: !torch.vtensor<[8],si64> {bwd.role = "input", bwd.name = "rows"})
+    -> (GIVEN {bwd.role = "grad", bwd.name = "weight"}) {
+  %zero = torch.constant.float 0.0
+  %none = torch.constant.none
+  %true = torch.constant.bool true
+  %height = torch.constant.int 1000
+  %width = torch.constant.int 64
+  %sizes = torch.prim.ListConstruct %height, %width : (!torch.int, !torch.int) -> !torch.list<int>
+  %zeros = torch.aten.full %sizes, %zero, %none, %none, %none, %none :
+    !torch.list<int>, !torch.float, !torch.none, !torch.none, !torch.none, !torch.none -> GIVEN
+  %places = torch.prim.ListConstruct %rows : (!torch.vtensor<[8],si64>) -> !torch.list<vtensor>
+  %sum = torch.aten.index_put.hacked_twin %zeros, %places, %x, %true :
+    GIVEN, !torch.list<vtensor>, TAKEN, !torch.bool -> GIVEN
+  return %sum : GIVEN
+}
+""".replace("TAKEN", "!torch.vtensor<[8,64],f32>").replace("GIVEN", "!torch.vtensor<[1000,64],f32>")
+
+
+def test_the_gradient_of_an_embedding_takes_no_scratch_memory() -> None:
+    assert measure_scratch(lower_to_linalg(EMBEDDING.encode(), CPU, twins_alone=True), CPU) == {"backward_into": 0}
 
 
 def test_the_next_set_of_flags_is_tried_where_one_fails(scratch: Path) -> None:

@@ -324,6 +324,10 @@ def test_a_scatter_that_is_returned_is_copied_to_its_place() -> None:
     text += "forward {}\n backward x"
     assert peak(text.format("z")).forward_scratch == 640
     assert peak(text.format("y z")).forward_scratch == 640
+    # Into one number all over, it is scattered right there, unless something reads it.
+    filled = text.replace("y = scatter_add d", "f = full 640\n y = scatter_add f")
+    assert peak(filled.format("y z")).forward_scratch == 640
+    assert peak(filled.replace("compute y", "compute x").format("y z")).forward_scratch == 0
     text = text.replace("scatter_add d x i x", "compute x")
     assert peak(text.format("y z")).forward_scratch == 0
 

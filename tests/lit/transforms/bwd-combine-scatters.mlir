@@ -84,3 +84,24 @@ func.func @others(%x: tensor<5x1x4xf32>, %rows: tensor<5x1xi64>, %table: tensor<
     : (tensor<5x1x4xf32>, tensor<5x1xi64>, tensor<9x4xf32>) -> tensor<9x4xf32>
   return %0, %1, %2, %3 : tensor<9x4xf32>, tensor<9x4xf32>, tensor<9x4xf32>, tensor<9x4xf32>
 }
+
+// -----
+
+// Zeros in storage that the caller gives are zeros too.
+// CHECK-LABEL: func.func @stored(
+// CHECK: linalg.generic {{.*}} iterator_types = ["parallel", "reduction"]}
+// CHECK: unique_indices = true
+func.func @stored(%x: tensor<5x1xf32>, %rows: tensor<5x1xi64>, %storage: !hal.buffer_view) -> tensor<9xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<9xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<9xf32>) -> tensor<9xf32>
+  %stored = "hal.tensor.alias"(%zeros, %storage) {operandSegmentSizes = array<i32: 1, 0, 1, 0>}
+      : (tensor<9xf32>, !hal.buffer_view) -> tensor<9xf32>
+  %0 = "tm_tensor.scatter"(%x, %rows, %stored) ({
+  ^bb0(%new: f32, %old: f32):
+    %sum = arith.addf %old, %new : f32
+    "tm_tensor.yield"(%sum) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, operandSegmentSizes = array<i32: 2, 1>, unique_indices = false}
+    : (tensor<5x1xf32>, tensor<5x1xi64>, tensor<9xf32>) -> tensor<9xf32>
+  return %0 : tensor<9xf32>
+}

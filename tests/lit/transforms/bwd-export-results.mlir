@@ -85,3 +85,50 @@ func.func @nothing() {
   return
 }
 func.func private @elsewhere(tensor<2xf32>) -> tensor<2xf32>
+
+// -----
+
+// What is scattered into zeros is scattered into its storage, filled with zeros of its own.
+// CHECK-LABEL: func.func @scattered_into(
+// CHECK-SAME: %{{.*}}: tensor<3x1x2xf32>, %{{.*}}: tensor<3x1xi64>, %[[A:.*]]: !hal.buffer_view)
+// CHECK: %[[ZERO:.*]] = "util.optimization_barrier"(%{{.*}}) : (f32) -> f32
+// CHECK: %[[OWN:.*]] = linalg.fill ins(%[[ZERO]] : f32)
+// CHECK-NEXT: %[[STORED:.*]] = "hal.tensor.alias"(%[[OWN]], %[[A]])
+// CHECK-NEXT: %[[SUM:.*]] = "tm_tensor.scatter"(%{{.*}}, %{{.*}}, %[[STORED]])
+// CHECK: return %[[SUM]]
+func.func @scattered(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> tensor<9x2xf32> {
+  %zeros = arith.constant dense<0.0> : tensor<9x2xf32>
+  %sum = "tm_tensor.scatter"(%x, %i, %zeros) ({
+  ^bb0(%update: f32, %old: f32):
+    %s = arith.addf %old, %update : f32
+    "tm_tensor.yield"(%s) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, operandSegmentSizes = array<i32: 2, 1>, unique_indices = false}
+    : (tensor<3x1x2xf32>, tensor<3x1xi64>, tensor<9x2xf32>) -> tensor<9x2xf32>
+  return %sum : tensor<9x2xf32>
+}
+
+// -----
+
+// One that something else reads, or that is scattered into other values, is aliased where it is computed.
+// CHECK-LABEL: func.func @read_again_into(
+// CHECK-SAME: %{{.*}}: !hal.buffer_view
+// CHECK: %[[SUM:.*]] = "tm_tensor.scatter"(%{{.*}}, %{{.*}}, %cst)
+// CHECK: %[[STORED:.*]] = "hal.tensor.alias"(%[[SUM]], %
+// CHECK: %[[OTHER:.*]] = "tm_tensor.scatter"(%{{.*}}, %{{.*}}, %[[STORED]])
+// CHECK: "hal.tensor.alias"(%[[OTHER]], %
+func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2xf32>, tensor<9x2xf32>) {
+  %zeros = arith.constant dense<0.0> : tensor<9x2xf32>
+  %sum = "tm_tensor.scatter"(%x, %i, %zeros) ({
+  ^bb0(%update: f32, %old: f32):
+    %s = arith.addf %old, %update : f32
+    "tm_tensor.yield"(%s) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, operandSegmentSizes = array<i32: 2, 1>, unique_indices = false}
+    : (tensor<3x1x2xf32>, tensor<3x1xi64>, tensor<9x2xf32>) -> tensor<9x2xf32>
+  %other = "tm_tensor.scatter"(%x, %i, %sum) ({
+  ^bb0(%update: f32, %old: f32):
+    %s = arith.addf %old, %update : f32
+    "tm_tensor.yield"(%s) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, operandSegmentSizes = array<i32: 2, 1>, unique_indices = false}
+    : (tensor<3x1x2xf32>, tensor<3x1xi64>, tensor<9x2xf32>) -> tensor<9x2xf32>
+  return %sum, %other : tensor<9x2xf32>, tensor<9x2xf32>
+}
