@@ -43,10 +43,11 @@ COLUMNS = ("model", "default's peak", "least peak", "of it", "plans", "ms recomp
 EXPLANATION = f"""\
 Each model is compiled for {STEPS} memory budgets: from the least that is feasible to the peak that `default` has, at
 equal distances. Peaks are those of the buffers that IREE lays out, which the measured ones equal; with
-`--lay-out` nothing is compiled beyond that.
+`--lay-out` nothing is compiled beyond that. The sizes are those of the tests.
 
 - *plans*: how many different ones the budgets lead to.
 - *ms recomputed*: within the least budget, by the cost model.
+- *seconds*: for the whole row, here in one process each on cores of their own.
 - *violations*: peaks above the budget, and steps to a larger budget that raise recomputation or to a smaller one that
   raise the peak.
 """
