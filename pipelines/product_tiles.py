@@ -81,12 +81,17 @@ def choose_tile(product: Product) -> Tile | None:
         for m, thread_m in _find_sides(product.m, _is_short(product.n))
         for n, thread_n in _find_sides(product.n, _is_short(product.m))
     ]
-    if product.batch:
-        tiles = [tile for tile in tiles if not tile.padded]
+    tiles = [tile for tile in tiles if not tile.padded or _may_be_padded(product, tile)]
     enough = [tile for tile in tiles if tile.count(product) >= WORKGROUPS]
     if enough:
         return max(enough, key=lambda tile: (tile.m * tile.n, tile.n))
     return max(tiles, key=lambda tile: (tile.count(product), tile.n), default=None)
+
+
+def _may_be_padded(product: Product, tile: Tile) -> bool:
+    """Whether iree-compile keeps to what is there: of vectors of one row it forgets which rows are, and writes them."""
+    rows_fit = product.m % tile.m == 0 or tile.thread_m > 1
+    return not product.batch and rows_fit and (product.n % tile.n == 0 or tile.thread_n > 1)
 
 
 def _find_step(product: Product) -> int:
