@@ -189,8 +189,10 @@ def test_failed_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 SLOW = """
-import sys, torch, retrograd
+import signal, sys, torch, retrograd
 from torch import nn
+# A shell has what it starts in the background ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 model = nn.Sequential(*[nn.Conv2d(4 + i, 5 + i, 3, padding=1) for i in range(12)])
 print("ready", flush=True)
 def report(phase):
