@@ -87,7 +87,8 @@ class BudgetBuilder:
         curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
         # Liveness is brought to the scale of IREE by what it says of ``default``.
-        ratio = whole / max(1, default.partition["peak_bytes_planned"])
+        ordered = step_peak(default, self.scratch(default, self.target.in_order()))
+        ratio = ordered / max(1, default.partition["peak_bytes_planned"])
         refused: list[int] = []
         for choice in self._choices([int(peak) for peak, _ in curve], limit * _SLACK / ratio):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
@@ -97,15 +98,21 @@ class BudgetBuilder:
         raise InfeasibleBudget(limit, min(refused))
 
     def _choices(self, peaks: list[int], highest: float) -> Iterator[Choice]:
-        """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case."""
+        """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case.
+
+        Where what ``default`` saves does not fit, kernels run one at a time before anything is recomputed: on devices
+        that work on each kernel with all they have, that costs next to nothing.
+        """
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
+        ordered = self.target.in_order()
         yield Choice("default", None, self.target, free)
+        yield Choice("default", None, ordered, free)
         lowest = peaks[-_LEAST:]
         for peak in thin_out(peaks, _MOST):
             if peak <= highest or peak in lowest:
-                yield Choice("budget", peak, self.target, {})
-        plain = replace(self.target, ladder=self.target.ladder[-1:])
-        if plain != self.target:
+                yield Choice("budget", peak, ordered, {})
+        plain = replace(ordered, ladder=ordered.ladder[-1:])
+        if plain != ordered:
             yield Choice("budget", peaks[-1], plain, {})
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:

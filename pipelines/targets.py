@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from retrograd.pipelines.device_targets import (
     DATA_TILING,
+    IN_ORDER,
     PACKING_MARK,
     DeviceTarget,
     Ladder,
@@ -35,6 +36,10 @@ class Target:
     def only(self, flags: tuple[str, ...]) -> Target:
         """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""
         return replace(self, ladder=(flags, tuple(flag for flag in flags if flag != DATA_TILING)))
+
+    def in_order(self) -> Target:
+        """The target with no two kernels at the same time: those that could be need their memory together."""
+        return replace(self, ladder=tuple((*flags, IN_ORDER) for flags in self.ladder))
 
     @property
     def name(self) -> str:

@@ -36,25 +36,31 @@ ALL, LESS = 4096, 3072
 
 
 class FakeIree:
-    """Says what scratch memory a module takes: `scratch` with packed operands, `plain` with plain flags."""
+    """Says what scratch memory a module takes: `scratch` with packed operands, less by `saved` with kernels in order,
+    `plain` with plain flags."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: int = 0, plain: int = 0, surprise: int = 0) -> None:
-        self.scratch, self.plain, self.surprise = scratch, plain, surprise
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, scratch: int = 0, plain: int = 0, surprise: int = 0, saved: int = 0
+    ) -> None:
+        self.scratch, self.plain, self.surprise, self.saved = scratch, plain, surprise, saved
         self.compiled: list[tuple[int, bool]] = []
+        self.targets: list[Target] = []
         monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target, twins_alone: "")
         monkeypatch.setattr(budgeted, "measure_scratch", lambda linalg, target: self.sizes(target))
         monkeypatch.setattr(budgeted, "build_executable", self.build)
 
     def sizes(self, target: Target, more: int = 0) -> dict[str, int]:
-        return {"forward_into": 0, "backward_into": (self.plain if is_plain(target) else self.scratch) + more}
+        scratch = self.scratch - self.saved * (target == CPU.in_order())
+        return {"forward_into": 0, "backward_into": (self.plain if is_plain(target) else scratch) + more}
 
     def build(self, staged: StagedModule, target: Target, *_: Any, **__: Any) -> tuple[Executable, bool]:
         self.compiled.append((staged.partition["saved_bytes"], is_plain(target)))
+        self.targets.append(target)
         return Executable(b"", (), self.sizes(target, 0 if is_plain(target) else self.surprise), 0.0), False
 
 
 def is_plain(target: Target) -> bool:
-    return target.ladder == CPU.ladder[-1:]
+    return target.ladder == CPU.in_order().ladder[-1:]
 
 
 def build(budget: int | float) -> dict[str, Any]:
@@ -87,6 +93,17 @@ def test_scratch_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         build(LESS)
     assert caught.value.least == LESS + 100
     build(caught.value.least)
+
+
+def test_kernels_run_one_at_a_time_before_anything_is_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch, scratch=2000, plain=2000, saved=1500)
+    build(ALL + 2000)
+    report = build(ALL + 500)
+    assert iree.compiled == [(2048, False), (2048, False)]
+    assert iree.targets == [CPU, CPU.in_order()]
+    assert (report["recompute_seconds"], report["plans_refused"]) == (0.0, 1)
+    build(LESS + 500)
+    assert (iree.compiled[-1], iree.targets[-1]) == ((1024, False), CPU.in_order())
 
 
 def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +151,7 @@ def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pyt
     iree = FakeIree(monkeypatch, surprise=10_000)
     build(ALL)
     assert iree.compiled[0] == (2048, False)
-    assert iree.compiled[1:] == [(2048, False), (1024, False), (1024, True)]
+    assert iree.compiled[1:] == [(2048, False), (2048, False), (1024, False), (1024, True)]
 
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
