@@ -88,7 +88,7 @@ class BudgetBuilder:
         facts = {"memory_budget": limit, "pareto": curve}
         # Liveness is brought to the scale of IREE by what it says of ``default``.
         ordered = step_peak(default, self.scratch(default, self.target.in_order()))
-        ratio = ordered / max(1, default.partition["peak_bytes_planned"])
+        ratio = min(whole, ordered) / max(1, default.partition["peak_bytes_planned"])
         refused: list[int] = []
         for choice in self._choices([int(peak) for peak, _ in curve], limit * _SLACK / ratio):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
@@ -100,8 +100,9 @@ class BudgetBuilder:
     def _choices(self, peaks: list[int], highest: float) -> Iterator[Choice]:
         """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case.
 
-        Where what ``default`` saves does not fit, kernels run one at a time before anything is recomputed: on devices
-        that work on each kernel with all they have, that costs next to nothing.
+        Each is tried as IREE schedules it and with kernels one at a time, before more is recomputed: on devices that
+        work on each kernel with all they have, that costs next to nothing. Which of both takes less memory depends:
+        kernels side by side need theirs together, but IREE lets them run as late as they can.
         """
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
         ordered = self.target.in_order()
@@ -110,6 +111,7 @@ class BudgetBuilder:
         lowest = peaks[-_LEAST:]
         for peak in thin_out(peaks, _MOST):
             if peak <= highest or peak in lowest:
+                yield Choice("budget", peak, self.target, {})
                 yield Choice("budget", peak, ordered, {})
         plain = replace(ordered, ladder=ordered.ladder[-1:])
         if plain != ordered:

@@ -151,7 +151,7 @@ def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pyt
     iree = FakeIree(monkeypatch, surprise=10_000)
     build(ALL)
     assert iree.compiled[0] == (2048, False)
-    assert iree.compiled[1:] == [(2048, False), (2048, False), (1024, False), (1024, True)]
+    assert iree.compiled[1:] == [(2048, False)] * 3 + [(1024, False)] * 2 + [(1024, True)]
 
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
