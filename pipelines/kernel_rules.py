@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Loop = tuple[Literal["parallel", "reduction"], int]
-"""A loop of an op: what it does, and how often."""
+"""A loop of an op: what it does, and how often (0: any number of times)."""
+
+WARP = 32
+"""Threads that a CUDA device runs in step."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,15 @@ def write_matcher(name: str, loops: Sequence[Loop], inputs: int | None = None, *
 def write_action(name: str, config: str, translation: str, more: str = "") -> str:
     """A sequence that has an op ``%op`` compiled by ``config``, fields of ``#iree_gpu.lowering_config``, and its kernel
     by ``translation``, fields of ``#iree_codegen.translation_info``; ``more`` are further statements."""
-    info = (
+    return _ACTION.format(name=name, info=write_info(config, translation), more=more)
+
+
+def write_info(config: str, translation: str) -> str:
+    """What an op is annotated with to be compiled so, by fields as for :func:`write_action`."""
+    return (
         f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{config}}}>, "
         f"translation_info = #iree_codegen.translation_info<{translation}>>"
     )
-    return _ACTION.format(name=name, info=info, more=more)
 
 
 def _write_comparison(value: str, number: int) -> str:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_WARP = 32
+from retrograd.pipelines.kernel_rules import WARP, write_info
 
 
 @dataclass(frozen=True, order=True)
@@ -64,8 +64,8 @@ _SIDES = ((32, 4), (16, 2))
 _SHORTEST_STEP, _LONGEST_STEP = 4, 32
 # A side that no tile divides and that is this short, a classifier's ten classes, is one tile; the other then has a warp
 # beside it.
-_ODD_LIMIT = 32
-_BESIDE_ODD = ((_WARP, 1),)
+_SHORT = 32
+_BESIDE_SHORT = ((WARP, 1),)
 
 
 def choose_tile(product: Product) -> Tile | None:
@@ -81,17 +81,12 @@ def choose_tile(product: Product) -> Tile | None:
         for m, thread_m in _find_sides(product.m, _is_short(product.n))
         for n, thread_n in _find_sides(product.n, _is_short(product.m))
     ]
-    tiles = [tile for tile in tiles if not tile.padded or _may_be_padded(product, tile)]
+    if product.batch:
+        tiles = [tile for tile in tiles if not tile.padded]
     enough = [tile for tile in tiles if tile.count(product) >= WORKGROUPS]
     if enough:
         return max(enough, key=lambda tile: (tile.m * tile.n, tile.n))
     return max(tiles, key=lambda tile: (tile.count(product), tile.n), default=None)
-
-
-def _may_be_padded(product: Product, tile: Tile) -> bool:
-    """Whether iree-compile keeps to what is there: of vectors of one row it forgets which rows are, and writes them."""
-    rows_fit = product.m % tile.m == 0 or tile.thread_m > 1
-    return not product.batch and rows_fit and (product.n % tile.n == 0 or tile.thread_n > 1)
 
 
 def _find_step(product: Product) -> int:
@@ -105,22 +100,19 @@ def _find_step(product: Product) -> int:
     return _LONGEST_STEP if is_cheap and not is_long and not product.batch else longest
 
 
-def _is_odd(size: int) -> bool:
-    """Whether no side of a tile divides ``size``."""
-    return all(size % side for side, _ in _SIDES)
-
-
 def _is_short(size: int) -> bool:
     """Whether a tile is as long as ``size``, which no side divides."""
-    return size <= _ODD_LIMIT and _is_odd(size)
+    return size <= _SHORT and all(size % side for side, _ in _SIDES)
 
 
 def _find_sides(size: int, beside_short: bool) -> list[tuple[int, int]]:
-    """What a tile may have along an axis of ``size``: of the workgroup's, and of a thread's."""
+    """What a tile may have along an axis of ``size``: of the workgroup's, and of a thread's. Those that divide it, else
+    those to pad for: not with threads of one row, of which iree-compile forgets which rows there are, and writes on."""
     if _is_short(size):
         return [(size, max(side for side in (1, 2, 3, 4) if size % side == 0))]
-    sides = _BESIDE_ODD if beside_short else _SIDES
-    return [(side, thread) for side, thread in sides if size % side == 0] or list(sides)
+    sides = _BESIDE_SHORT if beside_short else _SIDES
+    fitting = [(side, thread) for side, thread in sides if size % side == 0]
+    return fitting or [(side, thread) for side, thread in sides if thread > 1]
 
 
 _PLAIN = re.compile(r"linalg\.matmul ins\([^:)]*: tensor<(\d+)x(\d+)xf32>, tensor<\d+x(\d+)xf32>\)")
@@ -172,7 +164,7 @@ _LAYOUTS = (("m k", "k n"), ("m k", "n k"), ("k m", "k n"))
 def _write_matchers(product: Product, tile: Tile) -> Iterator[str]:
     batch = ["b"] if product.batch else []
     names = [*batch, "m", "n", "k"]
-    config = _write_config(tile, len(batch))
+    config = write_info(write_lowering(tile, (0, 1), len(batch)), write_translation(tile))
     for layout in _LAYOUTS:
         maps = ", ".join(_write_map(names, [*batch, *axes.split()]) for axes in (*layout, "m n"))
         yield f"""    %b, %m, %n, %k = transform.iree.match.contraction %op, lhs_type = f32, rhs_type = f32, output_type = f32, indexing_maps = [{maps}] : !transform.any_op -> !transform.param<i64>
@@ -185,14 +177,6 @@ def _write_matchers(product: Product, tile: Tile) -> Iterator[str]:
 def _write_map(names: Sequence[str], axes: Sequence[str]) -> str:
     every = ", ".join(f"d{i}" for i in range(len(names)))
     return f"affine_map<({every}) -> ({', '.join(f'd{names.index(axis)}' for axis in axes)})>"
-
-
-def _write_config(tile: Tile, batch: int) -> str:
-    lowering = write_lowering(tile, (0, 1), batch)
-    return (
-        f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{lowering}}}>, "
-        f"translation_info = #iree_codegen.translation_info<{write_translation(tile)}>>"
-    )
 
 
 def write_lowering(tile: Tile, promoted: Sequence[int], batch: int = 0) -> str:
@@ -210,6 +194,6 @@ def write_translation(tile: Tile) -> str:
     """The fields of ``#iree_codegen.translation_info`` for a kernel that works by a tile."""
     options = "prefetch_num_stages = 0, no_reduce_shared_memory_bank_conflicts = false, use_igemm_convolution = false"
     return (
-        f"pipeline = #iree_gpu.pipeline<TileAndFuse> workgroup_size = [{tile.threads}, 1, 1] subgroup_size = {_WARP}, "
+        f"pipeline = #iree_gpu.pipeline<TileAndFuse> workgroup_size = [{tile.threads}, 1, 1] subgroup_size = {WARP}, "
         f"{{gpu_pipeline_options = #iree_gpu.pipeline_options<{options}>}}"
     )

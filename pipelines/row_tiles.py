@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 
-from retrograd.pipelines.kernel_rules import Loop, Rule, write_action, write_matcher
+from retrograd.pipelines.kernel_rules import WARP, Loop, Rule, write_action, write_matcher
 
-_WARP = 32
 _WARPS, _THREAD = 8, 4
-_STEP = _WARPS * _WARP * _THREAD
+_STEP = _WARPS * WARP * _THREAD
 """What a workgroup reads of a row at a time."""
 
 SHORTEST_ROW = 512
@@ -28,7 +27,7 @@ _ROW = re.compile(r"tensor<(?:\d+x)*(\d+)x(?:f32|bf16|f16)>")
 def find_rows(linalg: str) -> list[int]:
     """The lengths of long rows that warps do not divide, of the tensors in a module's text."""
     lengths = {int(length) for length in set(_ROW.findall(linalg))}
-    return sorted(length for length in lengths if length >= SHORTEST_ROW and length % _WARP)
+    return sorted(length for length in lengths if length >= SHORTEST_ROW and length % WARP)
 
 
 def row_rules(linalg: str) -> list[Rule]:
@@ -49,7 +48,7 @@ def _make_rule(length: int, rank: int) -> Rule:
     reduces, maps, spread = (f"{name}_{length}_{rank}" for name in ("reduces", "maps", "spread"))
     zeros, axes, ones = [0] * (rank - 1), [*range(rank)], [1] * (rank - 1)
     shares = (
-        f"lane_basis = [{[*ones, _WARP]}, {axes}], subgroup_basis = [{[*ones, _WARPS]}, {axes}], "
+        f"lane_basis = [{[*ones, WARP]}, {axes}], subgroup_basis = [{[*ones, _WARPS]}, {axes}], "
         f"thread = {[*zeros, _THREAD]}"
     )
     texts = (
@@ -58,8 +57,8 @@ def _make_rule(length: int, rank: int) -> Rule:
         write_action(
             spread,
             f"{shares}, partial_reduction = {[*zeros, _STEP]}, workgroup = {[*ones, 0]}",
-            f"pipeline = #iree_gpu.pipeline<VectorDistribute> workgroup_size = [{_WARPS * _WARP}, 1, 1] "
-            f"subgroup_size = {_WARP}",
+            f"pipeline = #iree_gpu.pipeline<VectorDistribute> workgroup_size = [{_WARPS * WARP}, 1, 1] "
+            f"subgroup_size = {WARP}",
             _BESIDE.format(maps=maps, walk=f"{shares}, serial = {[*zeros, _STEP]}"),
         ),
     )

@@ -133,13 +133,8 @@ class _Former:
         waits for the one before."""
         reads = self.inputs[op.id]
         if op.name == JOIN:
-            parts = [
-                p
-                for p in (
-                    self.flat(self.sources[piece]) for piece in find_listed(self.graph, op.operands[0]) or op.operands
-                )
-                if p
-            ]
+            pieces = find_listed(self.graph, op.operands[0]) or op.operands
+            parts = [part for piece in pieces if (part := self.flat(self.sources[piece]))]
         else:
             parts = [(), self.flat(reads)]
         self.add(parts[0] if parts else (), op.results)

@@ -12,6 +12,7 @@ from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_
 from retrograd.pipelines.device_targets import PACKING_MARK
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.bwd_mark_products import SPLIT_MARK
+from retrograd.pipelines.transforms.fills import is_zero
 from retrograd.pipelines.transforms.generics import count_inputs, is_elementwise, read_maps
 
 _PRODUCT = "linalg.batch_matmul"
@@ -60,7 +61,7 @@ def accumulate(total: ir.Operation, places: dict[ir.Value, int]) -> None:
     if not all(isinstance(v, ir.OpResult) and v.owner.name == _PRODUCT and len(list(v.uses)) == 1 for v in terms):
         return
     first, second = (v.owner for v in sorted(terms, key=places.__getitem__))
-    if starts_at_zero(second) and not any(m in second.attributes for m in (PACKING_MARK, SPLIT_MARK)):
+    if is_zero(second.operands[2]) and not any(m in second.attributes for m in (PACKING_MARK, SPLIT_MARK)):
         second.operands[2] = hide_from_fusion(first.results[0], second)
         total.results[0].replace_all_uses_with(second.results[0])
         total.erase()
@@ -74,14 +75,3 @@ def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
         _BARRIER, operands=[value], results=[value.type], loc=op.location, ip=ir.InsertionPoint(op)
     )
     return hidden.result
-
-
-def starts_at_zero(product: ir.Operation) -> bool:
-    """Whether a product is added to zeros."""
-    into = product.operands[2]
-    if not isinstance(into, ir.OpResult) or into.owner.name != "linalg.fill":
-        return False
-    value = into.owner.operands[0]
-    if not isinstance(value, ir.OpResult) or value.owner.name != "arith.constant":
-        return False
-    return bool(ir.FloatAttr(value.owner.attributes["value"]).value == 0.0)

@@ -13,7 +13,8 @@ from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import walk
 from retrograd.pipelines.transforms.bwd_export_results import ALIAS
-from retrograd.pipelines.transforms.fills import read_number
+from retrograd.pipelines.transforms.fills import is_zero
+from retrograd.pipelines.transforms.forms import copy_body
 from retrograd.pipelines.transforms.views import view_root
 
 _SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
@@ -59,17 +60,10 @@ def adds_to_zeros(scatter: ir.Operation) -> bool:
     (block,) = scatter.regions[0].blocks
     names = [op.operation.name for op in block.operations]
     unique = bool(ir.BoolAttr(scatter.attributes[_UNIQUE]).value)
-    return not unique and len(names) == 2 and names[0] in _SUMS and is_zero(view_root(scatter.operands[_TENSOR]))
-
-
-def is_zero(value: ir.Value) -> bool:
-    """Whether all elements of ``value`` are known to be zero."""
-    if not isinstance(value, ir.OpResult):
+    if unique or len(names) != 2 or names[0] not in _SUMS:
         return False
-    if value.owner.name == ALIAS:
-        return is_zero(value.owner.operands[0])
-    number = read_number(value)
-    return isinstance(number, (ir.FloatAttr, ir.IntegerAttr)) and number.value == 0
+    into = view_root(scatter.operands[_TENSOR])
+    return is_zero(into.owner.operands[0] if isinstance(into, ir.OpResult) and into.owner.name == ALIAS else into)
 
 
 def combine(scatter: ir.Operation) -> None:
@@ -77,16 +71,7 @@ def combine(scatter: ir.Operation) -> None:
     (block,) = scatter.regions[0].blocks
     sum_, end = (view.operation for view in block.operations)
     form = ir.Module.parse(write_form(scatter, sum_.name))
-    (body,) = form.body.operations[0].regions[0].blocks
-    values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, list(scatter.operands)[:_TENSOR], strict=True))
-    *inner, returned = (view.operation for view in body.operations)
-    ip = ir.InsertionPoint(scatter)
-    for template in inner:
-        copy = template.clone(ip)
-        for i, operand in enumerate(template.operands):
-            copy.operands[i] = values[operand]
-        values |= dict(zip(template.results, copy.results, strict=True))
-    scatter.operands[_UPDATES] = values[returned.operands[0]]
+    (scatter.operands[_UPDATES],) = copy_body(form, list(scatter.operands)[:_TENSOR], scatter)
     scatter.attributes[_UNIQUE] = ir.BoolAttr.get(True)
     end.operands[0] = block.arguments[0]
     sum_.erase()

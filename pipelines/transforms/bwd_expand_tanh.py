@@ -11,6 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
+from retrograd.pipelines.transforms.forms import copy_body
 
 _TANH = "math.tanh"
 
@@ -70,20 +71,7 @@ class BwdExpandTanh(ModulePass):
         if not found:
             return
         form = ir.Module.parse(_FORM)
-        (body,) = form.body.operations[0].regions[0].blocks
         for op in found:
-            expand(op, body)
-
-
-def expand(op: ir.Operation, body: ir.Block) -> None:
-    """Put copies of the ops of ``body``, a function of one number, in the place of ``op``."""
-    values: dict[ir.Value, ir.Value] = {body.arguments[0]: op.operands[0]}
-    *inner, end = (view.operation for view in body.operations)
-    ip = ir.InsertionPoint(op)
-    for template in inner:
-        copy = template.clone(ip)
-        for i, operand in enumerate(template.operands):
-            copy.operands[i] = values[operand]
-        values |= dict(zip(template.results, copy.results, strict=True))
-    op.results[0].replace_all_uses_with(values[end.operands[0]])
-    op.erase()
+            (value,) = copy_body(form, [op.operands[0]], op)
+            op.results[0].replace_all_uses_with(value)
+            op.erase()

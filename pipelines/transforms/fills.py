@@ -25,6 +25,12 @@ def read_number(value: ir.Value) -> ir.Attribute | None:
     return attribute.get_splat_value() if attribute.is_splat else None
 
 
+def is_zero(value: ir.Value) -> bool:
+    """Whether all elements of a constant or a fill are zero."""
+    number = read_number(value)
+    return isinstance(number, (ir.FloatAttr, ir.IntegerAttr)) and number.value == 0
+
+
 def create_fill(
     number: ir.Attribute, into: ir.Value, ip: ir.InsertionPoint, location: ir.Location, *, hidden: bool = False
 ) -> ir.Value:
