@@ -73,12 +73,12 @@ class Columns:
             while part := list(itertools.islice(views, self._taps())):
                 yield part[0] if len(part) == 1 else torch.cat(part, 1)
             return
-        partial = list(self.size)
-        for axis in reversed(range(self.leading, rank)):
-            partial[axis] = self.out[axis]
-            x = _stack_axis(x, axis - rank, self.window.axis(axis), self.out[axis])
-        for view in tap_views(x, self._lead(), self._lead().taps(), self.out) if self.leading else [x]:
-            yield view.reshape(x.shape[0], self._taps() * depth, -1)
+        lead, sliced = self._lead(), (*self.out[: self.leading], *self.size[self.leading :])
+        for view in tap_views(x, lead, lead.taps(), sliced) if self.leading else [x]:
+            chunk = view
+            for axis in reversed(range(self.leading, rank)):
+                chunk = _stack_axis(chunk, axis - rank, self.window.axis(axis), self.out[axis])
+            yield chunk.reshape(x.shape[0], self._taps() * depth, -1)
 
     def fold(self, chunks: Sequence[Tensor]) -> Tensor:
         """The adjoint of ``build`` for ``[B, C, *size]``."""
@@ -128,9 +128,11 @@ def _stack_axis(x: Tensor, axis: int, line: Window, out: int) -> Tensor:
     if _is_blocked(line):
         count = -(-kernel // stride)
         padded = _slice(_pad(x, axis, padding, padding + count * stride - kernel), axis, 0, (out - 1 + count) * stride)
-        blocks = padded.unflatten(axis, (-1, stride))
-        stacked = _stack([_slice(blocks, axis - 1, i, i + out) for i in range(count)])
-        return _slice(stacked.movedim(axis, 2).flatten(1, 2), 1, 0, kernel)
+        # What has the same remainder modulo the stride is side by side: all taps are contiguous slices.
+        phases = padded.unflatten(axis, (-1, stride)).movedim(axis, 1)
+        parts = [_slice(phases, axis, i, i + out) for i in range(count)]
+        parts[-1] = _slice(parts[-1], 1, 0, kernel - (count - 1) * stride)
+        return torch.cat(parts, 1) if count > 1 else parts[0]
     if kernel < _LONG:
         padded = _pad(x, axis, padding, padding)
         starts = [tap * dilation for tap in range(kernel)]

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from retrograd.frontend.decompositions.columns import is_static
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.sums import computed
-from retrograd.frontend.decompositions.windows import Window, along, flat_positions, repeat, spread_axes
+from retrograd.frontend.decompositions.windows import Tap, Window, along, spread_axes
 
 aten = torch.ops.aten
 
@@ -45,8 +46,10 @@ def avg_pool_backward(
             share = share / window_lengths(window.axis(axis), grad, axis - rank, size[axis], count_include_pad)
     else:
         share = share / math.prod(window.kernel)
+    first = x.dim() - rank
     for axis in range(rank):
-        share = _sum_of_covers(share, window.axis(axis), axis - rank, size[axis])
+        # One axis after another: there are fewer outputs along one than side by side.
+        share = _sum_of_covers(share, window.along((axis,)), [*size[: axis + 1], *share.shape[first + axis + 1 :]])
     return share.to(x.dtype)
 
 
@@ -66,51 +69,95 @@ def max_pool_backward(
     """
     window = Window.of(spread_axes(kernel_size, rank), stride, padding, dilation)
     size = x.shape[x.dim() - rank :]
-    own = flat_positions(size, x.device)
     # Four bytes compare twice as many at a time as eight, and no plane has 2^31 elements.
-    grads, picks = computed(grad), indices.to(torch.int32)
-    total: Tensor | None = None
-    for offsets in itertools.product(*(range(_covers(window.axis(axis))) for axis in range(rank))):
-        value, pick = grads, picks
-        for axis, offset in enumerate(offsets):
-            value = _cover(value, window.axis(axis), axis - rank, size[axis], offset, 0)
-            pick = _cover(pick, window.axis(axis), axis - rank, size[axis], offset, -1)
-        part = torch.where(pick == own, value, 0)
-        total = part if total is None else total + part
-    assert total is not None, "a window has at least one tap"
-    return total.to(x.dtype)
+    grads = [view for _, view in covering(computed(grad), window, size, 0)]
+    picks = [view for _, view in covering(indices.to(torch.int32), window, size, -1)]
+    own = _own_places(picks[0], window, size)
+    parts = [torch.where(pick == own, value, 0) for value, pick in zip(grads, picks, strict=True)]
+    total = sum(parts[1:], parts[0])
+    return _cut(total, window, size).to(x.dtype)
 
 
-def _covers(window: Window) -> int:
-    """How many outputs in a row may have a window over the same element, along one axis."""
-    reach = window.dilation[0] * (window.kernel[0] - 1) + 1
-    return int(-(-reach // window.stride[0]))
+def covering(x: Tensor, window: Window, size: Sequence[int], fill: int) -> Iterator[tuple[Tap, Tensor]]:
+    """What the outputs ``x [..., *out]`` have whose windows may hold an input of ``[..., *size]``, and how many outputs
+    each is in front of the last that starts at or before it.
 
-
-def _cover(x: Tensor, window: Window, dim: int, size: int, offset: int, fill: int) -> Tensor:
-    """For each input along ``dim``, ``x`` at the ``offset``-th last output starting at or before it; ``fill`` where
-    none is.
+    Inputs are counted from the padding on and in blocks of a stride's length, of which all have the same outputs: each
+    view is ``[..., blocks, 1]`` for each axis, with ``fill`` where there is no output.
     """
-    stride, low = window.stride[0], _covers(window) - 1
-    high = (stride - 1 + window.dilation[0] * (window.kernel[0] - 1)) // stride
-    repeated = repeat(aten.constant_pad_nd.default(x, [0, 0] * (-dim - 1) + [low, high], fill), dim, stride)
-    start = window.padding[0] + (low - offset) * stride
-    return aten.slice.Tensor(repeated, dim, start, start + size, 1)
+    first = x.dim() - window.rank
+    low = [count - 1 for count in _count_covers(window)]
+    high = [_blocks_beyond(window.axis(axis), n, x.shape[first + axis]) for axis, n in enumerate(size)]
+    pairs = [pair for axis in reversed(range(window.rank)) for pair in (low[axis], high[axis])]
+    padded = aten.constant_pad_nd.default(x, pairs, fill) if any(pairs) else x
+    blocks = [x.shape[first + axis] + high[axis] for axis in range(window.rank)]
+    for offsets in itertools.product(*map(range, _count_covers(window))):
+        view = padded
+        for axis, offset in enumerate(offsets):
+            start = low[axis] - offset
+            view = aten.slice.Tensor(view, first + axis, start, start + blocks[axis])
+        yield offsets, view.reshape(*x.shape[:first], *(n for count in blocks for n in (count, 1)))
 
 
-def _sum_of_covers(x: Tensor, window: Window, dim: int, size: int) -> Tensor:
-    """Along ``dim``, each input's sum over the outputs whose windows hold it."""
-    stride, kernel = window.stride[0], window.kernel[0]
-    phase = (torch.arange(size, device=x.device) + window.padding[0]) % stride
+def _blocks_beyond(window: Window, size: int, out: int) -> int:
+    """How many blocks along one axis no output starts in; at the most, where sizes are open: those then stay out of the
+    answer."""
+    (stride,) = window.stride
+    if is_static((size, out)):
+        return -(-(size + window.padding[0]) // stride) - out
+    return (_reach(window)[0] + stride - 2) // stride
+
+
+def _own_places(view: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """The flat place in ``[*size]`` of each element of the blocks that ``view`` covers: ``[blocks, stride]`` for each
+    axis, int32."""
+    rank = window.rank
+    own: Tensor | None = None
+    for axis, (stride, padding) in enumerate(zip(window.stride, window.padding, strict=True)):
+        blocks = view.shape[view.dim() + 2 * (axis - rank)]
+        line = torch.arange(blocks * stride, device=view.device, dtype=torch.int32) - padding
+        line = line.reshape(blocks, stride, *[1] * (2 * (rank - 1 - axis)))
+        own = line if own is None else own * size[axis] + line
+    assert own is not None, "a window has an axis"
+    return own
+
+
+def _cut(blocks: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """``[..., blocks, stride]`` for each axis as ``[..., *size]``."""
+    rank = window.rank
+    lead, pairs = blocks.shape[: blocks.dim() - 2 * rank], blocks.shape[blocks.dim() - 2 * rank :]
+    whole = blocks.reshape(*lead, *(pairs[2 * axis] * pairs[2 * axis + 1] for axis in range(rank)))
+    for axis, length in enumerate(size):
+        start = window.padding[axis]
+        whole = aten.slice.Tensor(whole, axis - rank, start, start + length)
+    return whole
+
+
+def _reach(window: Window) -> list[int]:
+    """From its first to its last tap, how many inputs a window spans along each axis."""
+    return [dilation * (kernel - 1) + 1 for kernel, dilation in zip(window.kernel, window.dilation, strict=True)]
+
+
+def _count_covers(window: Window) -> list[int]:
+    """How many outputs in a row may have a window over the same element, along each axis."""
+    return [-(-reach // stride) for reach, stride in zip(_reach(window), window.stride, strict=True)]
+
+
+def _sum_of_covers(x: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """Each input's sum over the outputs whose windows hold it."""
     total: Tensor | None = None
-    for offset in range(_covers(window)):
-        part = _cover(x, window, dim, size, offset, 0)
-        # Only the farthest output may end before the element: the nearer ones hold it whatever its phase.
-        if (offset + 1) * stride > kernel:
-            part = torch.where(along(phase + offset * stride < kernel, dim), part, 0)
+    for offsets, value in covering(x, window, size, 0):
+        part = value
+        for axis, (offset, stride, kernel) in enumerate(zip(offsets, window.stride, window.kernel, strict=True)):
+            # Only the farthest output may end before the element: the nearer ones hold it whatever its place.
+            if (offset + 1) * stride > kernel:
+                places = torch.arange(stride, device=x.device)
+                part = torch.where(along(places < kernel - offset * stride, 2 * (axis - window.rank) + 1), part, 0)
         total = part if total is None else total + part
     assert total is not None, "a window has at least one tap"
-    return total
+    lead, blocks = total.shape[: total.dim() - 2 * window.rank], total.shape[total.dim() - 2 * window.rank :: 2]
+    pairs = zip(blocks, window.stride, strict=True)
+    return _cut(total.expand(*lead, *(n for pair in pairs for n in pair)), window, size)
 
 
 def window_lengths(window: Window, like: Tensor, dim: int, size: int, include_pad: bool) -> Tensor:
