@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from programs import Program, with_outputs, without_statement
+from rounding import Rounded
 from torch import Tensor
 
 import retrograd
@@ -24,7 +25,7 @@ SLACK = 20.0
 # Outputs below this are zero but for rounding: arguments are of the order of 1.
 FLOOR = 1e-3
 CANCELLED = 1e-2
-# How often a program that seems wrong is run with arguments that are off by next to nothing.
+# How often a program that seems wrong is run with other rounding.
 SHAKES = 4
 REFUSALS = (retrograd.CaptureError, retrograd.PipelineError, retrograd.CompileError)
 
@@ -84,8 +85,7 @@ def _judge(program: Program, device: str) -> Verdict:
     problems = compare(compiled, eager, precise)
     if problems:
         # The largest of numbers that cancel, say, is another each time: rounding alone says which.
-        function = program.function(precise=True)
-        shaken = [run(program, function, program.shaken(times, device)) for times in range(1, SHAKES + 1)]
+        shaken = [shake(program, times, device) for times in range(1, SHAKES + 1)]
         problems = compare(compiled, eager, precise, shaken)
     return Verdict("wrong", "; ".join(problems)) if problems else Verdict("right")
 
@@ -105,6 +105,17 @@ def run(program: Program, function: Callable[..., Any], arguments: Sequence[Tens
     gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     values |= {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
     return Run({name: None if value is None else value.cpu() for name, value in values.items()})
+
+
+def shake(program: Program, times: int, device: str = "cpu") -> Run:
+    """Run eager with arguments, and what each op computes, off by what rounding may be.
+
+    Arguments alone do not tell: the rows of an expanded one are off by the same. Nor does eager alone, whose terms may
+    happen to cancel.
+    """
+    function, arguments = program.function(), program.shaken(times, device)
+    with Rounded(program.seed + times):
+        return run(program, function, arguments)
 
 
 def compare(compiled: Run, eager: Run, precise: Run, shaken: Sequence[Run] = ()) -> list[str]:

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rounding import move
 from torch import Tensor
-
-# How much a shaken argument is off, of its own size: it moves what is a matter of rounding, and nothing else.
-_SHAKEN = 2.0**-45
 
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 
@@ -86,12 +84,12 @@ class Program:
         return [i.make(generator, torch.float64 if precise else None, device) for i in self.inputs]
 
     def shaken(self, times: int, device: str = "cpu") -> list[Tensor]:
-        """Precise arguments, each number of them off by next to nothing, otherwise for each of ``times``."""
-        generator, arguments = torch.Generator().manual_seed(self.seed + times), self.arguments(precise=True)
+        """Arguments, each number of them off by what rounding is, otherwise for each of ``times``."""
+        generator, arguments = torch.Generator().manual_seed(self.seed + times), self.arguments()
         for argument in arguments:
             memory = argument.detach().as_strided((argument.untyped_storage().nbytes() // argument.itemsize,), (1,), 0)
             if memory.is_floating_point():
-                memory.mul_(1 + _SHAKEN * torch.randn(memory.shape, generator=generator, dtype=torch.float64))
+                memory.copy_(move(memory, generator))
         return [a.detach().to(device).requires_grad_(a.requires_grad) for a in arguments]
 
     def describe(self) -> str:

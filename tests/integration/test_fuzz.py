@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import run as fuzz
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from judge import Run, Verdict, compare, judge, shrink
+from judge import Run, Verdict, compare, judge, shake, shrink
 from judge import run as run_program
 from programs import Input, Program
+from rounding import Rounded
 from strategies import programs
+from torch import Tensor
+
+import retrograd
 
 IDS = Input("ids", (3,), "int64", indices=True)
 
@@ -36,9 +42,11 @@ def test_random_programs(program: Program) -> None:
     assert verdict.kind in ("right", "refused", "no program"), f"{verdict}\n{program.describe()}"
 
 
-def program(*statements: str, shape: tuple[int, ...] = (3, 4, 5), dtype: str = "float32") -> Program:
+def program(
+    *statements: str, shape: tuple[int, ...] = (3, 4, 5), dtype: str = "float32", layout: str = "contiguous"
+) -> Program:
     """A program of one argument that requires grad; its last value is what it returns."""
-    inputs = (Input("x", shape, dtype, requires_grad=True), IDS)
+    inputs = (Input("x", shape, dtype, layout, requires_grad=True), IDS)
     return Program(inputs, statements, (statements[-1].partition(" = ")[0],), (True,), seed=0)
 
 
@@ -98,24 +106,80 @@ def test_a_gradient_that_is_nothing_but_rounding_is_right() -> None:
     assert compare(gradient(2e-6), gradient(0.0), precise)
 
 
-def test_what_rounding_decides_is_no_difference() -> None:
-    """Which of numbers that cancel is the largest; but not how large other numbers are."""
-    cancels = program(
-        "v0 = F.layer_norm(x, [5]) @ torch.full_like(x, 0.3).mT", "v1 = torch.argmax(v0, -2) + x[..., 0] * 0"
+CANCELLING = "v0 = F.layer_norm(x, [5]) @ torch.full_like(x, 0.3).mT"
+# Of an expanded argument, whose rows are one in memory, so that arguments that are off are off by the same.
+ZERO = ("v0 = F.log_softmax(x, 0)", "v1 = F.layer_norm(x[0], [5]) @ v0.mT")
+EQUAL_ROWS = "v0 = F.layer_norm(F.log_softmax(x, 0) * 3, [5]).sum(-1)"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "known"),
+    [
+        (program(CANCELLING, "v1 = torch.argmax(v0, -2) + x[..., 0] * 0"), True),
+        (program(EQUAL_ROWS, "v1 = torch.argmax(v0, 0) + x[0, :, 0] * 0", layout="expanded"), True),
+        (program("v0 = torch.argmax(x, -1) + x[..., 0] * 0"), False),
+        (program("v0 = torch.argmax(x.exp(), 0) + x[0] * 0", layout="expanded"), False),
+    ],
+    ids=["sum_of_zero", "equal_rows", "numbers", "first_of_equal_numbers"],
+)
+def test_what_rounding_decides_is_no_difference(chosen: Program, known: bool) -> None:
+    """Which of numbers that cancel is the largest; but not how large other numbers are, nor which of equal ones is
+    chosen."""
+    run, reference = (run_program(chosen, chosen.function(), chosen.arguments()) for _ in range(2))
+    output = run.values["output 0"]
+    assert output is not None
+    # Rows of the expanded argument have the same places throughout: another place than theirs.
+    run.values["output 0"] = (output + 1).remainder(3) if torch.equal(output, output.roll(1)) else output.roll(1)
+    shaken = [shake(chosen, times) for times in range(1, 5)]
+    assert compare(run, reference, reference)
+    assert (compare(run, reference, reference, shaken) == []) is known
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.0, []), (1.001, ["output 1", "gradient of x"])])
+def test_an_error_beside_what_rounding_decides(
+    monkeypatch: pytest.MonkeyPatch, factor: float, named: list[str]
+) -> None:
+    """What rounding reaches is excused, and no other output or gradient of the same program."""
+    inputs = (Input("x", (3, 4, 5), "float32", "expanded", requires_grad=True),)
+    chosen = Program(inputs, (*ZERO, "v2 = (x * 0.5).sin()"), ("v1", "v2"), (False, True), seed=0)
+
+    def compile_backward(function: Callable[..., tuple[Tensor, ...]], *_given: Any, **_options: Any) -> Any:
+        def step(x: Tensor) -> tuple[Tensor, ...]:
+            noise, sine = function(x)
+            return noise + 1e-7, sine * factor
+
+        return step
+
+    monkeypatch.setattr(retrograd, "compile_backward", compile_backward)
+    verdict = judge(chosen)
+    assert verdict.kind == ("wrong" if named else "right")
+    assert [p.partition(":")[0] for p in verdict.reason.split("; ") if p] == ["output 1", "gradient of x"] * (
+        factor != 1
     )
-    plain = program("v0 = torch.argmax(x, -1) + x[..., 0] * 0")
-    for chosen, known in ((cancels, True), (plain, False)):
-        run, reference = (fuzzed_run(chosen, chosen.arguments(precise=True)) for _ in range(2))
-        output = run.values["output 0"]
-        assert output is not None
-        run.values["output 0"] = output.roll(1)
-        shaken = [fuzzed_run(chosen, chosen.shaken(times)) for times in range(1, 5)]
-        assert compare(run, reference, reference)
-        assert (compare(run, reference, reference, shaken) == []) is known
 
 
-def fuzzed_run(chosen: Program, arguments: list[torch.Tensor]) -> Run:
-    return run_program(chosen, chosen.function(precise=True), arguments)
+def test_rounding_moves_what_is_computed_and_nothing_else() -> None:
+    def taken(x: Tensor) -> list[Tensor]:
+        return [
+            x.clone(),
+            x[1:],
+            torch.where(x > 0.5, x, 0.25),
+            x.amax(),
+            x.clamp(max=0.4),
+            x.sign(),
+            torch.cat((x, x)),
+        ]
+
+    x = torch.tensor([0.3, 0.3, 0.7, 2.0], dtype=torch.float64)
+    product, rows = x * 1.1, x.expand(8, 4).cumsum(0)
+    with Rounded(0):
+        exact, rounded, columns = taken(x), x * 1.1, x.expand(8, 4).cumsum(0)
+    assert all(map(torch.equal, exact, taken(x)))
+    assert not torch.equal(rounded, product) and rounded[0] == rounded[1]
+    torch.testing.assert_close(rounded, product, rtol=1e-15, atol=0.0)
+    assert not torch.equal(columns[:, 0], columns[:, 1])
+    # Whole numbers are what they are.
+    assert torch.equal(columns[:, 3], rows[:, 3])
 
 
 def test_a_sixth_is_precise() -> None:
