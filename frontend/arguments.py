@@ -15,6 +15,27 @@ from retrograd.frontend.signature import InputSpec, TensorType
 from retrograd.frontend.source import CaptureError
 
 
+def check_call(model: object, args: object, kwargs: object) -> None:
+    """Refuse a model that is none, and arguments that are not given as those of a call.
+
+    Raises:
+        CaptureError: says what was given, and how to write it.
+    """
+    if isinstance(model, type) or not callable(model):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise CaptureError(f"the model is {what}, not a module or a function", "give an nn.Module, made, or a function")
+    if isinstance(args, torch.Tensor):
+        raise CaptureError(
+            "a tensor is given as the arguments of the model, whose rows would be taken for them",
+            "write (x,) for the arguments of a call model(x)",
+        )
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        remedy = "write (x,) for a call model(x); what is given by name goes into kwargs: model, (), {'x': x}"
+        raise CaptureError(f"the arguments of the model are of type {type(args).__name__}, not a tuple or list", remedy)
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        raise CaptureError("kwargs are no arguments by name", "write {'mask': mask} for a call model(x, mask=mask)")
+
+
 def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:
     """Each leaf of the arguments with its path as a name: the type of a tensor, the value of a constant.
 

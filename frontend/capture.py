@@ -23,7 +23,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.arguments import input_specs
+from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
 from retrograd.frontend.decompositions import decomposition_table
@@ -78,12 +78,7 @@ def capture_joint(
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
     """
-    given: object = args
-    if isinstance(given, torch.Tensor):
-        raise CaptureError(
-            "a tensor is given as the arguments of the model, whose rows would be taken for them",
-            "write (x,) for the arguments of a call model(x)",
-        )
+    check_call(model, args, kwargs)
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))

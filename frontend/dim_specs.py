@@ -57,6 +57,11 @@ def read_dynamic_shapes(
     Raises:
         CaptureError: the notation is wrong, or asks for what there is not.
     """
+    if not isinstance(dynamic_shapes, dict | list | tuple):
+        raise CaptureError(
+            f"dynamic_shapes is {dynamic_shapes!r}, no container of what each argument's are",
+            "write it as for torch.export.export: {'x': {0: Dim('batch')}}",
+        )
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     try:
         _check_dynamic_shapes(_combine_args(model, tuple(args), dict(kwargs)), dynamic_shapes)

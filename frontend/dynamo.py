@@ -42,16 +42,12 @@ def compile_with_dynamo(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor | torch.SymInt],
     build: Build,
-    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
     Raises:
         CaptureError: a size that depends on data.
-        ValueError: no such mode.
     """
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode '{mode}' is not one of {', '.join(MODES)}")
     if _open_symbols(example_inputs):
         try:
             return _compile(graph_module, example_inputs, build)

@@ -74,6 +74,8 @@ class SavePolicy:
     rules: tuple[SaveRule, ...] = ()
 
     def __or__(self, other: SavePolicy) -> SavePolicy:
+        if not isinstance(other, SavePolicy):
+            return NotImplemented
         return SavePolicy(self.rules + other.rules)
 
     def __str__(self) -> str:

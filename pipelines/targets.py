@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from retrograd.pipelines.device_targets import (
     DATA_TILING,
     IN_ORDER,
+    KINDS,
     PACKING_MARK,
     DeviceTarget,
     Ladder,
@@ -109,7 +110,12 @@ def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = N
         UnknownTarget: there is none of that name; the message lists those there are. Or two are of one kind, of which a
             file could not tell which code is whose.
     """
-    given = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        given = [name.strip() for name in names.split(",")]
+    elif isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
+        given = list(names)
+    else:
+        raise UnknownTarget(f"target {names!r} is no name, nor several; write 'cpu', or one of {', '.join(KINDS)}")
     if not given:
         raise UnknownTarget("no target is given; the CPU of this machine is 'cpu'")
     own = {"cuda": f"cuda:{cuda_architecture}"} if cuda_architecture is not None else {}

@@ -17,7 +17,7 @@ from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import Build, build_graph, build_joint, import_joint
 from retrograd.description import describe
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
-from retrograd.frontend.dynamo import compile_with_dynamo
+from retrograd.frontend.dynamo import MODES, compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.islands import draws_numbers
@@ -26,7 +26,7 @@ from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.verification import verified
-from retrograd.options import Options, tensors_of
+from retrograd.options import Options, check_choice, check_flag, tensors_of
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.save_policy import SavePolicy
@@ -105,8 +105,10 @@ def compile_backward(
         line and a command that replays the failure.
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
-        ValueError: no such partition, or a memory budget that is unreadable, not above zero, or of no use to it.
+        ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use.
+        TypeError: ``verify`` or ``cache`` is neither True nor False.
     """
+    check_flag("verify", verify)
     options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
         tensors_of(model, args, kwargs)
     )
@@ -236,9 +238,9 @@ def dynamo_backend(
         CaptureError: the graph has sizes that depend on data.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
+    check_choice("mode", mode or "default", MODES)
     chosen = Options.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
-
-    return compile_with_dynamo(graph_module, example_inputs, partial(build_graph, options=chosen), mode)
+    return compile_with_dynamo(graph_module, example_inputs, partial(build_graph, options=chosen))
 
 
 def _convention(signature: Signature, manifest: Manifest, program: Program) -> CallingConvention:

@@ -14,12 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
+from retrograd.pipelines.device_targets import KINDS
 from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.targets import Target, cuda_architecture, find_target
+from retrograd.pipelines.targets import Target, UnknownTarget, cuda_architecture, find_target
 from retrograd.runtime.placement import choose_device, choose_uri
 
 FALLBACKS = ("island", "error")
 PARTITIONS = ("default", "min-cut", "budget")
+# What people write for True and False.
+_FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
 _CPU = torch.device("cpu")
 
 
@@ -42,6 +45,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self.find_target()
+        check_flag("cache", self.cache)
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -93,7 +97,12 @@ class BackwardOptions:
     fallback: str = "island"
 
     def __post_init__(self) -> None:
-        find_target(self.target or "cpu")
+        if not isinstance(self.target, str | None) or len(target_on(_CPU, self.target).devices) > 1:
+            raise UnknownTarget(
+                f"target {self.target!r}: a backward runs on one device; write one of {', '.join(KINDS)}"
+            )
+        check_flag("cache", self.cache)
+        check_flag("background", self.background)
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("hook_schedule", self.hook_schedule, [*POLICIES])
 
@@ -102,15 +111,23 @@ def check_choice(what: str, given: object, known: Sequence[str]) -> None:
     """Raise ``ValueError`` where ``given`` is none of ``known``; names those, and the one that is most alike."""
     if given not in known:
         similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(given), known, 1))
-        raise ValueError(f"{what} '{given}' is not one of {', '.join(known)}{similar}")
+        raise ValueError(f"{what} {given!r} is not one of {', '.join(known)}{similar}")
+
+
+def check_flag(what: str, given: object) -> None:
+    """Raise ``TypeError`` where ``given`` is neither True nor False: any text, ``"no"`` too, would count as True."""
+    if not isinstance(given, bool):
+        meant = _FLAGS.get(str(given).lower())
+        hint = "" if meant is None else f"; did you mean {what}={meant}?"
+        raise TypeError(f"{what} is True or False, got {given!r}{hint}")
 
 
 def target_on(device: torch.device, target: str | Sequence[str] | None) -> Target:
     """The target asked for, else that of tensors on ``device``; ``cuda`` is the kind of card that it is."""
     if device.type != "cuda":
-        return find_target(target or "cpu")
+        return find_target("cpu" if target is None else target)
     architecture = cuda_architecture(*torch.cuda.get_device_capability(device))
-    return find_target(target or "cuda", cuda_architecture=architecture)
+    return find_target("cuda" if target is None else target, cuda_architecture=architecture)
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

@@ -88,7 +88,8 @@ def enable(
             or ``error``, the whole backward runs eagerly.
 
     Raises:
-        UnknownTarget, ValueError: no such target or schedule.
+        UnknownTarget, ValueError: no such target, schedule or fallback.
+        TypeError: ``cache`` or ``background`` is neither True nor False.
     """
     return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback))
 

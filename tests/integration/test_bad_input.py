@@ -141,9 +141,22 @@ def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message:
     assert "remedy" in str(caught.value)
 
 
-def test_a_tensor_as_arguments() -> None:
-    with pytest.raises(retrograd.CaptureError, match=r"a tensor is given as the arguments .*\n.*write \(x,\)"):
-        retrograd.compile_backward(nn.Linear(4, 2), torch.randn(3, 4))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ((nn.Linear(4, 2), torch.randn(3, 4)), r"a tensor is given as the arguments .*\n.*write \(x,\)"),
+        ((nn.Linear(4, 2), {"input": torch.randn(3, 4)}), r"are of type dict.*\n.*goes into kwargs"),
+        ((nn.Linear(4, 2), None), r"are of type NoneType.*\n.*write \(x,\)"),
+        ((nn.Linear(4, 2), "x"), r"are of type str.*\n.*write \(x,\)"),
+        ((nn.Linear(4, 2), (), [torch.randn(3, 4)]), r"kwargs are no arguments by name"),
+        ((nn.Linear(4, 2), (), {1: torch.randn(3, 4)}), r"kwargs are no arguments by name"),
+        ((nn.Linear, (torch.randn(3, 4),)), r"the model is the class Linear, not a module"),
+        ((None, (torch.randn(3, 4),)), r"the model is of type NoneType, not a module"),
+    ],
+)
+def test_what_is_no_call(call: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(retrograd.CaptureError, match=message):
+        retrograd.compile_backward(*call)
 
 
 def test_a_report_is_no_wider_than_the_terminal(
@@ -152,16 +165,6 @@ def test_a_report_is_no_wider_than_the_terminal(
     for columns, width in (("80", 80), ("200", 100)):
         monkeypatch.setenv("COLUMNS", columns)
         assert max(map(len, str(step.explain()).splitlines())) == width
-
-
-def test_unknown_options() -> None:
-    model, args = nn.Linear(2, 2), (torch.randn(1, 2),)
-    with pytest.raises(retrograd.UnknownTarget, match="'cpx' is not one of cpu, cuda, vulkan, hip; did you mean 'cpu'"):
-        retrograd.compile_backward(model, args, target="cpx")
-    with pytest.raises(ValueError, match="'max-cut' is not one of default, min-cut, budget; did you mean 'min-cut'"):
-        retrograd.compile_backward(model, args, partition="max-cut")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"progress is a function .*, or None; got True"):
-        retrograd.compile_backward(model, args, progress=True)  # type: ignore[arg-type]
 
 
 def unsupported(x: Tensor) -> Tensor:

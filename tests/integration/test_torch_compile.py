@@ -204,6 +204,9 @@ def test_modes(mode: str) -> None:
     ("arguments", "message"),
     [
         ({"mode": "fastest"}, "mode 'fastest' is not one of default"),
+        ({"mode": "max-autotuned"}, "did you mean 'max-autotune'"),
+        ({"options": {"cache": "no"}}, r"cache is True or False, got 'no'; did you mean cache=False\?"),
+        ({"options": {"fallback": 1}}, "fallback 1 is not one of island, error"),
         ({"options": {"partition": "some"}}, "partition 'some' is not one of default"),
         ({"options": {"target": "cpi"}}, "did you mean 'cpu'"),
         ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
