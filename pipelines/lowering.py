@@ -50,7 +50,9 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
-    return f"builtin.module({common},{before}{own}{after})"
+    # In f64, and for a GPU beside the CPU too: they share the module.
+    sines = ",bwd-expand-sines" * ("cpu" in target.kinds and target.has_f64)
+    return f"builtin.module({common},{before}{own}{sines}{after})"
 
 
 def lower_to_linalg(

@@ -31,6 +31,8 @@ def _split(value: Fraction, bits: int, parts: int) -> tuple[float, ...]:
 
 # A multiple of a part is exact: of one of 8 bits in f32, and of 33 in f64, while the factor has 16 and 20.
 _PARTS = {torch.float32: _split(_HALF_PI, 8, 4), torch.float64: _split(_HALF_PI, 33, 2)}
+# Up to here the multiple of pi / 2 has 16 bits.
+_REDUCED = 1e5
 
 
 def _excess(square: Tensor) -> Tensor:
@@ -47,7 +49,8 @@ _EXCESS = fit(lambda s: _excess((s + 1) * (_LIMIT / 2)), 16)
 def tan(x: Tensor) -> Tensor:
     """``aten.tan``: the multiple of pi / 2 is taken off in parts, and odd ones leave a negative cotangent.
 
-    Arguments up to 1e5 in f32, and 1e6 in f64, are reduced exactly; beyond, digits are lost.
+    Arguments up to 1e5 in f32, and 1e6 in f64, are reduced exactly; beyond, in f32 sine and cosine are divided, which a
+    CPU's have all digits there, and in f64 digits are lost.
 
     Source: W. J. Cody and W. Waite, *Software manual for the elementary functions* (1980), chapter 9.
     """
@@ -58,7 +61,8 @@ def tan(x: Tensor) -> Tensor:
     square = rest * rest
     value = rest + rest * (square * evaluate(_EXCESS, square * (2 / _LIMIT) - 1))
     odd = turns - 2 * torch.floor(turns / 2) == 1
-    return torch.where(odd, -1 / value, value)
+    value = torch.where(odd, -1 / value, value)
+    return torch.where(x.abs() > _REDUCED, torch.sin(x) / torch.cos(x), value) if x.dtype is torch.float32 else value
 
 
 def hypot(x: Tensor, y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -39,3 +40,46 @@ def test_tangents_near_poles_and_hyperbolic_ones_near_one() -> None:
     assert float((hyperbolic.double() - torch.tanh(exact)).detach().abs().max()) < 1e-7
     (found_slope,) = torch.autograd.grad(hyperbolic.sum(), arguments[0])
     torch.testing.assert_close(found_slope.double(), 1 - torch.tanh(exact).square(), rtol=0.0, atol=2.5e-7)
+
+
+def waves(x: Tensor, half: Tensor) -> tuple[Tensor, ...]:
+    return x.sin(), x.cos(), half.sin(), half.cos()
+
+
+def test_sines_of_any_size() -> None:
+    """Beside the multiples of pi / 2 and of every exponent, the least numbers and the largest among them."""
+    generator = torch.Generator().manual_seed(0)
+    multiples = torch.arange(1, 4001, dtype=torch.float64) * (math.pi / 2)
+    mantissas = 1 + torch.rand(16, 254, generator=generator, dtype=torch.float64)
+    sizes = (mantissas * torch.exp2(torch.arange(-126, 128, dtype=torch.float64))).flatten()
+    ends = torch.tensor([0.0, 2.0**53, 2.0**81, 2.0**109, math.inf, math.nan], dtype=torch.float64)
+    positive = torch.cat([multiples, sizes, ends]).float()
+    x = torch.cat([positive, -positive]).requires_grad_()
+    half = x.detach().bfloat16().requires_grad_()
+    found = retrograd.compile_backward(waves, (x, half), fallback="error")(x, half)
+    slopes = torch.autograd.grad([found[0].sum(), found[2].sum()], (x, half))
+    for given, ours, slope in ((x, found[:2], slopes[0]), (half, found[2:], slopes[1])):
+        exact = given.detach().double()
+        for value, expected in zip((*ours, slope), (exact.sin(), exact.cos(), exact.cos()), strict=True):
+            # Two units in the last place.
+            tolerance = torch.finfo(given.dtype).eps * (2 if given is x else 0.51)
+            torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=1e-44, equal_nan=True)
+    assert torch.equal(found[0].signbit()[found[0] == 0], x.signbit()[x == 0])
+
+
+def inverses(x: Tensor, above: Tensor) -> tuple[Tensor, ...]:
+    return x.detach().sinh(), x.asinh(), x.detach().atanh(), above.acosh()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-7), (torch.float64, 2e-15)])
+def test_hyperbolic_functions_of_small_and_large_numbers(dtype: torch.dtype, tolerance: float) -> None:
+    """What is near zero keeps its digits, and what is negative is not infinite."""
+    sizes = torch.logspace(-20, 18, 301, dtype=torch.float64)
+    x = torch.cat([sizes, -sizes]).to(dtype).requires_grad_()
+    above = (1 + sizes).to(dtype)
+    found = retrograd.compile_backward(inverses, (x, above), fallback="error")(x, above)
+    for value, expected in zip(found, inverses(x.detach().double(), above.double()), strict=True):
+        rounded = expected.to(dtype).double()
+        torch.testing.assert_close(value.detach().double(), rounded, rtol=tolerance, atol=0.0, equal_nan=True)
+    (slope,) = torch.autograd.grad(found[1].sum(), x)
+    torch.testing.assert_close(slope.double(), (1 + x.detach().double().square()).rsqrt(), rtol=tolerance, atol=0.0)

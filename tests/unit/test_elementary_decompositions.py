@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from retrograd.frontend.decompositions import elementary
+from retrograd.frontend.decompositions import elementary, hyperbolic
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 0.0) -> None:
@@ -23,6 +23,9 @@ def test_tangent(dtype: torch.dtype, tolerance: float) -> None:
     x = torch.cat([turns, turns + 0.1, torch.linspace(-2, 2, 301, dtype=torch.float64)]).to(dtype)
     exact = torch.tan(x.double()).to(dtype)
     torch.testing.assert_close(elementary.tan(x), exact, rtol=tolerance, atol=0.0)
+    if dtype is torch.float32:
+        far = torch.logspace(5, 38, 301)
+        torch.testing.assert_close(elementary.tan(far), torch.tan(far.double()).float(), rtol=tolerance, atol=0.0)
     edge = torch.tensor([0.0, math.inf, -math.inf, math.nan], dtype=dtype)
     same(elementary.tan(edge), torch.tan(edge))
     same(elementary.tan(torch.tensor([1, 2])), torch.tan(torch.tensor([1, 2])), 1e-6)
@@ -34,3 +37,29 @@ def test_signs_and_lengths() -> None:
     same(elementary.copysign_scalar(x, -0.0), torch.copysign(x, -0.0))
     same(elementary.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), torch.hypot(x * 1e30, y.nan_to_num(posinf=1e30)), 1e-6)
     same(elementary.angle(torch.tensor([1.0, -1.0, math.nan])), torch.angle(torch.tensor([1.0, -1.0, math.nan])))
+
+
+HYPERBOLIC = {
+    "expm1": (hyperbolic.expm1, torch.expm1, ()),
+    "sinh": (hyperbolic.sinh, torch.sinh, (20.0, 89.3, 700.0)),
+    "asinh": (hyperbolic.asinh, torch.asinh, (2.0**28, 1e30)),
+    "acosh": (hyperbolic.acosh, torch.acosh, (1.0, 1 + 1e-6, 2.0**28, 1e30)),
+    "atanh": (hyperbolic.atanh, torch.atanh, (1 - 1e-6,)),
+}
+
+
+@pytest.mark.parametrize("name", HYPERBOLIC)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 5e-7), (torch.float64, 1e-15), (torch.bfloat16, 4e-3)]
+)
+def test_hyperbolic_functions(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Near zero and near one, where differences cancel, and far out, where squares overflow."""
+    ours, theirs, points = HYPERBOLIC[name]
+    ends = torch.tensor([*points, math.inf, math.nan, 0.0], dtype=torch.float64)
+    sizes = torch.cat([torch.logspace(-30, 1.5, 501, dtype=torch.float64), ends])
+    x = torch.cat([sizes, -sizes]).to(dtype)
+    if ours(x) is NotImplemented:
+        assert name == "expm1" and dtype is not torch.float64
+        return
+    torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), rtol=tolerance, atol=0.0, equal_nan=True)
+    assert name == "expm1" or ours(torch.tensor([2, 1])).dtype == torch.float32
