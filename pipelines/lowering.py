@@ -12,6 +12,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from retrograd.pipelines.device_targets import DATA_TILING
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.targets import Target
@@ -35,6 +36,8 @@ _LOWERING = (
 )
 # What code for a CPU and nothing else needs.
 _CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
+# What code on packed operands needs besides.
+_PACKING = "bwd-isolate-products"
 
 
 def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False) -> str:
@@ -48,6 +51,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     cpu_alone = target.kinds == ("cpu",)
     own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
+    own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
     # In f64, and for a GPU beside the CPU too: they share the module.

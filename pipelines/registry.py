@@ -26,6 +26,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
     "bwd-isolate-constants": "retrograd.pipelines.transforms.bwd_isolate_constants:BwdIsolateConstants",
     "bwd-isolate-gathers": "retrograd.pipelines.transforms.bwd_isolate_gathers:BwdIsolateGathers",
+    "bwd-isolate-products": "retrograd.pipelines.transforms.bwd_isolate_products:BwdIsolateProducts",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",

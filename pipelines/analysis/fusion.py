@@ -11,7 +11,8 @@ written by a kernel of its own. Pointwise ops that alone use a product run in it
 other operands if its own are packed, unless these are products themselves; if they come later, all that they need runs
 before what else stands behind the product. So it is with reductions. A product that is split (see ``split_products``)
 reads its operands as they are. Batches of products that are added up are in one place (see ``product_sums``). What is
-joined or padded is written piece by piece.
+joined or padded is written piece by piece. Where ops that take a product read much else, it runs in a kernel of its
+own right before theirs (see ``isolated_products``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from retrograd.pipelines.analysis.graph import JointGraph, Op
+from retrograd.pipelines.analysis.isolated_products import find_isolated_products
 from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
 from retrograd.pipelines.analysis.kernel_roots import JOIN, PAD, KernelRoots, takes_producer
 from retrograd.pipelines.analysis.kernel_steps import StepList, Steps, find_listed
@@ -62,6 +64,9 @@ class _Former:
         self.kernels = KernelRoots(graph, taken, self.kept | available)
         self.roots = self.kernels.roots
         self.sums = find_product_sums(graph, self.work, self.inputs, self.users, self.kept | available)
+        # By the op in whose kernel they would run, products that run right before that.
+        self.isolated = find_isolated_products(graph, taken, self.kernels)
+        self.done.update(product for products in self.isolated.values() for product in products)
 
     def is_whole(self, view: int, sources: tuple[int, ...]) -> bool:
         """Whether a view of ``sources`` has all the data of the one value that they are."""
@@ -85,6 +90,8 @@ class _Former:
             op = self.graph.ops[number]
             if number in self.done:
                 continue
+            for product in self.isolated.get(number, ()):
+                self.add_isolated(self.graph.ops[product])
             if number in self.delayed:
                 self.add_delayed(*self.delayed[number], op)
             elif op.name in PRODUCTS:
@@ -221,31 +228,17 @@ class _Former:
         Where products are added up, the first of them runs with the additions, unless it reads packed operands.
         """
         users = self.users.get(op.results[0], ())
-        roots = {self.roots[u] for u in users if takes_producer(self.graph.ops[u], op)}
+        roots = {self.roots[u] if takes_producer(self.graph.ops[u], op) else u for u in users}
         if len(roots) != 1 or self.is_held(op.results[0]) or op.results[0] in self.graph.read_in_parts:
             return None
         (kernel,) = roots
         if kernel in self.delayed or self.graph.ops[kernel].kind is not OpKind.POINTWISE:
             return None
-        others = self.find_kernel_reads(kernel) - {op.results[0]}
+        others = self.kernels.find_reads(kernel) - {op.results[0]}
         is_packed = op.packed and op.name in PRODUCTS and op.parts == 1
         if len(others) + len(self.inputs[op.id]) >= _MOST_OPERANDS or (is_packed and any(map(self.is_product, others))):
             return None
         return kernel if any(self.is_made_after(v, place) for v in others) else None
-
-    def find_kernel_reads(self, kernel: int) -> set[int]:
-        """What an op and those that run in its kernel read from memory."""
-        found: set[int] = set()
-        pending, seen = [kernel], {kernel}
-        while pending:
-            for value in self.inputs[pending.pop()]:
-                producer = self.graph.values[value].producer
-                if producer is None or value in self.available or self.roots.get(producer) != kernel:
-                    found.add(value)
-                elif producer not in seen:
-                    seen.add(producer)
-                    pending.append(producer)
-        return found
 
     def is_made_after(self, value: int, place: int) -> bool:
         producer = self.graph.values[value].producer
@@ -259,6 +252,10 @@ class _Former:
             reads = [take(v) for v in self.flat(self.inputs[op.id])]
             others = self.take_others(op, others)
         self.add(tuple(dict.fromkeys((*reads, *others))), kernel.results)
+
+    def add_isolated(self, op: Op) -> None:
+        """A product on packed operands, in a kernel of its own."""
+        self.add(tuple(dict.fromkeys(self.pack(v) for v in self.flat(self.inputs[op.id]))), op.results)
 
     def is_product(self, value: int) -> bool:
         producer = self.graph.values[value].producer

@@ -46,6 +46,20 @@ class KernelRoots:
         op = self.graph.ops[number]
         return op.kind is OpKind.POINTWISE and not self.inputs.reads[number] and self.held.isdisjoint(op.results)
 
+    def find_reads(self, kernel: int) -> set[int]:
+        """What an op and those that run in its kernel read from memory."""
+        found: set[int] = set()
+        pending, seen = [kernel], {kernel}
+        while pending:
+            for value in self.inputs.reads[pending.pop()]:
+                producer = self.graph.values[value].producer
+                if producer is None or value in self.held or self.roots.get(producer) != kernel:
+                    found.add(value)
+                elif producer not in seen:
+                    seen.add(producer)
+                    pending.append(producer)
+        return found
+
     def _assign(self, ops: Sequence[int], cut: Collection[int]) -> None:
         """Give each of ``ops``, from the last to the first, its root; those of ``cut`` are roots."""
         fusible = self.graph.fusible_ops

@@ -17,6 +17,7 @@ from retrograd.pipelines.transforms.generics import (
     ITERATORS,
     MAPS,
     SEGMENTS,
+    count_bits,
     count_inputs,
     is_reduced,
     read_maps,
@@ -128,8 +129,8 @@ def is_copied(value: ir.Value) -> bool:
         return False
     types = [ir.RankedTensorType(operand.type) for operand in list(op.operands)[:inputs]]
     rank = max(type_.rank for type_ in types)
-    widest = max(_count_bits(type_.element_type) for type_ in types if type_.rank == rank)
-    is_widening = widest < _count_bits(ir.RankedTensorType(value.type).element_type)
+    widest = max(count_bits(type_.element_type) for type_ in types if type_.rank == rank)
+    is_widening = widest < count_bits(ir.RankedTensorType(value.type).element_type)
     return is_widening or (inputs == 1 and not body)
 
 
@@ -198,8 +199,3 @@ def _copy_body(body: ir.Block, arguments: Sequence[ir.Value], block: ir.Block) -
             copy.operands[i] = values.get(operand, operand)
         values |= dict(zip(op.results, copy.results, strict=True))
     return values.get(end.operands[0], end.operands[0])
-
-
-def _count_bits(element: ir.Type) -> int:
-    """Bits of an integer or a float."""
-    return int(element.width) if isinstance(element, (ir.IntegerType, ir.FloatType)) else 0

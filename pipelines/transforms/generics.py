@@ -20,6 +20,11 @@ def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
     return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[MAPS])]
 
 
+def read_inputs(op: ir.Operation) -> list[ir.Value]:
+    """The operands that a ``linalg.generic`` reads only."""
+    return list(op.operands)[: count_inputs(op)]
+
+
 def is_reduced(op: ir.Operation) -> list[bool]:
     """For each loop of a ``linalg.generic``, whether it sums, or combines otherwise, over it."""
     return ["reduction" in str(kind) for kind in ir.ArrayAttr(op.attributes[ITERATORS])]
@@ -31,3 +36,8 @@ def is_elementwise(op: ir.Operation | ir.Block) -> bool:
         return False
     result = read_maps(op)[-1]
     return bool(result == ir.AffineMap.get_identity(result.n_dims))
+
+
+def count_bits(element: ir.Type) -> int:
+    """Bits of an integer or a float."""
+    return int(element.width) if isinstance(element, (ir.IntegerType, ir.FloatType)) else 0

@@ -129,8 +129,8 @@ def test_a_product_takes_in_nothing_that_needs_a_later_value_or_another_product(
 
 
 def test_what_is_ready_but_written_later_runs_with_the_product() -> None:
-    text = PRODUCT.replace("pointwise y m", "pointwise y c").format(size=1280, between="c = clone m 1280")
-    assert peak(text).forward_scratch == 640 + 6400 + 1280
+    text = PRODUCT.replace("pointwise y m", "pointwise y c").format(size=640, between="c = clone m 640")
+    assert peak(text).forward_scratch == 640 + 6400 + 640
     graph = parse_graph(text)
     formed = find_steps(graph, range(3), numbers(graph, "x w m"), numbers(graph, "z"))  # type: ignore[arg-type]
     # Three copies, then one kernel.
@@ -337,7 +337,7 @@ LATE = """
     input w 640
     y = mm x w 1280
     c = compute x 1280
-    d = {} c 1280
+    d = {} c 640
     e = compute c 64
     z = pointwise y d 1280
     forward z e
