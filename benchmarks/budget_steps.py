@@ -90,16 +90,16 @@ class Memory:
 class Layouts(BudgetBuilder):
     """Chooses plans by what IREE lays out for them, and compiles none to the end."""
 
-    staged: dict[tuple[str, int | None], StagedModule] = field(default_factory=dict)
+    staged: dict[tuple[str, int | None, bool], StagedModule] = field(default_factory=dict)
 
-    def stage(self, policy: str, budget: int | None = None) -> StagedModule:
-        key = (policy, budget)
+    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
+        key = (policy, budget, in_order)
         if key not in self.staged:
-            self.staged[key] = super().stage(policy, budget)
+            self.staged[key] = super().stage(policy, budget, in_order=in_order)
         return self.staged[key]
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
-        staged = self.stage(choice.policy, choice.point)
+        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
         scratch = self.scratch(staged, choice.target)
         peak = step_peak(staged, scratch)
         if peak > limit:

@@ -243,7 +243,7 @@ def measure_scale(layers: int) -> Iterator[Scale]:
     source, size = str(module), len(graph.ops)
     highest = compute_peak(graph, find_default_partition(graph)).bytes
     for policy in ("default", "min-cut", f"budget budget={highest}"):
-        passes = STAGES["partitioned"].replace("POLICY", f"policy={policy}")
+        passes = STAGES["partitioned"].replace("POLICY", f"policy={policy}").replace("SCHEDULE", "")
         with module.context, ir.Location.unknown():
             copied = ir.Module.parse(source)
             run = functools.partial(run_pipeline, copied, f"builtin.module({passes})")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -72,6 +72,9 @@ class BudgetBuilder:
     progress: Progress
     store: ExecutableStore | None
     standalone: bool = True
+    # What was worked out already: by module and target, its scratch memory; by schedule, what ``default`` makes.
+    laid_out: dict[tuple[str, Target], dict[str, int]] = field(default_factory=dict, compare=False)
+    defaults: dict[bool, StagedModule] = field(default_factory=dict, compare=False)
 
     def build(self, budget: int | float) -> Built:
         """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
@@ -81,24 +84,21 @@ class BudgetBuilder:
             InfeasibleBudget: no plan stays within it; says the least peak that one has.
             PipelineError, CompileError: the module cannot be compiled.
         """
-        default = self.stage("default")
-        whole = step_peak(default, self.scratch(default, self.target))
+        whole, _ = self._weigh_default(self.target)
         limit = resolve_memory_size(budget, whole)
         curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
-        # Liveness is brought to the scale of IREE by what it says of ``default``.
-        ordered = step_peak(default, self.scratch(default, self.target.in_order()))
-        ratio = min(whole, ordered) / max(1, default.partition["peak_bytes_planned"])
         refused: list[int] = []
-        for choice in self._choices([int(peak) for peak, _ in curve], limit * _SLACK / ratio):
+        for choice in self._choices([int(peak) for peak, _ in curve], limit):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
             refused.append(peak)
         raise InfeasibleBudget(limit, min(refused))
 
-    def _choices(self, peaks: list[int], highest: float) -> Iterator[Choice]:
-        """What to try, in order; of the curve's ``peaks`` those up to ``highest``, and the lowest in any case.
+    def _choices(self, peaks: list[int], limit: int) -> Iterator[Choice]:
+        """What to try, in order; of the curve's ``peaks`` those that may be within ``limit``, and the lowest in any
+        case.
 
         Each is tried as IREE schedules it and with kernels one at a time, before more is recomputed: on devices that
         work on each kernel with all they have, that costs next to nothing. Which of both takes less memory depends:
@@ -109,6 +109,7 @@ class BudgetBuilder:
         yield Choice("default", None, self.target, free)
         yield Choice("default", None, ordered, free)
         lowest = peaks[-_LEAST:]
+        highest = limit * _SLACK / self._find_scale()
         for peak in thin_out(peaks, _MOST):
             if peak <= highest or peak in lowest:
                 yield Choice("budget", peak, self.target, {})
@@ -117,9 +118,20 @@ class BudgetBuilder:
         if plain != ordered:
             yield Choice("budget", peaks[-1], plain, {})
 
+    def _find_scale(self) -> float:
+        """Peaks as IREE lays them out, of what liveness says: that of ``default``, in the schedule that has the lower
+        one, as the curve's peaks are."""
+        laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
+        return float(min(laid_out) / max(1, min(planned)))
+
+    def _weigh_default(self, target: Target) -> tuple[int, int]:
+        """The peak of ``default`` as IREE lays it out, and as planned."""
+        default = self.stage("default", in_order=target.is_in_order)
+        return step_peak(default, self.scratch(default, target)), int(default.partition["peak_bytes_planned"])
+
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
-        staged = self.stage(choice.policy, choice.point)
+        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
         peak = step_peak(staged, self.scratch(staged, choice.target))
         if peak > limit:
             return None, peak
@@ -132,17 +144,29 @@ class BudgetBuilder:
             return None, peak
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
-    def stage(self, policy: str, budget: int | None = None) -> StagedModule:
-        """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes.
+    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
+        """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes;
+        ``in_order`` is for kernels that run one at a time.
 
         Raises:
             PipelineError: a pass refused the module.
         """
+        if policy == "default" and in_order in self.defaults:
+            return self.defaults[in_order]
         with self.context, ir.Location.unknown():
-            return stage_module(ir.Module.parse(self.source), policy, self.progress, budget)
+            staged = stage_module(ir.Module.parse(self.source), policy, self.progress, budget, in_order=in_order)
+        if policy == "default":
+            self.defaults[in_order] = staged
+        return staged
 
     def scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:
-        """Scratch bytes of each function, from the store where they are known."""
+        """Scratch bytes of each function, worked out once, or from the store where they are known."""
+        key = (staged.texts["scheduled"], target)
+        if key not in self.laid_out:
+            self.laid_out[key] = self._lay_out(staged, target)
+        return self.laid_out[key]
+
+    def _lay_out(self, staged: StagedModule, target: Target) -> dict[str, int]:
         parts = {"kind": "scratch", **executable_parts(staged, target, self.versions, standalone=False)}
         found = self.store.get(parts) if self.store is not None else None
         if found is not None:

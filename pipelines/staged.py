@@ -29,7 +29,7 @@ from retrograd.pipelines.transforms.hook_reader import has_islands, mark_communi
 # Each stage by name, and the passes that lead to it from the one before.
 STAGES: dict[str, str] = {
     "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-cse,bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute,"
+    "partitioned": "bwd-cse,bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute{SCHEDULE},"
     "bwd-verify-legality{level=imported}",
     "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
 }
@@ -121,9 +121,11 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int | None = None) -> StagedModule:
+def stage_module(
+    module: ir.Module, policy: str, progress: Progress, budget: int | None = None, *, in_order: bool = False
+) -> StagedModule:
     """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
-    ``budget`` is in bytes, for the policy of that name.
+    ``budget`` is in bytes, for the policy of that name; ``in_order`` says that kernels are to run one at a time.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
@@ -131,12 +133,14 @@ def stage_module(module: ir.Module, policy: str, progress: Progress, budget: int
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
-    chosen = f"policy={policy}" + (f" budget={budget}" if budget is not None else "")
+    schedule = f"in-order={str(in_order).lower()}"
+    chosen = f"policy={policy} {schedule}" + (f" budget={budget}" if budget is not None else "")
     for stage, passes in STAGES.items():
         if stage == "partitioned" and not joint:
             continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
-            run_pipeline(module, f"builtin.module({passes.replace('POLICY', chosen)})")
+            options = passes.replace("POLICY", chosen).replace("SCHEDULE", schedule)
+            run_pipeline(module, f"builtin.module({options})")
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)

@@ -43,6 +43,11 @@ class Target:
         return replace(self, ladder=tuple((*flags, IN_ORDER) for flags in self.ladder))
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether no two kernels run at the same time, whichever flags it takes."""
+        return all(IN_ORDER in flags for flags in self.ladder)
+
+    @property
     def name(self) -> str:
         """The devices' names, joined by commas."""
         return ",".join(self.names)

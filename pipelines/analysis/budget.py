@@ -7,8 +7,8 @@ budget is taken: more memory never gives more recomputation, less never a higher
 range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
 forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
 curve, one for the first layers and the other for the rest; and where a gap stays, the sets of fewest bytes at the costs
-in between, by an integer program (see ``recompute_program``), which no price per byte leads to. All are judged by their
-peak over the schedule that will run.
+in between, by an integer program (see ``recompute_program``), which no price per byte leads to. All are judged by the
+lower of their peaks over the two schedules that may run: kernels side by side, and one at a time.
 Lagrange's bound of the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then
 replaced by the cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the
 size of the graph and by deterministic effort, never by the clock, so that the same graph has the same curve.
@@ -62,7 +62,7 @@ class BudgetOptions:
 
 
 def find_budget_partition(graph: JointGraph, budget_bytes: int, options: BudgetOptions | None = None) -> PartitionPlan:
-    """The plan of least recomputation whose peak, by ``liveness``, is at most ``budget_bytes``.
+    """The plan of least recomputation whose peak, by ``liveness``, is at most ``budget_bytes`` in one schedule.
 
     Raises:
         InfeasibleBudget: no plan that was found has so low a peak; says the least that one has.
@@ -102,7 +102,7 @@ class _Search:
         # As they are, these are what the other policies give.
         others = (find_default_partition(graph), find_min_cut_partition(graph))
         legal = [replace(plan, policy=POLICY) for plan in others if find_unsavable(graph, plan) is None]
-        self.points = [Point(self.peaks.compute(plan).bytes, self._cost(plan), plan) for plan in legal]
+        self.points = [Point(self.peaks.least(plan), self._cost(plan), plan) for plan in legal]
         self.seen: set[tuple[int, ...]] = set()
         for plan in legal:
             self.consider(plan.saved)
@@ -128,7 +128,7 @@ class _Search:
 
     def _point(self, plan: PartitionPlan) -> Point:
         sunk = sink_recomputation(self.graph, plan)
-        return Point(self.peaks.compute(sunk).bytes, self._cost(plan), sunk)
+        return Point(self.peaks.least(sunk), self._cost(plan), sunk)
 
     def _cost(self, plan: PartitionPlan) -> float:
         return float(sum(self.costs[op] for op in plan.recomputed))

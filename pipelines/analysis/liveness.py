@@ -5,7 +5,7 @@
 Counted: results, residuals, gradients, and scratch memory of each half. Parameters and inputs are not. All results of a
 function have their storage before it runs; autograd frees residuals when the backward returns, so that they are alive
 all through it. Scratch memory follows the kernels that ``fusion`` predicts; adjacent kernels that do not depend on one
-another run at the same time, as IREE schedules them.
+another run at the same time, as IREE schedules them, or, where it is told so (``in_order``), each by itself.
 
 IREE gives a function one block of scratch memory, in which it places the buffers first come, first served
 (``pack_buffers``): the gaps that stay are part of the prediction.
@@ -48,13 +48,14 @@ class Peak:
         return max(self.forward_held + self.forward_scratch, self.backward_held + self.backward_scratch)
 
 
-def compute_peak(graph: JointGraph, plan: PartitionPlan) -> Peak:
+def compute_peak(graph: JointGraph, plan: PartitionPlan, *, in_order: bool = False) -> Peak:
     """Live bytes at the worst moment of each half of ``plan``, its ops in the order that the plan has them in.
 
     The forward's results are taken to be alive through the backward (updated buffers too, which are freed before it: a
     slight overestimate).
     """
-    return Peaks(graph).compute(plan)
+    side_by_side, one_by_one = Peaks(graph).compute(plan)
+    return one_by_one if in_order else side_by_side
 
 
 class Peaks:
@@ -66,8 +67,12 @@ class Peaks:
         self._primals = [a for a in graph.arguments if a not in graph.tangents]
         self._forward: tuple[tuple[int, ...], KernelInputs] | None = None
 
-    def compute(self, plan: PartitionPlan) -> Peak:
-        """The peaks of ``plan``."""
+    def least(self, plan: PartitionPlan) -> int:
+        """The lower of the peaks that ``plan`` has with kernels side by side and in order."""
+        return min(peak.bytes for peak in self.compute(plan))
+
+    def compute(self, plan: PartitionPlan) -> tuple[Peak, Peak]:
+        """The peaks of ``plan`` with kernels side by side, and with one at a time."""
         graph = self._graph
         held = _bytes(graph, graph.forward_results) + sum(graph.values[v].saved_bytes for v in plan.saved)
         results = (*graph.forward_results, *plan.saved)
@@ -75,7 +80,16 @@ class Peaks:
         kept = [a for a in self._primals if a not in graph.mutated]
         backward = find_steps(graph, plan.backward, (*kept, *plan.saved, *graph.tangents), graph.backward_results)
         gradients = _bytes(graph, graph.backward_results)
-        return Peak(held, compute_scratch(forward), held + gradients, compute_scratch(backward))
+        side_by_side, one_by_one = (
+            Peak(
+                held,
+                compute_scratch(forward, in_order=in_order),
+                held + gradients,
+                compute_scratch(backward, in_order=in_order),
+            )
+            for in_order in (False, True)
+        )
+        return side_by_side, one_by_one
 
     def _find_inputs(self, forward: tuple[int, ...]) -> KernelInputs:
         if self._forward is None or self._forward[0] != forward:
@@ -96,9 +110,10 @@ def compute_floor(graph: JointGraph) -> int:
     return _bytes(graph, (*graph.forward_results, *graph.backward_results)) + scratch
 
 
-def compute_scratch(formed: Steps) -> int:
+def compute_scratch(formed: Steps, *, in_order: bool = False) -> int:
     """Bytes of the block that holds all scratch buffers of a function."""
-    return pack_buffers(_find_lives(formed.steps, formed.bytes, find_waves(formed.steps)))
+    waves = range(len(formed.steps)) if in_order else find_waves(formed.steps)
+    return pack_buffers(_find_lives(formed.steps, formed.bytes, waves))
 
 
 class Life(NamedTuple):

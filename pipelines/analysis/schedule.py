@@ -80,9 +80,11 @@ def find_paths(
     return paths
 
 
-def find_low_schedule(graph: JointGraph, ops: Sequence[int], available: Collection[int]) -> tuple[int, ...]:
+def find_low_schedule(
+    graph: JointGraph, ops: Sequence[int], available: Collection[int], *, in_order: bool = False
+) -> tuple[int, ...]:
     """The order of a backward's ``ops`` with recomputation sunk to its first uses whose scratch memory is least, and
-    ``ops`` as they are where each would need more than they do.
+    ``ops`` as they are where each would need more than they do. ``in_order``: with one kernel at a time.
 
     Critical paths first, unless program order needs less memory.
     """
@@ -91,14 +93,15 @@ def find_low_schedule(graph: JointGraph, ops: Sequence[int], available: Collecti
         sink_order(graph, ops, available),
         tuple(ops),
     )
-    return min(orders, key=lambda order: _scratch(graph, order, available))
+    return min(orders, key=lambda order: _scratch(graph, order, available, in_order))
 
 
-def schedule_plan(graph: JointGraph, plan: PartitionPlan) -> PartitionPlan:
+def schedule_plan(graph: JointGraph, plan: PartitionPlan, *, in_order: bool = False) -> PartitionPlan:
     """``plan`` with its backward in the order that ``bwd-sink-recompute`` brings it to."""
     kept = (a for a in graph.arguments if a not in graph.mutated)
-    return dataclasses.replace(plan, backward=find_low_schedule(graph, plan.backward, (*kept, *plan.saved)))
+    order = find_low_schedule(graph, plan.backward, (*kept, *plan.saved), in_order=in_order)
+    return dataclasses.replace(plan, backward=order)
 
 
-def _scratch(graph: JointGraph, ops: tuple[int, ...], available: Collection[int]) -> int:
-    return compute_scratch(find_steps(graph, ops, available, graph.backward_results))
+def _scratch(graph: JointGraph, ops: tuple[int, ...], available: Collection[int], in_order: bool) -> int:
+    return compute_scratch(find_steps(graph, ops, available, graph.backward_results), in_order=in_order)

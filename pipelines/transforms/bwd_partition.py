@@ -71,6 +71,10 @@ class BwdPartition(ModulePass):
         metadata={"help": "for policy=budget: bytes, as 1048576 or 64MiB, or a fraction of default's peak, as 0.5"},
     )
 
+    in_order: bool = field(
+        default=False, metadata={"help": "the planned peak that is noted is with one kernel at a time"}
+    )
+
     def apply(self, module: ir.Operation) -> None:
         func = find_function(module, JOINT)
         if func is None:
@@ -88,7 +92,7 @@ class BwdPartition(ModulePass):
         plan, bought = self._decide(func, read.graph)
         check_plan(func, read, plan)
         apply_partition(module, func, read, plan)
-        module.attributes["bwd.partition"] = summarize(plan, read.graph, bought)
+        module.attributes["bwd.partition"] = summarize(plan, read.graph, bought, in_order=self.in_order)
 
     def _decide(self, func: ir.Operation, graph: JointGraph) -> tuple[PartitionPlan, dict[str, Any]]:
         """The plan, and what is to be said of it besides itself."""
@@ -268,8 +272,9 @@ def _describe_purchase(curve: Curve, budget: int) -> dict[str, Any]:
     }
 
 
-def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any]) -> ir.Attribute:
+def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any], *, in_order: bool = False) -> ir.Attribute:
     """What was decided, for reports: kept with the module so that nothing needs to be worked out again."""
+    scheduled = schedule_plan(graph, plan, in_order=in_order)
     i64 = ir.IntegerType.get_signless(64)
     numbers = {
         "saved_bytes": plan.saved_bytes,
@@ -277,7 +282,7 @@ def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any]) -> i
         "recomputed_ops": len(plan.recomputed),
         "forward_ops": _count_work(graph, plan.forward),
         "backward_ops": _count_work(graph, plan.backward),
-        "peak_bytes_planned": compute_peak(graph, schedule_plan(graph, plan)).bytes,
+        "peak_bytes_planned": compute_peak(graph, scheduled, in_order=in_order).bytes,
     }
     if spared := sum(graph.values[v].bytes - graph.values[v].saved_bytes for v in plan.saved):
         numbers["narrowed_bytes"] = spared

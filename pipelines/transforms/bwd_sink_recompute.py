@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.dialects import ir
@@ -29,6 +29,8 @@ class BwdSinkRecompute(ModulePass):
     name: ClassVar[str] = "bwd-sink-recompute"
     description: ClassVar[str] = "Move what @backward recomputes right before its first use, if that costs no memory"
 
+    in_order: bool = field(default=False, metadata={"help": "kernels are to run one at a time: liveness counts so"})
+
     def apply(self, module: ir.Operation) -> None:
         func = find_function(module, BACKWARD)
         if func is None:
@@ -38,7 +40,7 @@ class BwdSinkRecompute(ModulePass):
             message = f"bwd-sink-recompute: @backward has {len(func.regions[0].blocks)} blocks, expected one"
             raise PassFailure(func, message, "capture the graph without control flow")
         read = read_joint(func)
-        order = find_low_schedule(read.graph, range(len(read.graph.ops)), read.graph.arguments)
+        order = find_low_schedule(read.graph, range(len(read.graph.ops)), read.graph.arguments, in_order=self.in_order)
         end = list(func.regions[0].blocks[0].operations)[-1].operation
         for number in order:
             read.ops[number].move_before(end)

@@ -17,7 +17,7 @@ from test_min_cut_random import check_halves, random_graph
 from retrograd.pipelines.analysis.budget import BudgetOptions, find_budget_partition, find_checkpoints, find_curve
 from retrograd.pipelines.analysis.exact_budget import find_memory_rows
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import Peaks, compute_floor, compute_peak
+from retrograd.pipelines.analysis.liveness import Peaks, compute_floor
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point, find_front
 from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable, plan_from_saved
@@ -99,7 +99,7 @@ def cheapest(graph: JointGraph, budget: int) -> float | None:
     for size in range(len(early) + 1):
         for chosen in combinations(early, size):
             plan = sink_recomputation(graph, plan_from_saved(graph, chosen, "test"))
-            if find_unsavable(graph, plan) is None and compute_peak(graph, plan).bytes <= budget:
+            if find_unsavable(graph, plan) is None and Peaks(graph).least(plan) <= budget:
                 costs.append(CostModel().total(graph, plan.recomputed))
     return min(costs, default=None)
 
@@ -140,13 +140,13 @@ def test_what_is_proven_betters_the_search_and_nothing_betters_it(seed: int) -> 
     for point in searched.points:
         best = proven.pick(point.peak)
         assert proven.bound(point.peak) - 1e-12 <= best.cost <= point.cost
-        assert compute_peak(graph, best.plan).bytes <= point.peak
+        assert Peaks(graph).least(best.plan) <= point.peak
     for point in proven.points:
         assert searched.bound(point.peak) <= point.cost + 1e-12
 
 
 def test_without_effort_a_bound_is_proven_all_the_same() -> None:
-    graph = layers(4)
+    graph = packing(layers(4))
     idle, busy = (find_curve(graph, BudgetOptions(effort=effort)) for effort in (1e-3, 1.0))
     for budget in (p.peak for p in busy.points if p.peak >= idle.points[-1].peak):
         assert 0 <= idle.bound(budget) <= busy.pick(budget).cost + 1e-12
@@ -172,7 +172,7 @@ def test_rows_of_the_program_hold_for_every_plan(is_packed: bool) -> None:
         for step in (1, 2, 3, 5):
             plan = sink_recomputation(graph, plan_from_saved(graph, candidates[::step], "test"))
             if find_unsavable(graph, plan) is None:
-                peak = compute_peak(graph, plan).bytes
+                peak = Peaks(graph).least(plan)
                 assert compute_floor(graph) + plan.saved_bytes <= peak
                 for held, spans in find_memory_rows(graph, frozenset(candidates)):
                     again = sum(size for value, size in spans if value not in plan.saved)
@@ -193,13 +193,13 @@ def test_plans_within_a_budget_give_what_the_whole_gives(seed: int) -> None:
     for point in find_curve(graph, LARGE).points:
         assert find_unsavable(graph, point.plan) is None
         check_halves(graph, point.plan)
-        assert compute_peak(graph, point.plan).bytes == point.peak
+        assert Peaks(graph).least(point.plan) == point.peak
 
 
 @pytest.mark.parametrize("graph", [layers(4), layers(24, branches=2), gpt(6)], ids=["short", "deep", "gpt"])
 def test_more_memory_never_means_more_recomputation(graph: JointGraph) -> None:
     curve = find_curve(graph)
-    high, low = compute_peak(graph, find_default_partition(graph)).bytes, curve.points[-1].peak
+    high, low = Peaks(graph).least(find_default_partition(graph)), curve.points[-1].peak
     budgets = [low + (high - low) * step // 20 for step in range(21)]
     picked = [curve.pick(b) for b in budgets]
     assert all(p.peak <= b for p, b in zip(picked, budgets, strict=True))
@@ -212,7 +212,7 @@ def test_more_memory_never_means_more_recomputation(graph: JointGraph) -> None:
 def test_a_deep_network_fits_in_much_less() -> None:
     graph = layers(64)
     curve = find_curve(graph)
-    default = compute_peak(graph, find_default_partition(graph)).bytes
+    default = Peaks(graph).least(find_default_partition(graph))
     # 64 layers keep 128 values; checkpoints every 8 keep 8 and recompute as many at a time.
     assert curve.points[-1].peak < 0.4 * default
     once = sum(CostModel().seconds(graph, op) for op in graph.forward_ops)
@@ -225,12 +225,12 @@ def test_thousands_of_nodes() -> None:
     start = time.perf_counter()
     curve = find_curve(graph)
     print(f"{len(graph.ops)} ops: {len(curve.points)} points in {time.perf_counter() - start:.1f} s")
-    default = compute_peak(graph, find_default_partition(graph)).bytes
+    default = Peaks(graph).least(find_default_partition(graph))
     assert len(curve.points) >= 5
     assert curve.points[0].cost == 0
     assert curve.points[0].peak <= default
     plan = find_budget_partition(graph, default // 2)
-    assert compute_peak(graph, plan).bytes <= default // 2
+    assert Peaks(graph).least(plan) <= default // 2
     assert find_unsavable(graph, plan) is None
     assert set(plan.recomputed) <= graph.forward_ops
 

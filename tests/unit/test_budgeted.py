@@ -45,9 +45,14 @@ class FakeIree:
         self.scratch, self.plain, self.surprise, self.saved = scratch, plain, surprise, saved
         self.compiled: list[tuple[int, bool]] = []
         self.targets: list[Target] = []
+        self.laid_out: list[Target] = []
         monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target, twins_alone: "")
-        monkeypatch.setattr(budgeted, "measure_scratch", lambda linalg, target: self.sizes(target))
+        monkeypatch.setattr(budgeted, "measure_scratch", self.lay_out)
         monkeypatch.setattr(budgeted, "build_executable", self.build)
+
+    def lay_out(self, linalg: str, target: Target) -> dict[str, int]:
+        self.laid_out.append(target)
+        return self.sizes(target)
 
     def sizes(self, target: Target, more: int = 0) -> dict[str, int]:
         scratch = self.scratch - self.saved * (target == CPU.in_order())
@@ -104,6 +109,18 @@ def test_kernels_run_one_at_a_time_before_anything_is_recomputed(monkeypatch: py
     assert (report["recompute_seconds"], report["plans_refused"]) == (0.0, 1)
     build(LESS + 500)
     assert (iree.compiled[-1], iree.targets[-1]) == ((1024, False), CPU.in_order())
+
+
+def test_nothing_is_laid_out_that_is_not_asked_for_and_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch, scratch=100, plain=100)
+    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    builder.build(1.0)
+    assert iree.laid_out == [CPU]
+    builder.build(LESS + 100)
+    # What default saves, in order, the curve's end that is as cheap, and the plan that recomputes.
+    assert iree.laid_out == [CPU, CPU.in_order()] * 2 + [CPU]
+    builder.build(LESS + 100)
+    assert len(iree.laid_out) == 5
 
 
 def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from graph_text import parse_graph
 from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.kernel_steps import Step
-from retrograd.pipelines.analysis.liveness import Life, Peak, compute_peak, find_waves, pack_buffers
+from retrograd.pipelines.analysis.liveness import Life, Peak, Peaks, compute_peak, find_waves, pack_buffers
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.packed_products import repays_packing
 from retrograd.pipelines.analysis.partition_plan import plan_from_saved
@@ -45,6 +45,16 @@ CHAIN = """
 def test_scratch_lives_from_its_op_to_its_last_use() -> None:
     # Forward: a beside b. Backward: a and b again, then ga.
     assert peak(CHAIN) == Peak(128, 640 + 1280, 256, 640 + 1280)
+
+
+def test_kernels_in_order_need_no_memory_at_the_same_time() -> None:
+    # a and b side by side, each read by one kernel; in order, b is written where a was.
+    text = "input x 64\n a = compute x 640\n c = compute a 64\n b = compute x 640\n d = compute b 64\n"
+    graph = parse_graph(text + "forward c d\n backward x")
+    plan = plan_from_saved(graph, (), "test")
+    assert compute_peak(graph, plan).forward_scratch == 2 * 640
+    assert compute_peak(graph, plan, in_order=True).forward_scratch == 640
+    assert Peaks(graph).least(plan) == 64 + 64 + 640
 
 
 def test_what_is_saved_lives_through_the_backward() -> None:

@@ -1,5 +1,6 @@
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-sink-recompute' | FileCheck %s
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-sink-recompute,bwd-sink-recompute' | FileCheck %s
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-sink-recompute{in-order=true}' | FileCheck %s --check-prefix=ORDER
 
 !square = !torch.vtensor<[64,64],f64>
 
@@ -49,11 +50,16 @@ func.func @backward(%x: !small {bwd.role = "input", bwd.name = "x"}, %t: !small 
 !tall = !torch.vtensor<[256,4],f32>
 !wide = !torch.vtensor<[4,256],f32>
 
-// To wait with the reduction would keep what it reads alive next to what is as large: it stays in front.
+// To wait with the reduction would keep what it reads alive next to what is as large: it stays in front. With one kernel
+// at a time neither order takes less, since its kernel waits for the product with the other one in both: it sinks.
 // CHECK-LABEL: func.func @backward(
 // CHECK: torch.aten.cumsum
 // CHECK-NEXT: torch.aten.amax
 // CHECK: torch.aten.cumsum
+// ORDER: torch.aten.cumsum
+// ORDER-NEXT: torch.aten.mul.Tensor
+// ORDER-COUNT-2: torch.aten.cumsum
+// ORDER: torch.aten.amax
 func.func @backward(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.role = "tangent", bwd.name = "t"})
     -> (!torch.vtensor<[4,1],f32> {bwd.role = "grad", bwd.name = "grad.x"}) {
   %one = torch.constant.int 1
