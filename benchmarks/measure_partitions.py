@@ -42,7 +42,8 @@ from retrograd.pipelines.analysis.schedule import find_low_schedule
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.staged import STAGES
 from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function, resolve_marks
+from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
+from retrograd.pipelines.transforms.joint_checks import resolve_marks
 
 Policy = Callable[[JointGraph], PartitionPlan]
 # Of the integer program for the fewest bytes, in deterministic seconds.
