@@ -39,10 +39,10 @@ from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_bann
 from retrograd.pipelines.analysis.recompute_cost import CostModel
 from retrograd.pipelines.analysis.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.schedule import find_low_schedule
+from retrograd.pipelines.functions import JOINT, find_function
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.staged import STAGES
 from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.pipelines.transforms.joint_checks import resolve_marks
 
 Policy = Callable[[JointGraph], PartitionPlan]

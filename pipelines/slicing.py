@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.slices import Slice, SliceGraph, find_fault
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.interface import SIZE, FunctionInterface, read_interface
 from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
 # Says anew which integer results are signed, as of any staged function.

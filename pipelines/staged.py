@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.executable import Executable, compile_executable
+from retrograd.pipelines.functions import JOINT, find_function, functions
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
 from retrograd.pipelines.runner import run_pipeline
@@ -23,7 +23,6 @@ from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.timeline import Step
 from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.pipelines.transforms.hook_reader import has_islands, mark_communication
 
 # Each stage by name, and the passes that lead to it from the one before.

@@ -27,6 +27,7 @@ from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.fingerprint import source_fingerprint
+from retrograd.pipelines.functions import JOINT, find_function
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
@@ -38,7 +39,6 @@ from retrograd.pipelines.staged import (
     stage_backward,
     stage_module,
 )
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.bridge import BACKWARD
 from retrograd.runtime.cache import Cache, cache_key

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from retrograd.dialects import bwd, ir
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.functions import find_function, functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
@@ -52,24 +53,6 @@ def _keep_signs(func: ir.Operation) -> None:
             entry["iree.abi.encoding"] = ir.TypeAttr.get(ir.Type.parse(f"tensor<{shape}{signed[2]}>"))
         results.append(ir.DictAttr.get(entry))
     func.attributes["res_attrs"] = ir.ArrayAttr.get(results)
-
-
-def functions(module: ir.Operation) -> list[ir.Operation]:
-    """The ``func.func`` ops of a module that have a body."""
-    ops = [op.operation for op in module.regions[0].blocks[0].operations]
-    return [op for op in ops if op.name == "func.func" and len(op.regions[0].blocks)]
-
-
-def only_block(func: ir.Operation, pass_name: str) -> ir.Block:
-    """The block of a function that has one.
-
-    Raises:
-        PassFailure: it has several; names the pass.
-    """
-    blocks = list(func.regions[0].blocks)
-    if len(blocks) != 1:
-        raise PassFailure(func, f"{pass_name}: a function of several blocks", "run it on structured code")
-    return blocks[0]
 
 
 def _check_signature(func: ir.Operation) -> None:
@@ -149,14 +132,12 @@ def _call(
 
 
 def _declare(module: ir.Operation, name: str, type_: ir.FunctionType, caller: ir.Operation) -> None:
-    for view in module.regions[0].blocks[0].operations:
-        op = view.operation
-        if op.name != "func.func" or ir.StringAttr(op.attributes["sym_name"]).value != name:
-            continue
-        if function_type(op) != type_:
+    declared = find_function(module, name)
+    if declared is not None:
+        if function_type(declared) != type_:
             raise PassFailure(
                 caller,
-                f"convert-bwd-to-func: @{name} is called as {type_} here and as {function_type(op)} elsewhere",
+                f"convert-bwd-to-func: @{name} is called as {type_} here and as {function_type(declared)} elsewhere",
                 "give each hook a number of its own per signature",
             )
         return

@@ -10,7 +10,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import function_type
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 COMPLEX = "bwd.complex"

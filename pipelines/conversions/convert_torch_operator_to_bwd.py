@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from retrograd.dialects import builders, bwd, ir
 from retrograd.pipelines.analysis.read_graph import SHAPES, VALUES, operator_name, value_names
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 _NAME = "convert-torch-operator-to-bwd"

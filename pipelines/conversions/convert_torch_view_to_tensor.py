@@ -14,7 +14,7 @@ from retrograd.dialects.sizes import Size, parse_shape
 from retrograd.pipelines.analysis.read_graph import SHAPES, ShapeReader, read_hints
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 _VIEWS = ("torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape")

@@ -13,10 +13,10 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.read_graph import TAG, ReadGraph, read_joint
 from retrograd.pipelines.analysis.stored_values import STORED
 from retrograd.pipelines.analysis.tensor_types import element_type
+from retrograd.pipelines.functions import JOINT, find_function
 from retrograd.pipelines.interface import DTYPES
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.save_policy import ACTIONS, SavePolicy, SaveRule
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
 
 
 @dataclass(frozen=True)

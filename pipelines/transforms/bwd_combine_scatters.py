@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import walk
 from retrograd.pipelines.transforms.bwd_export_results import ALIAS

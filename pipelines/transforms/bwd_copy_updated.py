@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import make_index, walk
 from retrograd.pipelines.transforms.bwd_isolate_arguments import find_destinations

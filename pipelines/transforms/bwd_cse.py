@@ -18,7 +18,7 @@ from retrograd.pipelines.analysis.read_graph import (
     value_names,
 )
 from retrograd.pipelines.analysis.value_numbering import find_duplicates
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 MERGED = "bwd.merged"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
 from retrograd.pipelines.transforms.forms import copy_body

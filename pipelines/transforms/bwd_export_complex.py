@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.conversions.convert_torch_complex_to_pairs import COMPLEX
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import read_open_sizes
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import function_type
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import read_open_sizes
 from retrograd.pipelines.transforms.fills import create_fill, read_number

@@ -16,7 +16,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import operator_name
 from retrograd.pipelines.analysis.tensor_types import tensor_shape
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 
 UNIFORM = "torch.retrograd.uniform"

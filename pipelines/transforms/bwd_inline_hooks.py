@@ -10,9 +10,8 @@ from typing import ClassVar
 
 from retrograd.dialects import builders, ir
 from retrograd.pipelines.analysis.read_graph import INLINE, VALUES, function_type, read_joint, value_names
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import find_function, functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
 
 CALL = "bwd.call_hook"

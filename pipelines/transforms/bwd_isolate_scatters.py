@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import hide, take_behind_barrier, walk
 from retrograd.pipelines.transforms.generics import GENERIC, is_reduced

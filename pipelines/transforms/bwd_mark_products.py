@@ -10,8 +10,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.packed_products import Shape, repays_packing
 from retrograd.pipelines.analysis.split_products import find_part
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.device_targets import PACKING_MARK
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import BARRIER, walk
 

@@ -13,10 +13,9 @@ from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
 from retrograd.pipelines.analysis.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.analysis.stored_values import PACKED, STORED, packed_as, stored_format
 from retrograd.pipelines.analysis.tensor_types import tensor_shape
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import find_function, functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.bwd_inline_hooks import check_body, copy_body
-from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.narrowing import TorchBuilder, pack, unpack
 
 NARROWED = "bwd.narrowed"

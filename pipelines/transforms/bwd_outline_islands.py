@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import find_fewest_stages_order
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import StagePlan, write_island_plans
 from retrograd.pipelines.transforms.bwd_outline_stages import outline_function

@@ -13,6 +13,7 @@ from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hook_schedule import find_stages
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import (
@@ -28,7 +29,6 @@ from retrograd.pipelines.stage_plan import (
     insert_frees,
     write_plan,
 )
-from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 from retrograd.pipelines.transforms.hook_reader import BACKWARD, ReadHooks, read_hooks, returned_values
 

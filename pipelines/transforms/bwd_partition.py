@@ -27,6 +27,7 @@ from retrograd.pipelines.analysis.read_graph import (
     read_joint,
 )
 from retrograd.pipelines.analysis.schedule import schedule_plan
+from retrograd.pipelines.functions import JOINT, find_function
 from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
@@ -38,7 +39,6 @@ from retrograd.pipelines.transforms.joint_checks import (
     resolve_marks,
 )
 
-JOINT = "joint"
 OUTPUT = "output"
 POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
     "default": find_default_partition,
@@ -124,14 +124,6 @@ def _find_curve(graph: JointGraph) -> Curve:
     from retrograd.pipelines.analysis.budget import find_curve
 
     return find_curve(graph)
-
-
-def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
-    """The ``func.func`` called ``name`` at the top of a module."""
-    for op in module.regions[0].blocks[0].operations:
-        if op.operation.name == "func.func" and ir.StringAttr(op.operation.attributes["sym_name"]).value == name:
-            return op.operation
-    return None
 
 
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:

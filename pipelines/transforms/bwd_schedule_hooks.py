@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from retrograd.dialects import builders, bwd, ir
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.bwd_partition import find_function
 from retrograd.pipelines.transforms.hook_reader import BACKWARD, UNTUPLE, ReadHooks, read_hooks
 
 

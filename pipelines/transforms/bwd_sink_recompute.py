@@ -10,8 +10,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.analysis.schedule import find_low_schedule
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.bwd_partition import find_function
 
 BACKWARD = "backward"
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from retrograd.dialects import ir
 from retrograd.dialects.roles import find_role_problems
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, find_plan_problems, read_island_plans, read_plan

@@ -20,7 +20,7 @@ from retrograd.pipelines.analysis.hook_graph import (
     Task,
 )
 from retrograd.pipelines.analysis.read_graph import ReadGraph, operator_name, read_joint
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import PassFailure
 
 BACKWARD = "backward"

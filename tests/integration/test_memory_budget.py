@@ -23,7 +23,7 @@ from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_peak
 from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable
 from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.transforms.bwd_partition import JOINT, find_function
+from retrograd.pipelines.functions import JOINT, find_function
 
 TOLERANCE = 2e-5
 

@@ -14,8 +14,8 @@ import pytest
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions
 from retrograd.pipelines.diagnostics import PipelineError
+from retrograd.pipelines.functions import functions
 from retrograd.pipelines.interface import FunctionInterface, TensorPort
 from retrograd.pipelines.stage_plan import (
     AccumulateGrad,
