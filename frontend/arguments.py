@@ -34,6 +34,9 @@ def check_call(model: object, args: object, kwargs: object) -> None:
         raise CaptureError(f"the arguments of the model are of type {type(args).__name__}, not a tuple or list", remedy)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         raise CaptureError("kwargs are no arguments by name", "write {'mask': mask} for a call model(x, mask=mask)")
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise CaptureError("the model is, or has, a TorchScript module", "give the module that it was scripted from")
 
 
 def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSpec, ...]:

@@ -36,7 +36,7 @@ from retrograd.frontend.pack_hooks import find_open_pair, mark_values
 from retrograd.frontend.partial_writes import find_partly_written
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.random_ops import share_seed
-from retrograd.frontend.side_effects import refuse_backward_hooks
+from retrograd.frontend.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import share_sizes
@@ -85,6 +85,7 @@ def capture_joint(
     inputs = input_specs(args, dict(kwargs or {}))
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
+    refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
     shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs or {}, dynamic_shapes, names)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
@@ -173,6 +174,11 @@ def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> t
 
 
 def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    if not torch.is_grad_enabled():
+        raise CaptureError(
+            "nothing to differentiate: gradients are off, by torch.no_grad() or torch.inference_mode()",
+            "compile outside of it; what is compiled runs there as well",
+        )
     if not any(t.requires_grad for t in (*flat.parameters(), *tensors)):
         raise CaptureError(
             "nothing to differentiate: no parameter and no argument requires grad",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.source import CaptureError
@@ -54,6 +55,26 @@ def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
                 f"{where}, a {type(module).__name__}, has a module backward hook, which would run while tracing only",
                 "remove it, or use tensor hooks: on parameters, arguments and outputs they run as in eager",
             )
+
+
+def refuse_hooks_of_all_modules() -> None:
+    """Refuse hooks that run for all modules: the tracer's own modules would run them, too.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    tables = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_backward_pre_hooks,
+        torch_module._global_backward_hooks,
+    )
+    if any(tables):
+        raise CaptureError(
+            "there is a hook for all modules, of torch.nn.modules.module.register_module_*_hook, which would run for "
+            "the module that the tracer puts around the model",
+            "register it on the modules that it is for, or remove it",
+        )
 
 
 def _refuse_new_state(path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]]) -> None:

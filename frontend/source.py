@@ -114,6 +114,11 @@ def capture_error(error: Exception) -> CaptureError:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
         return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", remedy)
     first = (str(error).strip().splitlines() or [""])[0]
+    if _TRACED_BY_DYNAMO in first:
+        return CaptureError(
+            f"the model is, or calls, what torch.compile has made{where}",
+            'compile what torch.compile was given; or use torch.compile(model, backend="retrograd")',
+        )
     op = _untraceable_op(error)
     if op is not None:
         return CaptureError(
@@ -132,6 +137,7 @@ def _untraceable_op(error: Exception) -> str | None:
     return str(ops[-1]) if ops else None
 
 
+_TRACED_BY_DYNAMO = "symbolically trace a dynamo-optimized function"
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
     "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",

@@ -45,6 +45,8 @@ class ExpectedTensor:
                 f"{self.name}: expected a plain tensor, found the subclass {type(value).__name__}; pass the tensor "
                 "inside it; where it is a tracer's, trace the model itself, not what was compiled from it"
             )
+        if value.is_nested:
+            raise ArgumentError(f"{self.name}: expected a dense tensor ({self}), found a nested one; pad it")
         here = self.device in (str(value.device), value.device.type)
         if not self._fits(value.shape) or value.dtype != self.dtype or not here:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from retrograd.runtime.calling import ArgumentError
 
@@ -30,15 +31,23 @@ class ModelState:
         # Inference tensors count no versions.
         self._constants = [(t, t._version) for t in constants if not t.is_inference()]
         self._attributes: list[tuple[Mapping[str, object], str, torch.Tensor]] = []
-        self._hooks: list[Sized] = []
+        self._hooks: list[Mapping[int, object]] = []
         self._modules: list[tuple[torch.nn.Module, bool]] = []
         self._children: list[tuple[Mapping[str, torch.nn.Module | None], str, torch.nn.Module | None]] = []
+        self._siblings: list[Mapping[str, torch.nn.Module | None]] = []
+        # Places of parameters and buffers that the model does without.
+        self._unset: list[tuple[Mapping[str, torch.Tensor | None], str, str]] = []
         self._places: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
         if isinstance(model, torch.nn.Module):
             self._modules = [(m, training.get(path, m.training)) for path, m in model.named_modules()]
-            self._hooks = [table for m in model.modules() for table in _hook_tables(m)]
-            self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
+            self._hooks = [table for m in model.modules() for table in _hook_tables(m)] + _global_hook_tables()
+            self._siblings = [m._modules for m in model.modules()]
+            self._children = [
+                (siblings, name, child) for siblings in self._siblings for name, child in siblings.items()
+            ]
             self._places = [_place(model, name) for name in self._names]
+            self._unset = [(table, path, name) for table, path, name in _state_places(model) if table[name] is None]
+            _refuse_more_state(model, self._names)
             self._attributes = _find_attributes(model, constants)
         elif model is not None:
             missing = [name for name in self._names if name not in model]
@@ -46,6 +55,8 @@ class ModelState:
                 raise ArgumentError(f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model")
             self._places = [(model, name) for name in self._names]
         self._hook_count = sum(map(len, self._hooks))
+        # The key of a hook is a number that no other hook ever gets.
+        self._hook_keys = [(table, tuple(table)) for table in self._hooks if table]
 
     def of(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> ModelState:
         """The same, of another model.
@@ -71,6 +82,8 @@ class ModelState:
         for siblings, name, child in self._children:
             if siblings.get(name) is not child:
                 raise ArgumentError(f"the module {name!r}, a {type(child).__name__}, was replaced; compile again")
+        if sum(map(len, self._siblings)) != len(self._children):
+            raise ArgumentError(f"the module {self._find_added()!r} was added to the model; compile again")
         for module, training in self._modules:
             if module.training is not training:
                 mode = "train" if training else "eval"
@@ -78,8 +91,11 @@ class ModelState:
                     f"compiled in {mode} mode, and {type(module).__name__} no longer is; "
                     f"call .{mode}() or compile again"
                 )
-        if sum(map(len, self._hooks)) != self._hook_count:
+        if sum(map(len, self._hooks)) != self._hook_count or any(tuple(t) != keys for t, keys in self._hook_keys):
             raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
+        for place, path, name in self._unset:
+            if place.get(name) is not None:
+                raise ArgumentError(f"the model had no {path!r} when it was compiled, and has one now; compile again")
         for attributes, name, constant in self._attributes:
             if attributes.get(name) is not constant:
                 raise ArgumentError(
@@ -93,6 +109,10 @@ class ModelState:
                     "buffer nor argument, was written to; make it one of these, or compile again"
                 )
         return [place.get(name) for place, name in self._places]
+
+    def _find_added(self) -> str:
+        known = {(id(siblings), name) for siblings, name, _ in self._children}
+        return next(name for siblings in self._siblings for name in siblings if (id(siblings), name) not in known)
 
 
 def _find_attributes(
@@ -108,8 +128,34 @@ def _find_attributes(
     ]
 
 
-def _hook_tables(module: torch.nn.Module) -> tuple[Sized, ...]:
+def _hook_tables(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
     return module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+
+
+def _global_hook_tables() -> list[Mapping[int, object]]:
+    """Those of hooks that run for all modules."""
+    return [
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_backward_pre_hooks,
+        torch_module._global_backward_hooks,
+    ]
+
+
+def _state_places(model: torch.nn.Module) -> Iterator[tuple[Mapping[str, torch.Tensor | None], str, str]]:
+    """Of each parameter and buffer, set or not, the table that it is in, its qualified name, and its name there."""
+    for path, module in model.named_modules():
+        for table in (module._parameters, module._buffers):
+            yield from ((table, f"{path}.{name}" if path else name, name) for name in table)
+
+
+def _refuse_more_state(model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Raise :class:`ArgumentError` where ``model`` has a parameter or buffer that is none of ``names``: what it does
+    with it, the program does not."""
+    known = set(names)
+    for table, qualified, name in _state_places(model):
+        if table[name] is not None and qualified not in known:
+            raise ArgumentError(f"the model has {qualified!r}, which the one that was compiled had not; compile it")
 
 
 def _place(model: torch.nn.Module, qualified: str) -> tuple[Mapping[str, torch.Tensor | None], str]:

@@ -36,6 +36,11 @@ def step() -> retrograd.CompiledBackward:
         ((torch.randn(3, 4).double(),), {}, r"args\[0\]: expected torch.float32.*found torch.float64"),
         ((torch.randn(3, 4, device="meta"),), {}, r"args\[0\]: .* on cpu, found .* on meta"),
         ((torch.randn(3, 4).to_sparse(),), {}, r"args\[0\]: expected a dense tensor"),
+        (
+            (torch.nested.nested_tensor([torch.randn(3, 4)]),),
+            {},
+            r"args\[0\]: expected a dense tensor .*a nested one",
+        ),
         ((3.0,), {}, r"args\[0\]: expected a tensor .*found float"),
         ((None,), {}, r"args\[0\]: expected a tensor .*found NoneType"),
         ((torch.randn(3, 4), torch.randn(3, 4)), {}, r"expected 1 positional arguments, found 2"),
@@ -152,11 +157,18 @@ def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message:
         ((nn.Linear(4, 2), (), {1: torch.randn(3, 4)}), r"kwargs are no arguments by name"),
         ((nn.Linear, (torch.randn(3, 4),)), r"the model is the class Linear, not a module"),
         ((None, (torch.randn(3, 4),)), r"the model is of type NoneType, not a module"),
+        ((torch.jit.script(nn.Linear(4, 2)), (torch.randn(3, 4),)), r"TorchScript module.*\n.*scripted from"),
+        ((torch.compile(nn.Linear(4, 2)), (torch.randn(3, 4),)), r"what torch.compile has made(?s:.*)backend=.retro"),
     ],
 )
 def test_what_is_no_call(call: tuple[Any, ...], message: str) -> None:
     with pytest.raises(retrograd.CaptureError, match=message):
         retrograd.compile_backward(*call)
+
+
+def test_compiling_while_gradients_are_off() -> None:
+    with torch.no_grad(), pytest.raises(retrograd.CaptureError, match=r"gradients are off(?s:.*)compile outside of it"):
+        retrograd.compile_backward(nn.Linear(4, 2), (torch.randn(3, 4),))
 
 
 def test_a_report_is_no_wider_than_the_terminal(

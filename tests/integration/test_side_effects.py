@@ -174,6 +174,55 @@ def test_changed_modules(tmp_path: Path) -> None:
         step(x)
 
 
+def swap_hook(model: nn.Sequential) -> None:
+    model[0]._forward_hooks.clear()
+    model[0].register_forward_hook(lambda module, args, out: out * 3)
+
+
+def add_bias(model: nn.Sequential) -> None:
+    model[0].bias = nn.Parameter(torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.append(nn.Tanh()), "the module '2' was added to the model"),
+        (add_bias, r"the model had no '0.bias' when it was compiled"),
+        (swap_hook, "hooks were added to the model's modules, or removed"),
+        (lambda model: nn.utils.parametrizations.weight_norm(model[0]), "the module 'parametrizations' was added"),
+    ],
+)
+def test_models_that_compute_something_else_by_now(change: Callable[[nn.Sequential], object], message: str) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh()), randn(2, 3)
+    model[0].register_forward_hook(lambda module, args, out: out * 2)
+    step = retrograd.compile_backward(model, (x,))
+    torch.testing.assert_close(step(x), model(x))
+    change(model)
+    with pytest.raises(retrograd.ArgumentError, match=f"{message}.*; compile again"):
+        step(x)
+
+
+def test_loaded_into_a_model_that_has_more(tmp_path: Path) -> None:
+    retrograd.compile_backward(nn.Linear(3, 3, bias=False), (randn(2, 3),)).save(tmp_path / "model.vmfb")
+    with pytest.raises(retrograd.ArgumentError, match="the model has 'bias', which the one that was compiled had not"):
+        retrograd.load(tmp_path / "model.vmfb", nn.Linear(3, 3))
+
+
+def test_hooks_of_all_modules() -> None:
+    """They would run for modules of PyTorch's tracer, too."""
+    model, x = nn.Linear(3, 3), randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)
+    try:
+        with pytest.raises(retrograd.ArgumentError, match="hooks were added"):
+            step(x)
+        with pytest.raises(retrograd.CaptureError, match=r"a hook for all modules(?s:.*)on the modules that it is for"):
+            retrograd.compile_backward(model, (x,))
+    finally:
+        hook.remove()
+    torch.testing.assert_close(step(x), model(x))
+
+
 def test_autocast(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 3), randn(2, 3)
     plain = retrograd.compile_backward(model, (x,))
