@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.bridge import BACKWARD, FORWARD
-from retrograd.runtime.calling import CallingConvention
+from retrograd.runtime.calling import ArgumentError, CallingConvention
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import Manifest
@@ -65,6 +66,7 @@ class CompiledBackward:
         inputs = self._convention.flatten(args, kwargs)
         state = self._state.tensors()
         primals = [*self._convention.check_state(state), *inputs]
+        _refuse_transforms(primals)
         self._convention.check_memory(primals)
         outputs = self._call(primals)
         self._has_run = True
@@ -160,3 +162,17 @@ class CompiledBackward:
     def __repr__(self) -> str:
         report = self.manifest.report
         return f"CompiledBackward({report['name']}, target={report['target']}, partition={report['partition']})"
+
+
+def _refuse_transforms(primals: Sequence[torch.Tensor]) -> None:
+    """Raise :class:`ArgumentError` where more is asked for than a forward and its backward."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise ArgumentError(
+            "called in a transform of torch.func (grad, vmap, jvp, ...), for which compiled code has no rules; "
+            "transform the model itself"
+        )
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in primals):
+        raise ArgumentError(
+            "an argument or parameter has a tangent of forward-mode differentiation, for which compiled code has no "
+            "rules; call the model itself"
+        )

@@ -65,6 +65,9 @@ class PlainCall:
                     packed.push_int(value)
                 elif type(value) not in PLAIN_TYPES or value.is_neg() or (self._is_complex and value.is_conj()):
                     return False
+                elif not value.data_ptr():
+                    # Zeros for which torch keeps no memory, or a storage that was freed: IREE would read address 0.
+                    return False
                 else:
                     push(take(to_dlpack(value)))
             for tensor in results:

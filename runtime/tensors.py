@@ -69,8 +69,12 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
 
 
 def is_importable(tensor: torch.Tensor) -> bool:
-    """Whether IREE can use the storage of `tensor` as it lies: contiguous, aligned, its values what its bytes say."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not (tensor.is_conj() or tensor.is_neg())
+    """Whether IREE can use the storage of `tensor` as it lies: there, contiguous, aligned, its values what its bytes
+    say."""
+    address = tensor.data_ptr()
+    if address % ALIGNMENT or not (address or tensor.is_meta or tensor.numel() == 0):
+        return False
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:
@@ -83,6 +87,9 @@ def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, res
     _check_tensor(name, f"argument {index}", tensor, device)
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if tensor._is_zerotensor():
+        # Zeros for which torch keeps no memory.
+        tensor = tensor.clone()
     if device.is_staged:
         # What is copied to the device anyway may lie as it likes.
         return tensor
@@ -91,6 +98,8 @@ def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, res
         return tensor.new_empty(tensor.shape)
     if is_importable(tensor) and _storage(tensor) not in result_storages:
         return tensor
+    if not tensor.data_ptr():
+        raise ExecutionError(f"{name}: the memory of argument {index} was freed; give its storage a size and values")
     return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
@@ -123,6 +132,12 @@ def _check_tensor(name: str, what: str, tensor: torch.Tensor, device: Device) ->
         raise ExecutionError(f"{name}: {what} is {type(tensor).__name__}, not a tensor")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise ExecutionError(f"{name}: {what} is the subclass {type(tensor).__name__}; pass the tensors inside it")
+    transforms = torch._C._functorch
+    if transforms.is_functorch_wrapped_tensor(tensor) or transforms.is_legacy_batchedtensor(tensor):
+        raise ExecutionError(
+            f"{name}: {what} belongs to a transform of torch.func, for which compiled code has no rules; "
+            "leave out is_grads_batched and vectorize, or transform the model itself"
+        )
     if tensor.layout is not torch.strided:
         raise ExecutionError(f"{name}: {what} has layout {tensor.layout}; pass it dense")
     if tensor.device != device.torch_device and not (device.is_staged and tensor.is_meta):

@@ -111,6 +111,33 @@ def test_gradients_of_gradients_are_refused(step: Step) -> None:
         torch.autograd.grad(gradient.sum(), x, allow_unused=True)
 
 
+def test_transforms_are_refused(step: Step) -> None:
+    x = argument()
+    for transform, given in ((torch.func.grad(lambda t: step(t).sum()), x), (torch.vmap(step), x.expand(2, 2, 4))):
+        with pytest.raises(retrograd.ArgumentError, match=r"transform of torch.func.*transform the model itself"):
+            transform(given.detach())
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(retrograd.ArgumentError, match="forward-mode"):
+            step(dual)
+        torch.testing.assert_close(step(x), step(x.detach()))
+    with pytest.raises(RuntimeError, match="leave out is_grads_batched"):
+        torch.autograd.grad(step(x), x, torch.randn(2, 2, 3), is_grads_batched=True)
+
+
+def test_zeros_without_memory(step: Step, model: nn.Module) -> None:
+    """PyTorch has tensors of zeros that lie nowhere."""
+    zeros = torch._efficientzerotensor(2, 3)
+    for _ in range(3):
+        x = argument()
+        assert_same(gradients(step, x, [x], zeros), [torch.zeros(2, 4)])
+        assert_same([step(torch._efficientzerotensor(2, 4))], [model(torch.zeros(2, 4))])
+    freed = torch.randn(2, 4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"the memory of argument \d was freed"):
+        step(freed)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_nothing_is_recorded_without_grad_mode(
     step: Step, model: nn.Module, mode: Callable[[], AbstractContextManager[None]]
