@@ -30,6 +30,7 @@ from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
+from retrograd.frontend.index_bounds import find_index_bounds
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.outputs import output_specs
 from retrograd.frontend.pack_hooks import find_open_pair, mark_values
@@ -160,6 +161,7 @@ def _signature(
         sizes=sizes.sizes,
         conditions=sizes.conditions,
         partly_written=find_partly_written(joint.graph_module.graph, mutated),
+        indices=find_index_bounds(joint.graph_module.graph),
     )
 
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.dialects.sizes import Size
 from retrograd.frontend.dynamic_shapes import SizeSpec
+from retrograd.frontend.index_bounds import IndexBound
 from retrograd.frontend.size_expressions import to_size
 
 
@@ -86,7 +87,7 @@ class Signature:
     ``mutated`` are those that a step overwrites, by number, and ``partly_written`` those of them of which it may
     overwrite a part. ``autocast`` is what ``torch.autocast`` was set to: a dtype for each type of device that it was on
     for. ``training`` is the mode of each module by its path. ``sizes`` differ from call to call; ``conditions`` on them
-    were taken for granted by the trace.
+    were taken for granted by the trace. ``indices`` say which arguments are indices, and of what.
     """
 
     params: tuple[StateSpec, ...]
@@ -101,6 +102,7 @@ class Signature:
     sizes: tuple[SizeSpec, ...] = ()
     conditions: tuple[Any, ...] = ()
     partly_written: tuple[int, ...] = ()
+    indices: tuple[IndexBound, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; trees of types that torch cannot serialize become ``None``, constants that JSON cannot hold their
@@ -118,6 +120,7 @@ class Signature:
             "training": self.training,
             "sizes": [dataclasses.asdict(s) for s in self.sizes],
             "conditions": list(self.conditions),
+            "indices": [dataclasses.asdict(i) for i in self.indices],
         }
         plain: dict[str, Any] = json.loads(json.dumps(data))
         return plain

@@ -21,6 +21,7 @@ from retrograd.frontend.importer import import_graph
 from retrograd.frontend.islands import Island
 from retrograd.frontend.narrowing import Packer, narrow_packer
 from retrograd.frontend.pack_tracing import Packings, trace_pairs
+from retrograd.indices import refusing_wrong_indices
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
@@ -40,7 +41,7 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.bridge import BACKWARD
+from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
@@ -150,7 +151,8 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
 
     # Nothing of it is written to a file.
     built = build_program(traced, load, options, Progress(), packings, standalone=False)
-    return {f.name: built.function(f.name) for f in built.staged.functions}
+    functions = {f.name: built.function(f.name) for f in built.staged.functions}
+    return functions | {FORWARD: refusing_wrong_indices(functions[FORWARD], traced)}
 
 
 def build_program(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.runtime.index_bounds import IndexCheck
 from retrograd.runtime.repeated_memory import repeats
 from retrograd.runtime.sizes import DynamicSize, Expression, SizeChecks, SizeError, show
 
@@ -119,6 +120,7 @@ class CallingConvention:
                     f"{tensors[i]['name']} is written to, and is on the CPU beside tensors on {self._copies_to}; "
                     "move it there"
                 )
+        self._indices = [IndexCheck.from_dict(i) for i in signature.get("indices", ())]
         self._autocast: Mapping[str, str] = signature.get("autocast", {})
         self._in_spec = in_spec or _load_tree(signature["in_tree"])
         self._out_spec = out_spec or _load_tree(signature["out_tree"])
@@ -222,6 +224,13 @@ class CallingConvention:
                         f"{self._name_of(j)} shares memory with {self._name_of(i)}, which the model writes to; "
                         "pass a clone() of it"
                     )
+
+    def check_indices(self, primals: Sequence[torch.Tensor]) -> None:
+        """Raise :class:`ArgumentError` where an index among ``primals`` is out of range, for which eager raises too."""
+        for check in self._indices:
+            problem = check.find_problem(primals[check.argument])
+            if problem is not None:
+                raise ArgumentError(f"{self._name_of(check.argument)}: {problem}")
 
     def _name_of(self, number: int) -> str:
         """The name of one of the primals, which are parameters, buffers and arguments."""

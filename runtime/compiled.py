@@ -68,6 +68,7 @@ class CompiledBackward:
         primals = [*self._convention.check_state(state), *inputs]
         _refuse_transforms(primals)
         self._convention.check_memory(primals)
+        self._convention.check_indices(primals)
         outputs = self._call(primals)
         self._has_run = True
         return self._convention.unflatten(outputs)
