@@ -29,7 +29,7 @@ $(STAMP): requirements-dev.txt pyproject.toml
 
 setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
 
-demo: $(STAMP) ## train a small network on handwritten digits through retrograd
+demo: $(STAMP) ## train two small networks on handwritten digits, through retrograd and in eager
 	$(BIN)/python examples/digits.py
 
 test: $(STAMP) ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel

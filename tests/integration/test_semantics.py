@@ -161,7 +161,7 @@ def scatters(x: Tensor, index: Tensor, v: Tensor) -> Any:
 
 
 def read_then_updated(x: Tensor) -> Any:
-    """A part is updated by what reads all of it, and the whole as it was is read besides."""
+    """A part is updated by what reads all of it, and the whole as it was is read besides: see `bwd-copy-updated`."""
     stacked = torch.stack([x, x, x * 0.5], -1)
     mean, picked = stacked.mean(1), stacked[:, [1, 0, 0, 1]]
     updated = stacked * 1.0
@@ -170,7 +170,7 @@ def read_then_updated(x: Tensor) -> Any:
 
 
 def updated_beside_others(x: Tensor, y: Tensor) -> Any:
-    """A part is updated after the whole was read, beside a chain of other kernels."""
+    """A part is updated after the whole was read, beside a chain of other kernels: see `bwd-copy-updated`."""
     normal = F.normalize(y + 2, dim=-1)
     chain = F.celu(torch.cat([normal, y.permute(1, 0, 2, 3), normal * 0.5], 1) * 1.0) * 1.0
     x = x * 1.0
