@@ -68,11 +68,6 @@ class Target:
         return self.devices[0].driver
 
     @property
-    def executable_formats(self) -> tuple[str, ...]:
-        """How the executables of each device are marked in a vmfb."""
-        return tuple(device.executable_format for device in self.devices)
-
-    @property
     def has_f64(self) -> bool:
         """Whether all devices compute in float64; a module has one form for all of them."""
         return all(device.has_f64 for device in self.devices)

@@ -116,14 +116,24 @@ def _find_place(
     kind = ir.StringAttr(op.attributes["kind"]).value
     if kind not in ("pack", "unpack"):
         return op
-    ops = [view.operation for view in func.regions[0].blocks[0].operations]
-    start = ops.index(op) + 1
-    first = next((n for n in range(start, len(ops)) if any(r in list(ops[n].operands) for r in results)), len(ops) - 1)
+    block = func.regions[0].blocks[0]
+    readers = [use.owner.operation for result in results for use in result.uses]
+    first_reader = _find_first(readers) if readers else block.operations[len(block.operations) - 1].operation
     if kind == "unpack":
-        return ops[first]
+        return first_reader
+    ops = [view.operation for view in block.operations]
+    start, first = ops.index(op) + 1, ops.index(first_reader)
     tangent_ops = read_joint(func).graph.tangent_ops
     users = [n for n in range(start, first) if any(v in list(ops[n].operands) for v in values)]
     return ops[max((n for n in users if n not in tangent_ops), default=start - 1) + 1]
+
+
+def _find_first(ops: Sequence[ir.Operation]) -> ir.Operation:
+    """Of ops of one block the one that stands before the others."""
+    first = ops[0]
+    for op in ops[1:]:
+        first = op if op.is_before_in_block(first) else first
+    return first
 
 
 def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
