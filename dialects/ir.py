@@ -8,10 +8,12 @@ Every name of the bindings' ``ir`` module is a name here (``ir.Module``, ``ir.Op
 
 import re
 import subprocess
+import sys
 import threading
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch_mlir import ir as _bindings
@@ -33,6 +35,10 @@ __all__ = [
 
 # Loaded on first use: together they take as long to import as all the rest, and torch's 850 ops as long again.
 _LAZY_DIALECTS = frozenset({"arith", "linalg", "math", "scf", "tensor", "torch"})
+# Dialects for which torch-mlir has no Python module. The bindings look for it whenever they meet one of their ops, and
+# remember only what was found: searching for files took longer than most passes.
+for _name in ("bwd", "flow", "hal", "iree_codegen", "iree_linalg_ext", "tm_tensor", "torch_c", "util"):
+    sys.modules.setdefault(f"torch_mlir.dialects.{_name}", ModuleType(f"torch_mlir.dialects.{_name}"))
 # Loading a Python-defined dialect writes tables that all contexts of the process share.
 _LOADING = threading.Lock()
 

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Builders of bwd ops, what MLIR may do with these ops, and roles."""
 
+import importlib.abc
 import io
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +38,27 @@ def run(module: Any, pipeline: str) -> None:
     manager = ir.PassManager("builtin.module")
     manager.add(pipeline)
     manager.run(module.operation)
+
+
+class CountingFinder(importlib.abc.MetaPathFinder):
+    """Finds nothing, and counts what is looked for."""
+
+    def __init__(self) -> None:
+        self.searched: list[str] = []
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        self.searched.append(fullname)
+
+
+def test_no_files_are_searched_for_when_ops_are_met(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings look for a Python module of an op's dialect, each time, until there is one."""
+    _, block, place = parse_function(f"%a: {TENSOR}")
+    with place:
+        builders.accumulate_grad(block.arguments[0], builders.create_token(), param=0)
+    finder = CountingFinder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert op_names(block) == ["bwd.create_token", "bwd.accumulate_grad", "func.return"]
+    assert not [name for name in finder.searched if name.startswith("torch_mlir.dialects.bwd")]
 
 
 def test_builders_make_one_chain(context: Any) -> None:
