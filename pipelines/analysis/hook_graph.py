@@ -78,6 +78,11 @@ class HookGraph:
         return frozenset(live)
 
     @cached_property
+    def needed(self) -> frozenset[int]:
+        """The values that live tasks take, or that are returned."""
+        return frozenset(self.results).union(*(self.tasks[number].takes for number in self.live))
+
+    @cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
         """For each live task the tasks that come before it in any schedule.
 

@@ -178,8 +178,7 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
     effect = task.effect
     assert effect is not None
     arguments = tuple(names[v] for v in task.takes)
-    needed = {v for n in graph.live for v in graph.tasks[n].takes} | set(graph.results)
-    given = [names[v] if v in needed else "" for v in task.gives]
+    given = [names[v] if v in graph.needed else "" for v in task.gives]
     while given and not given[-1]:
         given.pop()
     match effect.kind:

@@ -51,7 +51,7 @@ def apply_order(func: ir.Operation, read: ReadHooks, order: Sequence[int]) -> No
     wanted += read.with_scalars(
         p for v in returned if (p := read.source.graph.values[v].producer) is not None and _gives_no_tensor(read, v)
     )
-    kept = list(dict.fromkeys(wanted))
+    kept = dict.fromkeys(wanted)
     token: ir.Value | None = None
     for number in kept:
         op = read.source.ops[number]
@@ -69,9 +69,7 @@ def apply_order(func: ir.Operation, read: ReadHooks, order: Sequence[int]) -> No
 
 def _used_ops(read: ReadHooks, task: int) -> Sequence[int]:
     """A task's ops, but for what takes apart results that no live task and no caller needs."""
-    graph = read.graph
-    needed = {value for number in graph.live for value in graph.tasks[number].takes} | set(graph.results)
-    if needed.isdisjoint(graph.tasks[task].gives):
+    if read.graph.needed.isdisjoint(read.graph.tasks[task].gives):
         return [op for op in read.ops[task] if read.source.graph.ops[op].name != UNTUPLE]
     return read.ops[task]
 
