@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.isolated_products import repays_isolation
-from retrograd.pipelines.conversions.convert_bwd_to_func import functions, only_block
 from retrograd.pipelines.device_targets import PACKING_MARK
+from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import BARRIER
 from retrograd.pipelines.transforms.bwd_accumulate_products import hide_from_fusion

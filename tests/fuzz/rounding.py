@@ -34,7 +34,7 @@ class Rounded(TorchDispatchMode):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
