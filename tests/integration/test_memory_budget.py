@@ -110,6 +110,33 @@ def test_budgets_are_honoured() -> None:
     assert "peak by seconds recomputed" in str(steps[-1].explain())
 
 
+class Gated(nn.Module):
+    """A product of 2**26 multiplications, of which a CPU packs the operands, times two tensors of its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 1024) / 16)
+
+    def forward(self, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight * up * down
+
+
+def test_what_takes_a_packed_product_is_not_packed() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        gates = torch.randn(2, 256, 1024)
+        case = Case(Gated(), (torch.randn(256, 256), *gates), lambda y: y.square().mean())
+    expected = {name: gradient.clone() for name, gradient in gradients(case, case.model).items()}
+    case.model.zero_grad()
+    step = retrograd.compile_backward(case.model, case.args, partition="min-cut")
+    for name, gradient in gradients(case, step).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=TOLERANCE, atol=1e-7)
+    # Packed operands and the product; in its kernel, what takes it would read packed copies of both gates.
+    report = step.explain().to_dict()
+    assert report["forward_transient_bytes"] == 4 * (256 * 256 + 256 * 1024 + 256 * 1024)
+    assert report["peak_bytes_measured"] == report["peak_bytes_predicted"]
+
+
 @pytest.mark.parametrize(
     ("partition", "budget", "message"),
     [
