@@ -28,6 +28,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-gathers": "retrograd.pipelines.transforms.bwd_isolate_gathers:BwdIsolateGathers",
     "bwd-isolate-products": "retrograd.pipelines.transforms.bwd_isolate_products:BwdIsolateProducts",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
+    "bwd-keep-roundings": "retrograd.pipelines.transforms.bwd_keep_roundings:BwdKeepRoundings",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-negate-products": "retrograd.pipelines.transforms.bwd_negate_products:BwdNegateProducts",

@@ -148,3 +148,29 @@ def test_sums_of_half_types_are_added_up_in_float32() -> None:
     for found, expected in zip(run(step, x), exact, strict=True):
         assert found.dtype is torch.bfloat16
         assert (found.float() - expected).norm() <= 5e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("partition", ["default", "min-cut"])
+def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: str) -> None:
+    """Its gradient asks which elements equal it: with other roundings in another kernel none does, which gives NaN."""
+
+    def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        fourth = (x * x) * (x * x)
+        stacked = torch.stack([F.log_softmax(y, 1), torch.erf(y), y * 0.3], -2)
+        return fourth.to(torch.float32).max(), stacked.amin(-2).amax(0)
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        shapes = ((5, 4), (4, 3, 3))
+        x, y = (torch.randn(shape).to(torch.bfloat16).requires_grad_() for shape in shapes)
+        return x, y
+
+    step = retrograd.compile_backward(model, inputs(), partition=partition, fallback="error")
+    for seed in range(10):
+        torch.manual_seed(seed)
+        found, wanted = [], []
+        given = inputs()
+        for call, grads in ((step, found), (model, wanted)):
+            most, least = call(*given)
+            grads += torch.autograd.grad([most, least], given, [torch.ones(()), torch.ones_like(least)])
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
