@@ -26,7 +26,7 @@ from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.importer import import_graph
 from retrograd.pipelines.analysis.budget import find_curve
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import compute_peak
+from retrograd.pipelines.analysis.liveness import Peaks
 from retrograd.pipelines.analysis.min_cut import find_cut, find_min_cut_partition
 from retrograd.pipelines.analysis.partition_plan import (
     PartitionPlan,
@@ -163,7 +163,7 @@ def _compare_retrograd(problem: Problem) -> Iterator[Row]:
         plan, seconds = _timed(functools.partial(find, graph))
         yield _judge(name, graph, "retrograd", policy, None, plan, seconds)
     curve, seconds = _timed(lambda: find_curve(graph))
-    highest = compute_peak(graph, find_default_partition(graph)).bytes
+    highest = Peaks(graph).least(find_default_partition(graph))
     for budget in reversed(TENTHS):
         limit = round(budget * highest)
         if limit >= curve.points[-1].peak:
@@ -228,7 +228,7 @@ def _judge(
     model: str, graph: JointGraph, engine: str, policy: str, budget: float | None, plan: PartitionPlan, seconds: float
 ) -> Row:
     order = find_low_schedule(graph, plan.backward, plan.saved)
-    peak = min(compute_peak(graph, p).bytes for p in (plan, dataclasses.replace(plan, backward=order)))
+    peak = min(Peaks(graph).least(p) for p in (plan, dataclasses.replace(plan, backward=order)))
     cost = CostModel().total(graph, plan.recomputed)
     return Row(model, engine, policy, budget, plan.saved_bytes, peak, plan.recomputed_flops, cost, seconds)
 
@@ -242,9 +242,9 @@ def measure_scale(layers: int) -> Iterator[Scale]:
         module = import_graph(captured.graph_module, captured.signature)
         graph = _read(captured, across_halves=False).graph
     source, size = str(module), len(graph.ops)
-    highest = compute_peak(graph, find_default_partition(graph)).bytes
+    highest = Peaks(graph).least(find_default_partition(graph))
     for policy in ("default", "min-cut", f"budget budget={highest}"):
-        passes = STAGES["partitioned"].replace("POLICY", f"policy={policy}").replace("SCHEDULE", "")
+        passes = STAGES["partitioned"].replace("POLICY", f"policy={policy}").replace("SCHEDULE", "in-order=false")
         with module.context, ir.Location.unknown():
             copied = ir.Module.parse(source)
             run = functools.partial(run_pipeline, copied, f"builtin.module({passes})")
