@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -151,7 +152,7 @@ def test_sums_of_half_types_are_added_up_in_float32() -> None:
 
 
 @pytest.mark.parametrize("partition", ["default", "min-cut"])
-def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: str) -> None:
+def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: Literal["default", "min-cut"]) -> None:
     """Its gradient asks which elements equal it: with other roundings in another kernel none does, which gives NaN."""
 
     def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,7 +168,8 @@ def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: str) ->
     step = retrograd.compile_backward(model, inputs(), partition=partition, fallback="error")
     for seed in range(10):
         torch.manual_seed(seed)
-        found, wanted = [], []
+        found: list[Tensor] = []
+        wanted: list[Tensor] = []
         given = inputs()
         for call, grads in ((step, found), (model, wanted)):
             most, least = call(*given)
