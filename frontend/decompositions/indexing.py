@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.frontend.decompositions.columns import is_static
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.decompositions.sums import HALF
@@ -68,15 +69,20 @@ def put_counted(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, acc
 def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """With axes left out, the indexed axes are brought to the front, and back. Half types are added up in f32.
 
-    Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index.
+    Returns ``NotImplemented`` where torch-mlir's own lowering holds: no axis left out before an index, and indices with
+    one axis of open size at the most.
     """
     if accumulate and x.dtype in HALF:
         return aten.index_put.default(x.float(), indices, values.float(), True).to(x.dtype)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if indexed == list(range(len(indexed))):
-        return NotImplemented
     spots = torch.broadcast_tensors(*given)
+    if indexed == list(range(len(indexed))):
+        if sum(not is_static((size,)) for size in spots[0].shape) < 2:
+            return NotImplemented
+        # Of several open axes torch-mlir takes all but the first to be of size one.
+        flat = values.expand(*spots[0].shape, *x.shape[len(given) :]).flatten(0, spots[0].dim() - 1)
+        return aten.index_put.default(x, [spot.flatten() for spot in spots], flat, accumulate)
     rank, shape = spots[0].dim(), list(spots[0].shape)
     kept = [axis for axis in range(x.dim()) if axis not in indexed]
     first = indexed[0]
