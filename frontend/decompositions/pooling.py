@@ -46,6 +46,9 @@ def avg_pool_backward(
             share = share / window_lengths(window.axis(axis), grad, axis - rank, size[axis], count_include_pad)
     else:
         share = share / math.prod(window.kernel)
+    if not is_static(size):
+        # Torch cannot tell what slices between axes leave of open sizes.
+        return _sum_of_covers(share, window, size).to(x.dtype)
     first = x.dim() - rank
     for axis in range(rank):
         # One axis after another: there are fewer outputs along one than side by side.
