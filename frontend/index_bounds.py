@@ -51,13 +51,13 @@ class IndexBound:
 
 @dataclass(frozen=True)
 class _Path:
-    """How a value of the graph comes from an argument: see :class:`IndexBound`. ``wraps`` says that those below zero
-    count from the end, ``reshaped`` that axes are others than the argument's."""
+    """How a value of the graph comes from an argument: see :class:`IndexBound`. ``added`` is what elements below zero
+    may have been raised by, so as to count from the end; ``reshaped`` says that axes are others than the argument's."""
 
     node: Node
     slices: tuple[tuple[int, int, int, int], ...] = ()
     exempt: int | None = None
-    wraps: bool = False
+    added: int = 0
     reshaped: bool = False
 
 
@@ -69,7 +69,7 @@ def find_index_bounds(graph: Graph) -> tuple[IndexBound, ...]:
         if not isinstance(value, torch.Tensor) or value.dtype not in _INDEX_TYPES:
             continue
         for path, size in _find_uses(_Path(argument)):
-            bound = IndexBound(number, -size if path.wraps else 0, size - 1, path.exempt, path.slices)
+            bound = IndexBound(number, -path.added, size - 1, path.exempt, path.slices)
             key = (number, path.exempt, path.slices)
             known = found.get(key, bound)
             found[key] = replace(bound, least=max(bound.least, known.least), most=min(bound.most, known.most))
@@ -81,7 +81,7 @@ def _find_uses(path: _Path) -> Iterator[tuple[_Path, int]]:
     for user in path.node.users:
         size = _indexed_size(user, path.node)
         if size is not None:
-            yield (replace(path, wraps=path.wraps or _packet(user) is aten.index), size)
+            yield (replace(path, added=path.added + size * (_packet(user) is aten.index)), size)
         following = _follow(user, path)
         if following is not None:
             yield from _find_uses(following)
@@ -128,7 +128,7 @@ def _follow(user: Node, path: _Path) -> _Path | None:
         return replace(path, node=user)
     if packet in _RESHAPED:
         return replace(path, node=user, reshaped=True)
-    if packet is aten.slice and not path.reshaped and path.exempt is None and not path.wraps:
+    if packet is aten.slice and not path.reshaped and path.exempt is None and not path.added:
         numbers = _read_slice(user)
         return None if numbers is None else replace(path, node=user, slices=(*path.slices, numbers))
     return None
@@ -151,11 +151,12 @@ def _follow_choice(user: Node, path: _Path) -> _Path | None:
     kind, number = _packet(condition), condition.args[1]
     # `chosen` are the elements that the condition holds for.
     ignored = (kind is aten.ne and chosen is path.node) or (kind is aten.eq and other is path.node)
-    if ignored and path.exempt in (None, number) and isinstance(number, int):
+    if ignored and not path.added and path.exempt in (None, number) and isinstance(number, int):
         filling = other if chosen is path.node else chosen
         is_zero = isinstance(filling, Node) and filling.target is aten.scalar_tensor.default and filling.args[0] == 0
         return replace(path, node=user, exempt=number) if is_zero else None
-    from_end = isinstance(chosen, Node) and _packet(chosen) is aten.add and chosen.args[0] is path.node
-    if kind is aten.lt and number == 0 and from_end and other is path.node:
-        return replace(path, node=user, wraps=True)
+    if kind is aten.lt and number == 0 and other is path.node and isinstance(chosen, Node):
+        added = chosen.args[1] if _packet(chosen) is aten.add and chosen.args[0] is path.node else None
+        if isinstance(added, int) and added > 0 and not chosen.kwargs:
+            return replace(path, node=user, added=path.added + added)
     return None

@@ -47,13 +47,10 @@ class IndexCheck:
     def _find_wrong(self, values: torch.Tensor) -> int | None:
         for axis, start, end, step in self.slices:
             values = torch.ops.aten.slice.Tensor(values, axis, start, end, step)
-        wrong = self._find_outside(values)
-        if wrong is None or self.exempt is None:
-            return wrong
-        return self._find_outside(values[values != self.exempt])
-
-    def _find_outside(self, values: torch.Tensor) -> int | None:
         if not values.numel():
             return None
-        low, high = (int(bound) for bound in torch.aminmax(values))
-        return high if high > self.most else low if low < self.least else None
+        if self.exempt is not None:
+            values = values.masked_fill(values == self.exempt, self.most)
+        # Both are read at once: on a GPU each reading waits for all that was asked of it before.
+        low, high = torch.stack(torch.aminmax(values)).tolist()
+        return int(high) if high > self.most else int(low) if low < self.least else None
