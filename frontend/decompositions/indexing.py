@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 
 from retrograd.frontend.decompositions.columns import is_static
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
@@ -17,6 +18,8 @@ from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.decompositions.sums import HALF
 
 aten = torch.ops.aten
+
+_INDEX_ADD: Callable[..., Any] = get_decompositions([aten.index_add.default])[aten.index_add.default]
 
 
 def _count(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -131,6 +134,11 @@ def embedding_dense_backward(
     return put_counted(table, [rows], updates, True).to(grad.dtype)
 
 
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
+    """``aten.index_add``: of an index without axes, PyTorch's form makes one axis too few."""
+    return _INDEX_ADD(x, dim, index if index.dim() else index.reshape(1), source, alpha=alpha)
+
+
 def scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
     """``aten.scatter.src``: ``x`` with ``src`` written to the places ``index`` along ``dim``."""
     return _scatter(x, dim, index, src, accumulate=False)
@@ -238,6 +246,7 @@ ENTRIES = (
     Decomposition(aten.index.Tensor, index, "torch-mlir refuses indices of several types"),
     Decomposition(aten.index_put.default, index_put, _LEFT_OUT),
     Decomposition(aten._unsafe_index_put.default, index_put, _LEFT_OUT),
+    Decomposition(aten.index_add.default, index_add, "PyTorch's form fails for an index without axes"),
     Decomposition(aten.scatter.src, scatter, _ONE_FORM),
     Decomposition(aten.scatter.value, scatter_value, _ONE_FORM),
     Decomposition(aten.scatter_add.default, scatter_add, _ONE_FORM),

@@ -23,6 +23,13 @@ def test_pieces_that_are_said_to_be_written_to() -> None:
     check(aten.unsafe_split_with_sizes.default, x, [2, 0, 3], -1)
 
 
+@pytest.mark.parametrize("place", [torch.tensor(2), torch.tensor([2])])
+def test_index_add_of_a_place_with_axes_and_without(place: Tensor) -> None:
+    check(aten.index_add.default, torch.randn(4, 5), 0, place, torch.randn(1, 5))
+    check(aten.index_add.default, torch.randn(4, 5), -1, place, torch.randn(4, 1), alpha=3)
+    check(aten.index_add.default, torch.randn(4), 0, place, torch.randn(1))
+
+
 @pytest.mark.parametrize("op", [aten.index_put.default, aten._unsafe_index_put.default])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_index_put_with_axes_left_out(op: Any, accumulate: bool) -> None:
