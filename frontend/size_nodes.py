@@ -46,9 +46,19 @@ def share_sizes(graph_module: torch.fx.GraphModule, names: Mapping[sympy.Symbol,
                 _check_number(value)
                 made[expr] = emit(graph, expr, heads)
         node.replace_all_uses_with(made[expr])
+    _turn_differences(graph)
     # A head that no op takes stays: shapes are written in terms of it.
     graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
     graph_module.recompile()
+
+
+def _turn_differences(graph: torch.fx.Graph) -> None:
+    """Write a size less a tensor, as reflection pads have it, as the op that takes the tensor first: torch-mlir's
+    importer takes none but a tensor, or a number known by now, in that place."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sub.Tensor):
+        size, tensor, *_ = node.args
+        if isinstance(size, torch.fx.Node) and isinstance(size.meta.get("val"), SYMBOLIC) and not node.kwargs:
+            node.target, node.args = torch.ops.aten.rsub.Scalar, (tensor, size)
 
 
 def find_heads(graph: torch.fx.Graph) -> list[torch.fx.Node]:

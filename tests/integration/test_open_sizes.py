@@ -78,3 +78,11 @@ def test_maximum_pools_of_open_planes() -> None:
 
     sizes = [(10, 11), (13, 8), (7, 7), (6, 16)]
     check(model, ({2: HEIGHT, 3: WIDTH},), *((torch.randn(2, 3, *size),) for size in sizes))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "constant"])
+def test_padding_of_open_planes(mode: str) -> None:
+    def model(x: Tensor) -> Tensor:
+        return F.pad(x, (2, 1, 1, 2), mode=mode)
+
+    check(model, ({2: HEIGHT, 3: WIDTH},), (torch.randn(2, 3, 7, 8),), (torch.randn(2, 3, 9, 6),))
