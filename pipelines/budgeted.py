@@ -88,13 +88,28 @@ class BudgetBuilder:
         limit = resolve_memory_size(budget, whole)
         curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
-        refused: list[int] = []
-        for choice in self._choices([int(peak) for peak, _ in curve], limit):
+        peaks, refused = [int(peak) for peak, _ in curve], list[int]()
+        for choice in self._choices(peaks, limit):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
             refused.append(peak)
-        raise InfeasibleBudget(limit, min(refused))
+        raise InfeasibleBudget(limit, self._find_least(peaks, min(refused)))
+
+    def _find_least(self, peaks: list[int], refused: int) -> int:
+        """The least budget that can be kept, given that ``refused`` bytes can: more is tried with more, and may have a
+        lower peak."""
+        least = refused
+        for choice in self._choices(peaks, refused):
+            staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
+            peak = step_peak(staged, self.scratch(staged, choice.target))
+            if peak < least and (choice.point is None or self._may_fit(choice.point, peaks, peak)):
+                least = peak
+        return least
+
+    def _may_fit(self, planned: int, peaks: list[int], limit: int) -> bool:
+        """Whether the plan of this peak on the curve is tried with ``limit`` bytes: the lowest are in any case."""
+        return planned in peaks[-_LEAST:] or planned <= limit * _SLACK / self._find_scale()
 
     def _choices(self, peaks: list[int], limit: int) -> Iterator[Choice]:
         """What to try, in order; of the curve's ``peaks`` those that may be within ``limit``, and the lowest in any
@@ -108,10 +123,8 @@ class BudgetBuilder:
         ordered = self.target.in_order()
         yield Choice("default", None, self.target, free)
         yield Choice("default", None, ordered, free)
-        lowest = peaks[-_LEAST:]
-        highest = limit * _SLACK / self._find_scale()
         for peak in thin_out(peaks, _MOST):
-            if peak <= highest or peak in lowest:
+            if self._may_fit(peak, peaks, limit):
                 yield Choice("budget", peak, self.target, {})
                 yield Choice("budget", peak, ordered, {})
         plain = replace(ordered, ladder=ordered.ladder[-1:])
