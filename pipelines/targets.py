@@ -36,7 +36,7 @@ class Target:
 
     def only(self, flags: tuple[str, ...]) -> Target:
         """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""
-        return replace(self, ladder=(flags, tuple(flag for flag in flags if flag != DATA_TILING)))
+        return replace(self, ladder=(flags, _without_tiling(flags)))
 
     def in_order(self) -> Target:
         """The target with no two kernels at the same time: those that could be need their memory together."""
@@ -93,11 +93,16 @@ class Target:
 
         Data tiling is for modules with a matrix product that bwd-mark-products marked. IREE would pack the operands of
         all products of a module without marks, and the matrix of a product with a vector: a copy of the matrix, eight
-        times the time of the product itself.
+        times the time of the product itself. Of a ladder whose sets all have it, the sets are taken without it.
         """
         if PACKING_MARK in linalg:
             return self.ladder
-        return tuple(dict.fromkeys(flags for flags in self.ladder if DATA_TILING not in flags))
+        plain = [flags for flags in self.ladder if DATA_TILING not in flags]
+        return tuple(dict.fromkeys(plain or map(_without_tiling, self.ladder)))
+
+
+def _without_tiling(flags: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(flag for flag in flags if flag != DATA_TILING)
 
 
 def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = None) -> Target:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Targets by name, and what code for the host depends on."""
 
+from dataclasses import replace
+
 import pytest
 
 from retrograd.pipelines import targets
@@ -51,6 +53,12 @@ def test_data_tiling_is_for_marked_products() -> None:
     assert without and without[-1] == ()
     assert all("--iree-opt-data-tiling" not in flags for flags in without)
     assert set(without) < set(CPU.ladder)
+
+
+def test_a_ladder_of_data_tiling_alone_leaves_its_other_flags_to_a_module_without_marks() -> None:
+    tiled = replace(CPU, ladder=((DATA_TILING, FEWER_FUSIONS), (DATA_TILING,)))
+    assert tiled.find_rungs("func.func @f() { return }") == ((FEWER_FUSIONS,), ())
+    assert tiled.find_rungs("{iree.opt.data_tiling}") == tiled.ladder
 
 
 def test_devices_without_a_model_have_one_of_their_own() -> None:
