@@ -38,6 +38,8 @@ _LOWERING = (
 _EXPORT = "bwd-export-results"
 # What code for a CPU and nothing else needs.
 _CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
+# What takes less memory, where kernels run one at a time to that end.
+_IN_ORDER = "bwd-repeat-elementwise"
 # What code on packed operands needs besides.
 _PACKING = "bwd-isolate-products"
 
@@ -56,6 +58,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
+    own = f"{_IN_ORDER},{own}" if target.is_in_order else own
     # In f64, and for a GPU beside the CPU too: they share the module.
     sines = ",bwd-expand-sines" * ("cpu" in target.kinds and target.has_f64)
     return f"builtin.module({common},{before}{own}{sines}{after})"

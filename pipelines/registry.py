@@ -37,6 +37,7 @@ PASSES: dict[str, str] = {
     "bwd-outline-stages": "retrograd.pipelines.transforms.bwd_outline_stages:BwdOutlineStages",
     "bwd-pad-products": "retrograd.pipelines.transforms.bwd_pad_products:BwdPadProducts",
     "bwd-partition": "retrograd.pipelines.transforms.bwd_partition:BwdPartition",
+    "bwd-repeat-elementwise": "retrograd.pipelines.transforms.bwd_repeat_elementwise:BwdRepeatElementwise",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",
     "bwd-share-matrices": "retrograd.pipelines.transforms.bwd_share_matrices:BwdShareMatrices",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
