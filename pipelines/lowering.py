@@ -39,7 +39,7 @@ _EXPORT = "bwd-export-results"
 # What code for a CPU and nothing else needs.
 _CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
 # What takes less memory, where kernels run one at a time to that end.
-_IN_ORDER = "bwd-repeat-elementwise"
+_IN_ORDER = "bwd-repeat-elementwise,bwd-split-columns"
 # What code on packed operands needs besides.
 _PACKING = "bwd-isolate-products"
 

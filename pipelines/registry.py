@@ -41,6 +41,7 @@ PASSES: dict[str, str] = {
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",
     "bwd-share-matrices": "retrograd.pipelines.transforms.bwd_share_matrices:BwdShareMatrices",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
+    "bwd-split-columns": "retrograd.pipelines.transforms.bwd_split_columns:BwdSplitColumns",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-torch-complex-to-pairs": (

@@ -110,6 +110,35 @@ def test_budgets_are_honoured() -> None:
     assert "peak by seconds recomputed" in str(steps[-1].explain())
 
 
+class Residual(nn.Module):
+    """A stem and a block of a residual network, on images large enough for the stem to be most of its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x)
+        return F.relu(y + self.second(self.first(y))).mean((2, 3))
+
+
+def test_what_is_made_of_a_residual_is_not_kept_beside_it() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        case = Case(Residual(), (torch.randn(4, 3, 32, 32),), lambda y: y.square().mean())
+    expected = {name: gradient.clone() for name, gradient in gradients(case, case.model).items()}
+    for leaf in case.leaves().values():
+        leaf.grad = None
+    step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=0.5)
+    for name, gradient in gradients(case, step).items():
+        error = float((gradient - expected[name]).norm() / expected[name].norm().clamp_min(1e-6))
+        assert error <= 1e-4, f"gradient of {name}: {error:.2e}"
+    report = step.explain().to_dict()
+    assert report["peak_bytes_measured"] <= report["memory_budget"]
+
+
 class Gated(nn.Module):
     """A product of 2**26 multiplications, of which a CPU packs the operands, times two tensors of its size."""
 

@@ -1,0 +1,68 @@
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-split-columns' | FileCheck %s
+
+// The gradient of a filter of two taps: each tap's slice is taken again right in front of a product of its own, and the
+// products are joined.
+// CHECK-LABEL: func.func @taps(
+// CHECK-SAME: %[[GO:[a-z0-9]+]]: tensor<6x8xf32>, %[[X:[a-z0-9]+]]: tensor<1x4x9xf32>
+// CHECK-NOT: tensor.concat
+// CHECK: %[[LEFT:.*]] = tensor.extract_slice %[[X]][0, 0, 0] [1, 4, 8]
+// CHECK: %[[TURNED:.*]] = linalg.transpose ins(%[[LEFT]] : tensor<1x4x8xf32>) outs(%{{.*}} : tensor<1x8x4xf32>)
+// CHECK: %[[MATRIX:.*]] = tensor.collapse_shape %[[TURNED]] {{\[}}[0, 1], [2]] : tensor<1x8x4xf32> into tensor<8x4xf32>
+// CHECK: %[[FIRST:.*]] = linalg.matmul ins(%[[GO]], %[[MATRIX]] : tensor<6x8xf32>, tensor<8x4xf32>) outs(%{{.*}} : tensor<6x4xf32>)
+// CHECK: %[[RIGHT:.*]] = tensor.extract_slice %[[X]][0, 0, 1] [1, 4, 8]
+// CHECK: %[[SECOND:.*]] = linalg.matmul ins(%[[GO]],
+// CHECK: %[[WHOLE:.*]] = tensor.concat dim(1) %[[FIRST]], %[[SECOND]] : (tensor<6x4xf32>, tensor<6x4xf32>) -> tensor<6x8xf32>
+// CHECK: return %[[WHOLE]]
+func.func @taps(%go: tensor<6x8xf32>, %x: tensor<1x4x9xf32>) -> tensor<6x8xf32> {
+  %zero = arith.constant 0.0 : f32
+  %left = tensor.extract_slice %x[0, 0, 0] [1, 4, 8] [1, 1, 1] : tensor<1x4x9xf32> to tensor<1x4x8xf32>
+  %right = tensor.extract_slice %x[0, 0, 1] [1, 4, 8] [1, 1, 1] : tensor<1x4x9xf32> to tensor<1x4x8xf32>
+  %columns = tensor.concat dim(1) %left, %right : (tensor<1x4x8xf32>, tensor<1x4x8xf32>) -> tensor<1x8x8xf32>
+  %empty = tensor.empty() : tensor<1x8x8xf32>
+  %turned = linalg.transpose ins(%columns : tensor<1x8x8xf32>) outs(%empty : tensor<1x8x8xf32>) permutation = [0, 2, 1]
+  %matrix = tensor.collapse_shape %turned [[0, 1], [2]] : tensor<1x8x8xf32> into tensor<8x8xf32>
+  %start = tensor.empty() : tensor<6x8xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%start : tensor<6x8xf32>) -> tensor<6x8xf32>
+  %0 = linalg.matmul ins(%go, %matrix : tensor<6x8xf32>, tensor<8x8xf32>) outs(%zeros : tensor<6x8xf32>)
+      -> tensor<6x8xf32>
+  return %0 : tensor<6x8xf32>
+}
+
+// -----
+
+// Columns that something else takes too are in memory anyway.
+// CHECK-LABEL: func.func @shared(
+// CHECK: tensor.concat
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x8xf32>)
+// CHECK-NOT: tensor.concat
+// CHECK: return
+func.func @shared(%go: tensor<6x8xf32>, %x: tensor<1x4x8xf32>) -> (tensor<6x8xf32>, tensor<1x8x8xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %columns = tensor.concat dim(1) %x, %x : (tensor<1x4x8xf32>, tensor<1x4x8xf32>) -> tensor<1x8x8xf32>
+  %empty = tensor.empty() : tensor<1x8x8xf32>
+  %turned = linalg.transpose ins(%columns : tensor<1x8x8xf32>) outs(%empty : tensor<1x8x8xf32>) permutation = [0, 2, 1]
+  %matrix = tensor.collapse_shape %turned [[0, 1], [2]] : tensor<1x8x8xf32> into tensor<8x8xf32>
+  %start = tensor.empty() : tensor<6x8xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%start : tensor<6x8xf32>) -> tensor<6x8xf32>
+  %0 = linalg.matmul ins(%go, %matrix : tensor<6x8xf32>, tensor<8x8xf32>) outs(%zeros : tensor<6x8xf32>)
+      -> tensor<6x8xf32>
+  return %0, %columns : tensor<6x8xf32>, tensor<1x8x8xf32>
+}
+
+// -----
+
+// What a product that does not start at zero adds to would have to be cut as well.
+// CHECK-LABEL: func.func @added(
+// CHECK: tensor.concat
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x8xf32>)
+// CHECK-NOT: tensor.concat
+// CHECK: return
+func.func @added(%go: tensor<6x8xf32>, %x: tensor<1x4x8xf32>, %to: tensor<6x8xf32>) -> tensor<6x8xf32> {
+  %columns = tensor.concat dim(1) %x, %x : (tensor<1x4x8xf32>, tensor<1x4x8xf32>) -> tensor<1x8x8xf32>
+  %empty = tensor.empty() : tensor<1x8x8xf32>
+  %turned = linalg.transpose ins(%columns : tensor<1x8x8xf32>) outs(%empty : tensor<1x8x8xf32>) permutation = [0, 2, 1]
+  %matrix = tensor.collapse_shape %turned [[0, 1], [2]] : tensor<1x8x8xf32> into tensor<8x8xf32>
+  %0 = linalg.matmul ins(%go, %matrix : tensor<6x8xf32>, tensor<8x8xf32>) outs(%to : tensor<6x8xf32>)
+      -> tensor<6x8xf32>
+  return %0 : tensor<6x8xf32>
+}
