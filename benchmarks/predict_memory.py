@@ -5,6 +5,7 @@ lowered, beside the peak of the buffers that IREE lays out. Nothing is compiled 
 
 python benchmarks/predict_memory.py
 python benchmarks/predict_memory.py --models gpt2 unet --size test
+python benchmarks/predict_memory.py --in-order
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ class Prediction:
         return self.planned / max(1, self.predicted)
 
 
-def predict(name: str, case: Case) -> Iterator[Prediction]:
-    """Both peaks of ``case``, for each policy."""
+def predict(name: str, case: Case, *, in_order: bool = False) -> Iterator[Prediction]:
+    """Both peaks of ``case``, for each policy; ``in_order``: with kernels one at a time, as budgets try them too."""
+    target = CPU.in_order() if in_order else CPU
     with contextlib.ExitStack() as stack:
         captured = capture_joint(stack, case.model, case.args, None)
         module = import_graph(captured.graph_module, captured.signature)
     source = module.operation.get_asm(enable_debug_info=True)
     for policy in POLICIES:
         with module.context, ir.Location.unknown():
-            staged = stage_module(ir.Module.parse(source), policy, Progress())
-        scratch = measure_scratch(lower_to_linalg(staged.source.encode(), CPU, twins_alone=True), CPU)
+            staged = stage_module(ir.Module.parse(source), policy, Progress(), in_order=in_order)
+        scratch = measure_scratch(lower_to_linalg(staged.source.encode(), target, twins_alone=True), target)
         yield Prediction(name, policy, staged.partition["peak_bytes_planned"], step_peak(staged, scratch))
 
 
@@ -67,11 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare planned peaks of memory with those that IREE lays out.")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--size", choices=SIZES, default="bench")
+    parser.add_argument("--in-order", action="store_true", help="with kernels one at a time, as budgets try them too")
     options = parser.parse_args(arguments)
     found: list[Prediction] = []
     print("| model | partition | planned | laid out | ratio |\n| --- | --- | ---: | ---: | ---: |")
     for name in options.models:
-        for prediction in predict(name, MODELS[name].make(options.size)):
+        for prediction in predict(name, MODELS[name].make(options.size), in_order=options.in_order):
             found.append(prediction)
             sizes = f"{prediction.planned:,} | {prediction.predicted:,} | {prediction.ratio:.3f}"
             print(f"| {name} | {prediction.policy} | {sizes} |", flush=True)
