@@ -39,7 +39,7 @@ from retrograd.pipelines.targets import Target
 from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
 # How far liveness, brought to the scale of IREE's peak for `default`, may overestimate a peak.
-_SLACK = 1.1
+_SLACK = 1.2
 # As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
 _LEAST = 3
 # As many points of the curve are tried at most, evenly spread by peak.
