@@ -42,7 +42,7 @@ class BwdFoldWidenings(ModulePass):
 
     Where another shape of a widened tensor is read, the narrow one is given that shape, and widened after. A use that
     alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own;
-    so does one of more than a body should hold, and what a sum is to take of tensors that all have fewer elements.
+    so does one of more than a body should hold.
     """
 
     name: ClassVar[str] = "bwd-fold-widenings"
@@ -63,10 +63,7 @@ def fold_operands(reader: ir.Operation) -> None:
     number = 0
     while number < count_inputs(reader):
         value = reader.operands[number]
-        if is_spread_for_sum(reader, number):
-            reader.operands[number] = take_behind_barrier(value, reader)
-            number += 1
-        elif not is_copied(value):
+        if not is_copied(value):
             number += 1
         elif not is_small(value.owner, reader) or (maps := find_maps(reader, number)) is None:
             reader.operands[number] = take_behind_barrier(value, reader)
@@ -75,30 +72,6 @@ def fold_operands(reader: ir.Operation) -> None:
             reader = fold(reader, number, maps)
             if not list(value.uses):
                 value.owner.erase()
-
-
-def is_spread_for_sum(reader: ir.Operation, number: int) -> bool:
-    """Whether ``reader`` adds up an operand that has as many elements as it has iterations and is computed, element by
-    element, from tensors of fewer: in the kernel of the sum, IREE would have one thread compute and add up each row."""
-    reads = read_maps(reader)[number]
-    return any(is_reduced(reader)) and len(find_loops(reads)) == reads.n_dims and is_spread(reader.operands[number])
-
-
-def is_spread(value: ir.Value) -> bool:
-    """Whether ``value`` is computed, element by element, from tensors that all have fewer."""
-    if not isinstance(value, ir.OpResult) or value.owner.name != GENERIC or any(is_reduced(value.owner)):
-        return False
-    maps, inputs = read_maps(value.owner), count_inputs(value.owner)
-    own = find_loops(maps[-1])
-    return inputs > 0 and all(
-        find_loops(map_) != own or is_spread(operand)
-        for operand, map_ in zip(list(value.owner.operands)[:inputs], maps, strict=False)
-    )
-
-
-def find_loops(map_: ir.AffineMap) -> set[int]:
-    """The loops along which a tensor with this indexing map has an axis."""
-    return {expr.position for expr in map_.results if isinstance(expr, ir.AffineDimExpr)}
 
 
 def is_small(source: ir.Operation, reader: ir.Operation) -> bool:

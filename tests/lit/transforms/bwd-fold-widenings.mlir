@@ -198,37 +198,3 @@ func.func @masked(%mask: tensor<4xi1>, %x: tensor<4xf32>, %y: tensor<4xf32>) -> 
   } -> tensor<4xf32>
   return %r : tensor<4xf32>
 }
-
-// -----
-
-#rows = affine_map<(d0, d1) -> (d0)>
-#columns = affine_map<(d0, d1) -> (d1)>
-#all = affine_map<(d0, d1) -> (d0, d1)>
-
-// A sum of what is made of fewer elements, in two steps, reads it from memory: in its kernel one thread would have a row.
-// CHECK-LABEL: func.func @spread(
-// CHECK: %[[HIT:.*]] = linalg.generic
-// CHECK: arith.cmpi eq
-// CHECK: %[[KEPT:.*]] = "util.optimization_barrier"(%{{.*}}) : (tensor<256x50257xf32>)
-// CHECK: linalg.generic {{.*}}"reduction"{{.*}} ins(%[[KEPT]] : tensor<256x50257xf32>)
-func.func @spread(%picked: tensor<256xi32>, %classes: tensor<50257xi32>, %m: tensor<256x50257xi1>, %o: tensor<256x50257xf32>, %sums: tensor<256xf32>) -> tensor<256xf32> {
-  %hit = linalg.generic {indexing_maps = [#rows, #columns, #all], iterator_types = ["parallel", "parallel"]}
-      ins(%picked, %classes : tensor<256xi32>, tensor<50257xi32>) outs(%m : tensor<256x50257xi1>) {
-  ^bb0(%a: i32, %b: i32, %out: i1):
-    %same = arith.cmpi eq, %a, %b : i32
-    linalg.yield %same : i1
-  } -> tensor<256x50257xi1>
-  %wide = linalg.generic {indexing_maps = [#all, #all], iterator_types = ["parallel", "parallel"]}
-      ins(%hit : tensor<256x50257xi1>) outs(%o : tensor<256x50257xf32>) {
-  ^bb0(%a: i1, %out: f32):
-    %y = arith.uitofp %a : i1 to f32
-    linalg.yield %y : f32
-  } -> tensor<256x50257xf32>
-  %r = linalg.generic {indexing_maps = [#all, #rows], iterator_types = ["parallel", "reduction"]}
-      ins(%wide : tensor<256x50257xf32>) outs(%sums : tensor<256xf32>) {
-  ^bb0(%a: f32, %sum: f32):
-    %y = arith.addf %a, %sum : f32
-    linalg.yield %y : f32
-  } -> tensor<256xf32>
-  return %r : tensor<256xf32>
-}
