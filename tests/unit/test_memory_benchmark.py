@@ -78,7 +78,7 @@ def test_prediction_counts_what_is_near() -> None:
 
 
 def test_predictions_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def predict(name: str, case: Case) -> Iterator[Prediction]:
+    def predict(name: str, case: Case, *, in_order: bool) -> Iterator[Prediction]:
         yield Prediction(name, "default", 995, 1000)
         yield Prediction(name, "min-cut", 1100, 1000)
 
