@@ -49,7 +49,8 @@ _EXCESS = fit(lambda s: _excess((s + 1) * (_LIMIT / 2)), 16)
 def tan(x: Tensor) -> Tensor:
     """``aten.tan``: the multiple of pi / 2 is taken off in parts, and odd ones leave a negative cotangent.
 
-    Arguments up to 1e5 are reduced exactly; beyond, sine and cosine are divided, which have all digits there on a CPU.
+    Arguments up to 1e5 in f32, and 1e6 in f64, are reduced exactly; beyond, in f32 sine and cosine are divided, which a
+    CPU's have all digits there, and in f64 digits are lost.
 
     Source: W. J. Cody and W. Waite, *Software manual for the elementary functions* (1980), chapter 9.
     """
@@ -61,7 +62,7 @@ def tan(x: Tensor) -> Tensor:
     value = rest + rest * (square * evaluate(_EXCESS, square * (2 / _LIMIT) - 1))
     odd = turns - 2 * torch.floor(turns / 2) == 1
     value = torch.where(odd, -1 / value, value)
-    return torch.where(x.abs() > _REDUCED, torch.sin(x) / torch.cos(x), value)
+    return torch.where(x.abs() > _REDUCED, torch.sin(x) / torch.cos(x), value) if x.dtype is torch.float32 else value
 
 
 def hypot(x: Tensor, y: Tensor) -> Tensor:
