@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -46,6 +47,8 @@ _LEAST = 3
 _MOST = 24
 # A module, its executable, and whether that was in the store.
 Built = tuple[StagedModule, Executable, bool]
+# What tells a choice from others: policy, planned peak, target.
+Key = tuple[str, int | None, Target]
 _UNLIMITED = 2**62
 _FORWARD, _BACKWARD = "forward", "backward"
 
@@ -58,6 +61,11 @@ class Choice:
     point: int | None
     target: Target
     facts: dict[str, Any]
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others."""
+        return self.policy, self.point, self.target
 
 
 @dataclass(frozen=True)
@@ -88,28 +96,27 @@ class BudgetBuilder:
         limit = resolve_memory_size(budget, whole)
         curve = self.stage("budget", _UNLIMITED).partition["pareto"]
         facts = {"memory_budget": limit, "pareto": curve}
-        peaks, refused = [int(peak) for peak, _ in curve], list[int]()
+        peaks, refused = [int(peak) for peak, _ in curve], dict[Key, int]()
         for choice in self._choices(peaks, limit):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
-            refused.append(peak)
-        raise InfeasibleBudget(limit, self._find_least(peaks, min(refused)))
+            refused[choice.key] = peak
+        raise InfeasibleBudget(limit, self._find_least(peaks, refused))
 
-    def _find_least(self, peaks: list[int], refused: int) -> int:
-        """The least budget that can be kept, given that ``refused`` bytes can: more is tried with more, and may have a
-        lower peak."""
-        least = refused
-        for choice in self._choices(peaks, refused):
-            staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
-            peak = step_peak(staged, self.scratch(staged, choice.target))
+    def _find_least(self, peaks: list[int], refused: Mapping[Key, int]) -> int:
+        """The least budget that can be kept, given the peaks of what was refused: more is tried with more, and may have
+        a lower one."""
+        least = enough = min(refused.values())
+        for choice in self._choices(peaks, enough):
+            peak = refused[choice.key] if choice.key in refused else self._weigh(choice)[1]
             if peak < least and (choice.point is None or self._may_fit(choice.point, peaks, peak)):
                 least = peak
         return least
 
     def _may_fit(self, planned: int, peaks: list[int], limit: int) -> bool:
         """Whether the plan of this peak on the curve is tried with ``limit`` bytes: the lowest are in any case."""
-        return planned in peaks[-_LEAST:] or planned <= limit * _SLACK / self._find_scale()
+        return planned in peaks[-_LEAST:] or planned <= limit * _SLACK / self._scale
 
     def _choices(self, peaks: list[int], limit: int) -> Iterator[Choice]:
         """What to try, in order; of the curve's ``peaks`` those that may be within ``limit``, and the lowest in any
@@ -131,7 +138,8 @@ class BudgetBuilder:
         if plain != ordered:
             yield Choice("budget", peaks[-1], plain, {})
 
-    def _find_scale(self) -> float:
+    @cached_property
+    def _scale(self) -> float:
         """Peaks as IREE lays them out, of what liveness says: that of ``default``, in the schedule that has the lower
         one, as the curve's peaks are."""
         laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
@@ -139,13 +147,12 @@ class BudgetBuilder:
 
     def _weigh_default(self, target: Target) -> tuple[int, int]:
         """The peak of ``default`` as IREE lays it out, and as planned."""
-        default = self.stage("default", in_order=target.is_in_order)
-        return step_peak(default, self.scratch(default, target)), int(default.partition["peak_bytes_planned"])
+        default, peak = self._weigh(Choice("default", None, target, {}))
+        return peak, int(default.partition["peak_bytes_planned"])
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
-        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
-        peak = step_peak(staged, self.scratch(staged, choice.target))
+        staged, peak = self._weigh(choice)
         if peak > limit:
             return None, peak
         executable, cached = build_executable(
@@ -156,6 +163,11 @@ class BudgetBuilder:
         if peak > limit:
             return None, peak
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
+
+    def _weigh(self, choice: Choice) -> tuple[StagedModule, int]:
+        """What a choice makes, and its peak as IREE lays it out."""
+        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
+        return staged, step_peak(staged, self.scratch(staged, choice.target))
 
     def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
         """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes;

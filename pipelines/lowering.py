@@ -32,10 +32,8 @@ _LOWERING = (
     "bwd-isolate-scatters,"
     "bwd-isolate-gathers,"
     "bwd-copy-updated,"
-    "bwd-export-results,"
-    "bwd-keep-roundings"
+    "bwd-export-results"
 )
-_EXPORT = "bwd-export-results"
 # What code for a CPU and nothing else needs.
 _CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
 # What takes less memory, where kernels run one at a time to that end.
@@ -49,7 +47,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
 
     ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
     """
-    common = _LOWERING.replace(_EXPORT, f"{_EXPORT}{{twins-alone=true}}") if twins_alone else _LOWERING
+    common = _LOWERING + "{twins-alone=true}" * twins_alone + ",bwd-keep-roundings"
     if target is None:
         return f"builtin.module({common})"
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from retrograd.dialects import ir
 
 BARRIER = "util.optimization_barrier"
+# Of IREE, which takes it away again once kernels are formed.
+_FUSION_BARRIER = "iree_tensor_ext.compute_barrier.start"
 _TIE = "flow.tensor.tie_shape"
 
 
@@ -17,6 +19,14 @@ def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -
     # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
     op = ir.Operation.create(BARRIER, operands=[value], results=[value.type], loc=location, ip=ip)
     return op.results[0]
+
+
+def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
+    """``value`` for ``op``, without IREE's looking at what it is until kernels are formed."""
+    hidden = ir.Operation.create(
+        _FUSION_BARRIER, operands=[value], results=[value.type], loc=op.location, ip=ir.InsertionPoint(op)
+    )
+    return hidden.result
 
 
 def take_behind_barrier(value: ir.Value, op: ir.Operation, *, after: bool = False) -> ir.Value:

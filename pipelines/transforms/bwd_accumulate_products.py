@@ -11,13 +11,12 @@ from retrograd.dialects import ir
 from retrograd.pipelines.device_targets import PACKING_MARK
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
+from retrograd.pipelines.transforms.barriers import hide_from_fusion
 from retrograd.pipelines.transforms.bwd_mark_products import SPLIT_MARK
 from retrograd.pipelines.transforms.fills import is_zero
 from retrograd.pipelines.transforms.generics import count_inputs, is_elementwise, read_maps
 
 _PRODUCT = "linalg.batch_matmul"
-# Taken away again once kernels are formed.
-_BARRIER = "iree_tensor_ext.compute_barrier.start"
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,7 @@ def accumulate(total: ir.Operation, places: dict[ir.Value, int]) -> None:
         return
     first, second = (v.owner for v in sorted(terms, key=places.__getitem__))
     if is_zero(second.operands[2]) and not any(m in second.attributes for m in (PACKING_MARK, SPLIT_MARK)):
+        # Of what a product starts at IREE would make an addition.
         second.operands[2] = hide_from_fusion(first.results[0], second)
         total.results[0].replace_all_uses_with(second.results[0])
         total.erase()
-
-
-def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
-    """``value`` for ``op``, without IREE's looking at what it is until kernels are formed: it would make an addition of
-    what ``op`` starts at."""
-    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    hidden = ir.Operation.create(
-        _BARRIER, operands=[value], results=[value.type], loc=op.location, ip=ir.InsertionPoint(op)
-    )
-    return hidden.result

@@ -13,8 +13,8 @@ from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import walk
 from retrograd.pipelines.transforms.bwd_export_results import ALIAS
+from retrograd.pipelines.transforms.copies import copy_form
 from retrograd.pipelines.transforms.fills import is_zero
-from retrograd.pipelines.transforms.forms import copy_body
 from retrograd.pipelines.transforms.views import view_root
 
 _SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
@@ -71,7 +71,7 @@ def combine(scatter: ir.Operation) -> None:
     (block,) = scatter.regions[0].blocks
     sum_, end = (view.operation for view in block.operations)
     form = ir.Module.parse(write_form(scatter, sum_.name))
-    (scatter.operands[_UPDATES],) = copy_body(form, list(scatter.operands)[:_TENSOR], scatter)
+    (scatter.operands[_UPDATES],) = copy_form(form, list(scatter.operands)[:_TENSOR], scatter)
     scatter.attributes[_UNIQUE] = ir.BoolAttr.get(True)
     end.operands[0] = block.arguments[0]
     sum_.erase()

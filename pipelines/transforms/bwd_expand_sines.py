@@ -11,7 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
-from retrograd.pipelines.transforms.forms import copy_body
+from retrograd.pipelines.transforms.copies import replace_by_form
 
 # 1 / (2 pi) in parts of 28 bits, so that a part times a number in f32, of 24 bits, is exact in f64; and from the third
 # part on also all that is left, in 53 bits.
@@ -157,6 +157,4 @@ class BwdExpandSines(ModulePass):
             key = op.name, str(op.results[0].type)
             if key not in forms:
                 forms[key] = ir.Module.parse(_form(key[1], _AHEAD[key[0]]))
-            (value,) = copy_body(forms[key], [op.operands[0]], op)
-            op.results[0].replace_all_uses_with(value)
-            op.erase()
+            replace_by_form(op, forms[key])

@@ -11,7 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
-from retrograd.pipelines.transforms.forms import copy_body
+from retrograd.pipelines.transforms.copies import replace_by_form
 
 _TANH = "math.tanh"
 
@@ -72,6 +72,4 @@ class BwdExpandTanh(ModulePass):
             return
         form = ir.Module.parse(_FORM)
         for op in found:
-            (value,) = copy_body(form, [op.operands[0]], op)
-            op.results[0].replace_all_uses_with(value)
-            op.erase()
+            replace_by_form(op, form)

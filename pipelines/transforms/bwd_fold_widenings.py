@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import read_open_sizes, take_behind_barrier
+from retrograd.pipelines.transforms.copies import copy_block
 from retrograd.pipelines.transforms.generics import (
     GENERIC,
     ITERATORS,
@@ -104,7 +105,7 @@ def widen_after(reshape: ir.Operation) -> None:
     read = source.regions[0].blocks[0]
     types = [argument.type for argument in read.arguments]
     op, block = _create_generic([wide], [moved.results[0], empty.result], attributes, types, source.location, ip)
-    value = _copy_body(read, list(block.arguments), block)
+    (value,) = copy_block(read, list(block.arguments), ir.InsertionPoint(block))
     ir.Operation.create("linalg.yield", operands=[value], loc=source.location, ip=ir.InsertionPoint(block))
     reshape.results[0].replace_all_uses_with(op.results[0])
     reshape.erase()
@@ -161,7 +162,7 @@ def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.
     results, ip = [result.type for result in reader.results], ir.InsertionPoint(reader)
     op, block = _create_generic(results, operands, attributes, types, reader.location, ip)
     arguments = list(block.arguments)
-    value = _copy_body(read, arguments[number : number + count], block)
+    (value,) = copy_block(read, arguments[number : number + count], ir.InsertionPoint(block))
     new = [*arguments[:number], value, *arguments[number + count :]]
     for argument, replacement in zip(list(old.arguments), new, strict=True):
         argument.replace_all_uses_with(replacement)
@@ -187,15 +188,3 @@ def _create_generic(
         GENERIC, results=results, operands=operands, attributes=attributes, regions=1, loc=location, ip=ip
     )
     return op, ir.Block.create_at_start(op.regions[0], types, [location] * len(types))
-
-
-def _copy_body(body: ir.Block, arguments: Sequence[ir.Value], block: ir.Block) -> ir.Value:
-    """Copies of the ops of ``body`` at the end of ``block``, on other arguments; what they yield."""
-    values: dict[ir.Value, ir.Value] = dict(zip(list(body.arguments), arguments, strict=False))
-    *ops, end = (view.operation for view in body.operations)
-    for op in ops:
-        copy = op.clone(ir.InsertionPoint(block))
-        for i, operand in enumerate(op.operands):
-            copy.operands[i] = values.get(operand, operand)
-        values |= dict(zip(op.results, copy.results, strict=True))
-    return values.get(end.operands[0], end.operands[0])

@@ -12,6 +12,7 @@ from retrograd.dialects import builders, ir
 from retrograd.pipelines.analysis.read_graph import INLINE, VALUES, function_type, read_joint, value_names
 from retrograd.pipelines.functions import find_function, functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.copies import copy_ops
 from retrograd.pipelines.transforms.hook_reader import TUPLE, UNTUPLE
 
 CALL = "bwd.call_hook"
@@ -69,16 +70,12 @@ def inline_hook(func: ir.Operation, op: ir.Operation, body: ir.Operation) -> Non
 def copy_body(body: ir.Operation, values: Sequence[ir.Value], ip: ir.InsertionPoint, name: str) -> list[ir.Value]:
     """Copy the ops of a function of one block, called on `values`, to another place; returns what it gives. `name`
     tells the names of its values from those of the graph that they are put into."""
-    mapping = dict(zip(body.regions[0].blocks[0].arguments, values, strict=True))
-    for view in body.regions[0].blocks[0].operations:
-        if view.operation.name == "func.return":
-            return [mapping[value] for value in view.operation.operands]
-        copy = view.operation.clone(ip=ip).operation
-        for index, operand in enumerate(view.operation.operands):
-            copy.operands[index] = mapping[operand]
+    block = body.regions[0].blocks[0]
+    mapping: dict[ir.Value, ir.Value] = dict(zip(block.arguments, values, strict=True))
+    *ops, end = (view.operation for view in block.operations)
+    for copy in copy_ops(ops, mapping, ip):
         _mark(copy, name)
-        mapping.update(zip(view.operation.results, copy.results, strict=True))
-    return []
+    return [mapping[value] for value in end.operands]
 
 
 def check_body(body: ir.Operation, pass_name: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
@@ -15,10 +14,10 @@ from retrograd.pipelines.analysis.isolated_products import repays_isolation
 from retrograd.pipelines.device_targets import PACKING_MARK
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.barriers import BARRIER
-from retrograd.pipelines.transforms.bwd_accumulate_products import hide_from_fusion
+from retrograd.pipelines.transforms.barriers import BARRIER, hide_from_fusion
 from retrograd.pipelines.transforms.fills import read_number
-from retrograd.pipelines.transforms.generics import count_bits, is_elementwise, read_inputs, read_maps
+from retrograd.pipelines.transforms.generics import count_bytes, is_elementwise, read_inputs, read_maps
+from retrograd.pipelines.transforms.uses import only_user, replace_operand
 from retrograd.pipelines.transforms.views import is_view
 
 
@@ -58,12 +57,6 @@ def find_chain(product: ir.Operation) -> list[ir.Operation]:
     return chain[:end]
 
 
-def only_user(value: ir.Value) -> ir.Operation | None:
-    """The op that alone uses ``value``, once."""
-    uses = list(value.uses)
-    return uses[0].owner if len(uses) == 1 else None
-
-
 def reads_in_order(op: ir.Operation, value: ir.Value) -> bool:
     """Whether an elementwise op reads ``value`` in the order in which it writes its result."""
     if not is_elementwise(op):
@@ -92,18 +85,9 @@ def find_reads(product: ir.Operation, chain: Sequence[ir.Operation]) -> list[ir.
     return list(found)
 
 
-def count_bytes(value: ir.Value) -> int | None:
-    """Bytes of a tensor in memory; ``None`` if its size is open."""
-    type_ = ir.RankedTensorType(value.type)
-    return prod(type_.shape) * max(1, count_bits(type_.element_type) // 8) if type_.has_static_shape else None
-
-
 def isolate(product: ir.Operation, chain: Sequence[ir.Operation]) -> None:
     """Put a barrier between a product and what takes it; both, and all of ``chain``, move to right before its end,
     where the one kernel would have been."""
     for op, following in pairwise(reversed([product, *chain])):
         following.move_before(op)
-    hidden = hide_from_fusion(product.results[0], chain[0])
-    for number, value in enumerate(chain[0].operands):
-        if value == product.results[0]:
-            chain[0].operands[number] = hidden
+    replace_operand(chain[0], product.results[0], hide_from_fusion(product.results[0], chain[0]))

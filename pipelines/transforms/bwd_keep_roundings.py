@@ -11,8 +11,9 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
-from retrograd.pipelines.transforms.forms import copy_body
-from retrograd.pipelines.transforms.generics import GENERIC, count_inputs
+from retrograd.pipelines.transforms.copies import copy_form
+from retrograd.pipelines.transforms.fills import read_number
+from retrograd.pipelines.transforms.generics import GENERIC, read_inputs
 
 _COMPARE, _ROUND = "arith.cmpf", "arith.truncf"
 # oeq, one, ueq, une.
@@ -57,8 +58,10 @@ class BwdKeepRoundings(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         ops = [op for func in functions(module) for op in walk(only_block(func, self.name))]
-        found = [op for op in ops if is_rounded(op)]
-        if not found or not any(asks_for_equality(op) for op in ops if op.name == GENERIC):
+        generics = [op for op in ops if op.name == GENERIC]
+        bodies = [view.operation for generic in generics for view in generic.regions[0].blocks[0].operations]
+        found = [op for op in bodies if is_rounded(op)]
+        if not found or not any(asks_for_equality(generic) for generic in generics):
             return
         form = ir.Module.parse(_FORM)
         for op in found:
@@ -78,20 +81,15 @@ def asks_for_equality(generic: ir.Operation) -> bool:
     """Whether a ``linalg.generic`` compares elements of two tensors for equality: not with a constant, nor those of one
     tensor with themselves, which asks for NaN."""
     block = generic.regions[0].blocks[0]
-    tensors = dict(zip(block.arguments, list(generic.operands)[: count_inputs(generic)], strict=False))
+    tensors = dict(zip(block.arguments, read_inputs(generic), strict=False))
     for view in block.operations:
         op = view.operation
         if op.name != _COMPARE or ir.IntegerAttr(op.attributes["predicate"]).value not in _EQUALITIES:
             continue
         sides = [tensors.get(side, side) for side in op.operands]
-        if sides[0] != sides[1] and not any(is_constant(side) for side in sides):
+        if sides[0] != sides[1] and all(read_number(side) is None for side in sides):
             return True
     return False
-
-
-def is_constant(value: ir.Value) -> bool:
-    """Whether a value is written in the module."""
-    return isinstance(value, ir.OpResult) and value.owner.name == "arith.constant"
 
 
 def keep(op: ir.Operation, form: ir.Module) -> None:
@@ -109,7 +107,7 @@ def keep(op: ir.Operation, form: ir.Module) -> None:
         value = ir.Operation.create(
             op.name, operands=operands, results=[wide], attributes=attributes, loc=op.location, ip=ip
         ).result
-    (rounded,) = copy_body(form, [value], op)
+    (rounded,) = copy_form(form, [value], op)
     result = ir.Operation.create(_ROUND, operands=[rounded], results=[narrow], loc=op.location, ip=ip).result
     op.results[0].replace_all_uses_with(result)
     op.erase()

@@ -12,8 +12,9 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import add_barrier
-from retrograd.pipelines.transforms.bwd_isolate_products import count_bytes
-from retrograd.pipelines.transforms.generics import GENERIC, is_elementwise, read_inputs
+from retrograd.pipelines.transforms.copies import copy_ops
+from retrograd.pipelines.transforms.generics import GENERIC, count_bytes, is_elementwise, read_inputs
+from retrograd.pipelines.transforms.uses import replace_operand
 from retrograd.pipelines.transforms.views import SLICE, is_view
 
 _EMPTY = "tensor.empty"
@@ -139,17 +140,5 @@ def repeat(op: ir.Operation, chain: Chain, places: Mapping[ir.Operation, Place])
 def copy_chain(chain: Chain, user: ir.Operation) -> ir.Value:
     """The result of a copy of ``chain`` in front of ``user``, its argument taken from behind a barrier."""
     start, here = ir.InsertionPoint.at_block_begin(chain.source.owner), ir.InsertionPoint(user)
-    copies = {chain.source: add_barrier(chain.source, start, user.location)}
-    for op in chain.ops:
-        copy = op.clone(ip=here)
-        for value in {*op.operands} & copies.keys():
-            replace_operand(copy, value, copies[value])
-        copies[op.results[0]] = copy.results[0]
-    return copies[chain.ops[-1].results[0]]
-
-
-def replace_operand(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:
-    """Have ``op`` take ``new`` wherever it took ``old``."""
-    for number, value in enumerate(op.operands):
-        if value == old:
-            op.operands[number] = new
+    values = {chain.source: add_barrier(chain.source, start, user.location)}
+    return copy_ops(chain.ops, values, here)[-1].results[0]

@@ -11,9 +11,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
-from retrograd.pipelines.transforms.bwd_isolate_products import only_user
 from retrograd.pipelines.transforms.fills import create_fill, is_zero, read_number
 from retrograd.pipelines.transforms.generics import MAPS, read_maps
+from retrograd.pipelines.transforms.uses import only_user
 from retrograd.pipelines.transforms.views import shares_storage
 
 _PRODUCT, _CONCAT, _TRANSPOSE, _COLLAPSE = "linalg.matmul", "tensor.concat", "linalg.transpose", "tensor.collapse_shape"

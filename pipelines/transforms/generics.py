@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from retrograd.dialects import ir
 
 GENERIC = "linalg.generic"
@@ -41,3 +43,9 @@ def is_elementwise(op: ir.Operation | ir.Block) -> bool:
 def count_bits(element: ir.Type) -> int:
     """Bits of an integer or a float."""
     return int(element.width) if isinstance(element, (ir.IntegerType, ir.FloatType)) else 0
+
+
+def count_bytes(value: ir.Value) -> int | None:
+    """Bytes of a tensor in memory; ``None`` if its size is open."""
+    type_ = ir.RankedTensorType(value.type)
+    return prod(type_.shape) * max(1, count_bits(type_.element_type) // 8) if type_.has_static_shape else None
