@@ -22,8 +22,9 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	  ": run make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.txt
-	@# To bytecode on all cores, where pip takes one. Files that are no Python but templates of it do not compile.
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@# To bytecode on all cores, where pip takes one: half of it, less what is hardly imported. Files that are no Python
+	@# but templates of it do not compile.
+	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|pandas|sklearn|fontTools|tests?)/' $(VENV)/lib || true
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 

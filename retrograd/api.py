@@ -64,6 +64,7 @@ def compile_backward(
     verify: bool = False,
     fallback: Literal["island", "error"] = "island",
     cache: bool = True,
+    portable: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> CompiledBackward:
     """Compile the forward and backward of ``model`` for arguments like these.
@@ -94,6 +95,8 @@ def compile_backward(
             code runs nowhere here. A memory budget counts what islands give, and not what torch takes while it runs
             them.
         cache: keep the executable on disk and take it from there the next time.
+        portable: compile at once what ``save`` writes, whose functions others than retrograd call too; otherwise
+            ``save`` compiles that, so that who saves nothing waits for less.
         progress: called with the name of each phase as it begins.
 
     Returns:
@@ -106,9 +109,10 @@ def compile_backward(
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use.
-        TypeError: ``verify`` or ``cache`` is neither True nor False.
+        TypeError: ``verify``, ``cache`` or ``portable`` is neither True nor False.
     """
     check_flag("verify", verify)
+    check_flag("portable", portable)
     options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
         tensors_of(model, args, kwargs)
     )
@@ -116,7 +120,7 @@ def compile_backward(
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
-        built = build_joint(captured, options, phases)
+        built = build_joint(captured, options, phases, portable=portable)
         backward = built.function(BACKWARD)
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
         if verify:
@@ -140,7 +144,7 @@ def compile_backward(
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
     return CompiledBackward(
-        call, convention, state, built.program, built.executable.vmfb, manifest, stages, again, built.times
+        call, convention, state, built.program, built.compile_portable, manifest, stages, again, built.times
     )
 
 
@@ -173,7 +177,8 @@ def load(
     state = ModelState([e.name for e in convention.state], model, manifest.signature.get("training", {}))
     if model is not None:
         convention.check_state(state.tensors())
-    return CompiledBackward(Bridge(program, manifest), convention, state, program, artifact.vmfb, manifest, _no_ir)
+    bridge = Bridge(program, manifest)
+    return CompiledBackward(bridge, convention, state, program, lambda: artifact.vmfb, manifest, _no_ir)
 
 
 def bisect(

@@ -27,7 +27,6 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.fingerprint import source_fingerprint
 from retrograd.pipelines.functions import JOINT, find_function
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
@@ -42,12 +41,12 @@ from retrograd.pipelines.staged import (
 )
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.bridge import BACKWARD, FORWARD
-from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import FunctionSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
+from retrograd.store import Store
 
 _NO_BODIES: Mapping[str, torch.fx.GraphModule] = {}
 
@@ -63,6 +62,7 @@ class Build:
     cached: bool
     times: IslandTimes
     packings: Packings
+    compile_portable: Callable[[], bytes]
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
@@ -92,8 +92,8 @@ class Build:
         return self.times.timed(executor.run)
 
 
-def build_joint(captured: CapturedGraph, options: Options, phases: Progress) -> Build:
-    """Compile a captured joint graph.
+def build_joint(captured: CapturedGraph, options: Options, phases: Progress, *, portable: bool = False) -> Build:
+    """Compile a captured joint graph; ``portable`` is as for :func:`build_program`.
 
     Raises:
         CaptureError: an op that cannot be imported, or has no compiled form, without a fallback.
@@ -107,7 +107,7 @@ def build_joint(captured: CapturedGraph, options: Options, phases: Progress) -> 
     def load(islands: Sequence[Island]) -> ir.Module:
         return import_joint(captured, options.policy, phases, islands, packings.bodies())
 
-    return build_program(captured.graph_module, load, options, phases, packings)
+    return build_program(captured.graph_module, load, options, phases, packings, portable=portable)
 
 
 def import_joint(
@@ -149,8 +149,7 @@ def build_graph(traced: torch.fx.GraphModule, function: str, options: Options) -
         mark_module(module, options.policy, unmatched="ignore")
         return module
 
-    # Nothing of it is written to a file.
-    built = build_program(traced, load, options, Progress(), packings, standalone=False)
+    built = build_program(traced, load, options, Progress(), packings)
     functions = {f.name: built.function(f.name) for f in built.staged.functions}
     return functions | {FORWARD: refusing_wrong_indices(functions[FORWARD], traced)}
 
@@ -162,16 +161,17 @@ def build_program(
     phases: Progress,
     packings: Packings,
     *,
-    standalone: bool = True,
+    portable: bool = False,
 ) -> Build:
     """Run what ``load`` imports of a graph, islands for what does not compile, through passes, compiler and loader.
 
-    ``standalone`` says whether it can be written to a file, for others than the runtime to call.
+    ``portable`` says whether it has what others than the runtime call, a file for ``iree-run-module``; otherwise that
+    is compiled when it is asked for.
 
     Raises:
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
     """
-    target, store = options.find_target(), _Store() if options.cache else None
+    target, store = options.find_target(), Store() if options.cache else None
     builders: list[BudgetBuilder] = []
 
     def stage(islands: Sequence[Island]) -> StagedModule:
@@ -180,7 +180,7 @@ def build_program(
             # A forward alone has nothing to partition, whatever the policy.
             return stage_module(module, options.partition, phases)
         source = module.operation.get_asm(enable_debug_info=True)
-        builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store, standalone))
+        builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store, portable))
         return builders[-1].stage("default")
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
@@ -189,7 +189,7 @@ def build_program(
             packings.check_saved(built[0].saved)
             return built
         packings.check_saved(staged.saved)
-        return (staged, *build_executable(staged, target, find_versions(), phases, store, standalone=standalone))
+        return (staged, *build_executable(staged, target, find_versions(), phases, store, standalone=portable))
 
     fallback = Fallback(options.allowed_fallback(), target, find_versions(), store)
     (staged, executable, cached), islands = fallback.compile(graph_module, stage, finish)
@@ -198,9 +198,16 @@ def build_program(
         program = Program.load(executable.vmfb, driver=options.uri(), needs_device=False)
     for note in executable.notes:
         warnings.warn(note, stacklevel=3)
-    return Build(
-        staged, executable, program, function_specs(staged, executable), cached, IslandTimes(islands), packings
-    )
+
+    def compile_portable() -> bytes:
+        if portable:
+            return executable.vmfb
+        # The same kernels, so with the same flags.
+        same = target.only(executable.flags)
+        return build_executable(staged, same, find_versions(), Progress(), store, standalone=True)[0].vmfb
+
+    specs = function_specs(staged, executable)
+    return Build(staged, executable, program, specs, cached, IslandTimes(islands), packings, compile_portable)
 
 
 def _refuse_open_sizes(module: ir.Module) -> None:
@@ -224,7 +231,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     driver = choose_uri(target.names, choose_device(target.names, [device]))
     # What compiles beside the training is the same program.
     plain = replace(options, background=False)
-    store = _Store() if options.cache else None
+    store = Store() if options.cache else None
     plans: list[StagePlan] = []
     texts: list[str] = []
 
@@ -280,20 +287,3 @@ def _within_reach(interface: FunctionInterface, taken: Collection[str]) -> Funct
         replace(r, role="output") if r.role == "saved" and r.value in taken else r for r in interface.results
     )
     return replace(interface, results=results)
-
-
-class _Store:
-    """The on-disk cache as the pipelines see it."""
-
-    def __init__(self) -> None:
-        self._cache = Cache()
-
-    def get(self, parts: dict[str, str]) -> bytes | None:
-        return self._cache.get(self._key(parts))
-
-    def put(self, parts: dict[str, str], data: bytes) -> None:
-        self._cache.put(self._key(parts), data)
-
-    @staticmethod
-    def _key(parts: dict[str, str]) -> str:
-        return cache_key({**parts, "sources": source_fingerprint()})

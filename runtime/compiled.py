@@ -39,7 +39,7 @@ class CompiledBackward:
         convention: CallingConvention,
         state: ModelState,
         program: Program,
-        vmfb: bytes,
+        portable: Callable[[], bytes],
         manifest: Manifest,
         ir: Callable[[str], str],
         bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
@@ -49,7 +49,7 @@ class CompiledBackward:
         self._convention = convention
         self._state = state
         self._program = program
-        self._vmfb = vmfb
+        self._portable = portable
         self.manifest = manifest
         self._ir = ir
         self._bisect = bisect
@@ -86,7 +86,7 @@ class CompiledBackward:
             self._convention,
             state,
             self._program,
-            self._vmfb,
+            self._portable,
             self.manifest,
             self._ir,
             times=self._times,
@@ -110,8 +110,11 @@ class CompiledBackward:
         """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
         it.
 
+        Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache.
+
         Raises:
             ArtifactError: some ops run in torch, which no file holds; lists them.
+            CompileError: iree-compile failed.
             OSError: the file cannot be written; nothing is left behind.
         """
         if self._times.islands:
@@ -120,7 +123,9 @@ class CompiledBackward:
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"
             )
-        write_artifact(path, self._vmfb, dataclasses.replace(self.manifest, report=self.explain().to_dict()))
+        vmfb = self._portable()
+        report = {**self.explain().to_dict(), "vmfb_bytes": len(vmfb)}
+        write_artifact(path, vmfb, dataclasses.replace(self.manifest, report=report))
 
     def mlir(self, stage: str) -> str:
         """The IR at ``imported``, ``partitioned``, ``scheduled`` or ``linalg``.

@@ -37,6 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
             memory_budget=arguments.memory_budget,
             verify=arguments.verify,
             cache=not arguments.no_cache,
+            portable=True,
             progress=announce,
         )
         if arguments.verify:

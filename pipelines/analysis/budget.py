@@ -61,15 +61,6 @@ class BudgetOptions:
     filling_gap: float = 0.01
 
 
-def find_budget_partition(graph: JointGraph, budget_bytes: int, options: BudgetOptions | None = None) -> PartitionPlan:
-    """The plan of least recomputation whose peak, by ``liveness``, is at most ``budget_bytes`` in one schedule.
-
-    Raises:
-        InfeasibleBudget: no plan that was found has so low a peak; says the least that one has.
-    """
-    return find_curve(graph, options).pick(budget_bytes).plan
-
-
 def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve:
     """All that the budget can buy: plans of falling peak and rising cost, the same each time."""
     options = options or BudgetOptions()

@@ -45,7 +45,7 @@ def test_a_tenth_of_what_is_native_stays_native(tmp_path: Path) -> None:
         "--listed",
         ROOT / "docs/coverage.md",
     ]
-    options += ["--rotate", datetime.date.today(), "--timeout", 300, "--together", 16]
+    options += ["--rotate", datetime.date.today(), "--timeout", 300, "--together", 32]
     run_alone(ROOT / "tests/coverage/op_sweep.py", *options)
     verdicts = read_verdicts(tmp_path / "verdicts.jsonl").values()
     assert len(verdicts) > 10

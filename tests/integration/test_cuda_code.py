@@ -123,7 +123,8 @@ def make_arguments() -> tuple[Tensor, Tensor]:
 
 
 def test_bf16_random_numbers_and_f64_compile_to_ptx(tmp_path: Path) -> None:
-    retrograd.compile_backward(Words(), make_arguments(), target="cuda:sm_90").save(tmp_path / "words.vmfb")
+    step = retrograd.compile_backward(Words(), make_arguments(), target="cuda:sm_90", portable=True)
+    step.save(tmp_path / "words.vmfb")
     artifact = read_artifact(tmp_path / "words.vmfb")
     assert artifact.manifest.targets == ("cuda:sm_90",)
     # No flags but the first set's: none of these falls back to slower code.

@@ -36,7 +36,8 @@ def make_input() -> torch.Tensor:
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One file with code for the CPU, for CUDA and for Vulkan."""
     path = tmp_path_factory.mktemp("vulkan") / "model.vmfb"
-    retrograd.compile_backward(make_model(), (make_input(),), target=("cpu", "cuda", "vulkan")).save(path)
+    step = retrograd.compile_backward(make_model(), (make_input(),), target=("cpu", "cuda", "vulkan"), portable=True)
+    step.save(path)
     return path
 
 
@@ -143,7 +144,7 @@ def test_random_numbers_and_recomputed_masks_have_the_bits_of_the_cpu(tmp_path: 
 
     path = tmp_path / "random.vmfb"
     x = torch.rand(40, 50).add_(1).requires_grad_()
-    retrograd.compile_backward(model, (x,), target=("cpu", "vulkan")).save(path)
+    retrograd.compile_backward(model, (x,), target=("cpu", "vulkan"), portable=True).save(path)
     torch.manual_seed(7)
     seed, runs = draw_seed(), []
     for device in ("cpu", "vulkan"):

@@ -14,7 +14,7 @@ import pytest
 from graph_text import parse_graph, value_names
 from test_min_cut_random import check_halves, random_graph
 
-from retrograd.pipelines.analysis.budget import BudgetOptions, find_budget_partition, find_checkpoints, find_curve
+from retrograd.pipelines.analysis.budget import BudgetOptions, find_checkpoints, find_curve
 from retrograd.pipelines.analysis.exact_budget import find_memory_rows
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import Peaks, compute_floor
@@ -91,29 +91,29 @@ def gpt(blocks: int, size: int = 4096) -> JointGraph:
     return parse_graph("\n".join([*lines, f"forward {last}", f"backward {gradient['x']} {gradient['w']}"]))
 
 
-def cheapest(graph: JointGraph, budget: int) -> float | None:
-    """The least cost within the budget, by trying every set of values that the forward could leave."""
+def price_all(graph: JointGraph) -> list[tuple[int, float]]:
+    """Peak and cost of every plan: for each set of values that the forward could leave."""
     tensors = [v.id for v in graph.values if v.is_tensor and v.producer is not None]
     early = [v for v in tensors if graph.values[v].producer not in graph.tangent_ops]
-    costs = []
+    priced = []
     for size in range(len(early) + 1):
         for chosen in combinations(early, size):
             plan = sink_recomputation(graph, plan_from_saved(graph, chosen, "test"))
-            if find_unsavable(graph, plan) is None and Peaks(graph).least(plan) <= budget:
-                costs.append(CostModel().total(graph, plan.recomputed))
-    return min(costs, default=None)
+            if find_unsavable(graph, plan) is None:
+                priced.append((Peaks(graph).least(plan), CostModel().total(graph, plan.recomputed)))
+    return priced
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_plan_within_the_budget_is_cheaper(seed: int) -> None:
     graph = random_graph(seed, ops=random.Random(seed).randint(4, 12), unit=64)
-    curve = find_curve(graph)
+    curve, priced = find_curve(graph), price_all(graph)
     for budget in sorted({p.peak for p in curve.points} | {p.peak - 1 for p in curve.points}):
-        best = cheapest(graph, budget)
+        best = min((cost for peak, cost in priced if peak <= budget), default=None)
         if budget < curve.points[-1].peak:
             assert best is None
             with pytest.raises(InfeasibleBudget) as caught:
-                find_budget_partition(graph, budget)
+                curve.pick(budget)
             assert caught.value.least == curve.points[-1].peak
         else:
             assert best is not None
@@ -229,7 +229,7 @@ def test_thousands_of_nodes() -> None:
     assert len(curve.points) >= 5
     assert curve.points[0].cost == 0
     assert curve.points[0].peak <= default
-    plan = find_budget_partition(graph, default // 2)
+    plan = curve.pick(default // 2).plan
     assert Peaks(graph).least(plan) <= default // 2
     assert find_unsavable(graph, plan) is None
     assert set(plan.recomputed) <= graph.forward_ops

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from retrograd import build
+from retrograd import store
 from retrograd.pipelines.fingerprint import hash_sources, source_fingerprint
+from retrograd.store import Store
 
 
 def test_each_change_of_a_pass_is_seen(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_each_change_of_a_pass_is_seen(tmp_path: Path) -> None:
 def test_what_other_passes_made_is_not_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path))
     assert len(source_fingerprint()) == 64
-    build._Store().put({"module": "m"}, b"executable")
-    assert build._Store().get({"module": "m"}) == b"executable"
-    monkeypatch.setattr(build, "source_fingerprint", lambda: "others")
-    assert build._Store().get({"module": "m"}) is None
+    Store().put({"module": "m"}, b"executable")
+    assert Store().get({"module": "m"}) == b"executable"
+    monkeypatch.setattr(store, "source_fingerprint", lambda: "others")
+    assert Store().get({"module": "m"}) is None

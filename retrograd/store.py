@@ -1,0 +1,27 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The on-disk cache as the pipelines see it."""
+
+from __future__ import annotations
+
+from retrograd.pipelines.fingerprint import source_fingerprint
+from retrograd.runtime.cache import Cache, cache_key
+
+
+class Store:
+    """Results of the compiler, by what they depend on and by retrograd's own sources."""
+
+    def __init__(self) -> None:
+        self._cache = Cache()
+
+    def get(self, parts: dict[str, str]) -> bytes | None:
+        """What was put there for ``parts``."""
+        return self._cache.get(self._key(parts))
+
+    def put(self, parts: dict[str, str], data: bytes) -> None:
+        """Keep ``data`` for ``parts``."""
+        self._cache.put(self._key(parts), data)
+
+    @staticmethod
+    def _key(parts: dict[str, str]) -> str:
+        return cache_key({**parts, "sources": source_fingerprint()})
