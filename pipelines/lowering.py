@@ -55,7 +55,8 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
     own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
-    before, after = "bwd-negate-products," * ("cpu" in target.kinds), ",bwd-pad-products" * has_matrix_units
+    before = "bwd-negate-products," * ("cpu" in target.kinds)
+    after = ",bwd-narrow-products,bwd-pad-products" * has_matrix_units
     own = f"{_IN_ORDER},{own}" if target.is_in_order else own
     # In f64, and for a GPU beside the CPU too: they share the module.
     sines = ",bwd-expand-sines" * ("cpu" in target.kinds and target.has_f64)

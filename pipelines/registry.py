@@ -30,6 +30,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-keep-roundings": "retrograd.pipelines.transforms.bwd_keep_roundings:BwdKeepRoundings",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",
+    "bwd-narrow-products": "retrograd.pipelines.transforms.bwd_narrow_products:BwdNarrowProducts",
     "bwd-narrow-saved": "retrograd.pipelines.transforms.bwd_narrow_saved:BwdNarrowSaved",
     "bwd-negate-products": "retrograd.pipelines.transforms.bwd_negate_products:BwdNegateProducts",
     "bwd-order-scatters": "retrograd.pipelines.transforms.bwd_order_scatters:BwdOrderScatters",

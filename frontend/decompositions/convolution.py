@@ -54,7 +54,7 @@ def convolution(
     xs, ws = _computed(x), _computed(weight)
     if transposed:
         extra = spread_axes(output_padding, window.rank)
-        y = input_gradient(xs, ws, window, _transposed_size(x.shape[2:], window, extra), groups)
+        y = input_gradient(xs, weight, window, _transposed_size(x.shape[2:], window, extra), groups)
     else:
         y = correlate(xs, ws, window, groups) if direct else correlation(xs, ws, window, groups)
     if bias is not None:
@@ -103,7 +103,7 @@ def convolution_backward(
                 if extra >= step:
                     grad_x = grad_x.narrow(axis + 2, 0, x.shape[axis + 2])
         else:
-            grad_x = input_gradient(gs, ws, window, x.shape[2:], groups)
+            grad_x = input_gradient(gs, weight, window, x.shape[2:], groups)
         grad_x = grad_x.to(x.dtype)
     if output_mask[1]:
         wide, narrow = (gs, xs) if transposed else (xs, gs)

@@ -48,11 +48,12 @@ def input_gradient(grad: Tensor, weight: Tensor, window: Window, size: Sequence[
     """The adjoint of ``correlation`` in its input: ``grad [N, O, *out]`` to ``[N, C, *size]``.
 
     As correlations with the turned filter where that is possible and pays, else as a product whose columns are folded.
+    A weight of narrower type than ``grad`` is turned as it is, and widened when it is multiplied.
     """
     narrow = groups == 1 and weight.shape[1] < TURNED_CHANNELS
     turns = is_static((*size, *grad.shape[2:])) and can_turn(window) and math.prod(window.stride) <= MAX_PHASES
     if narrow or not turns or math.prod(window.kernel) == 1:
-        return _folded_product(grad, weight, window, size, groups)
+        return _folded_product(grad, weight.to(grad.dtype), window, size, groups)
     return turned_correlations(grad, weight, window, size, groups)
 
 

@@ -57,7 +57,7 @@ def turned_correlations(grad: Tensor, weight: Tensor, window: Window, size: Sequ
     high = [
         max(0, *(q - n + p.shift for p in line)) for q, n, line in zip(quotients, grad.shape[2:], axes, strict=True)
     ]
-    buffer, turned = pad_axes(grad, low, high), _turned_filter(weight, groups)
+    buffer, turned = pad_axes(grad, low, high), _turned_filter(weight, groups).to(grad.dtype)
     parts = []
     for phases in itertools.product(*axes):
         view, kernel = buffer, turned
