@@ -35,7 +35,8 @@ _LOWERING = (
     "bwd-export-results"
 )
 # What code for a CPU and nothing else needs.
-_CPU_ALONE = "bwd-order-scatters,bwd-mark-products,bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
+_MARKS = "bwd-mark-products"
+_CPU_ALONE = f"bwd-order-scatters,{_MARKS},bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
 # What takes less memory, where kernels run one at a time to that end.
 _IN_ORDER = "bwd-repeat-elementwise,bwd-split-columns"
 # What code on packed operands needs besides.
@@ -53,6 +54,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
     cpu_alone = target.kinds == ("cpu",)
     own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
+    own = own.replace(_MARKS, f"{_MARKS}{{avoid-tails=true}}") if target.has_avx512 else own
     own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     before = "bwd-negate-products," * ("cpu" in target.kinds)

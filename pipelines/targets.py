@@ -73,6 +73,13 @@ class Target:
         return all(device.has_f64 for device in self.devices)
 
     @property
+    def has_avx512(self) -> bool:
+        """Whether it is for one CPU with vectors of 512 bits: this machine's, or one that is named to have them."""
+        if len(self.devices) != 1 or self.kinds != ("cpu",):
+            return False
+        return "avx512f" in host_cpu().split() if self.name == "cpu" else self.name == "cpu:x86-64-v4"
+
+    @property
     def max_bindings(self) -> int | None:
         """How many buffers a kernel may take: the devices share the kernels' signatures; None where any number."""
         return min((d.max_bindings for d in self.devices if d.max_bindings is not None), default=None)

@@ -4,19 +4,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.packed_products import Shape, repays_packing
 from retrograd.pipelines.analysis.split_products import find_part
+from retrograd.pipelines.analysis.tail_tiles import TailTile, find_tail_tile
 from retrograd.pipelines.device_targets import PACKING_MARK
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import BARRIER, walk
+from retrograd.pipelines.transforms.uses import only_user
+from retrograd.pipelines.transforms.views import is_view
 
 # How many terms a part of the sum has, for IREE's split reductions.
 SPLIT_MARK = "iree_linalg_ext.split_reduction"
+# How the kernel of an op is to be computed.
+_TILE_MARK = "compilation_info"
+_TILE = (
+    "#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<"
+    "distribution = [{t.rows}, {t.workgroup_columns}, 0], vector_common_parallel = [{t.rows}, {t.columns}, 0], "
+    "vector_reduction = [0, 0, {t.terms}]>, translation_info = "
+    "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
+)
 # What each is for the analysis, which counts in torch's ops.
 _PRODUCTS = {"linalg.matmul": "torch.aten.mm", "linalg.batch_matmul": "torch.aten.bmm"}
 
@@ -30,6 +41,10 @@ class BwdMarkProducts(ModulePass):
     and none of a function does, the barriers at that function's end are marked, of which IREE packs nothing:
     bwd-isolate-arguments has to have run.
     """
+
+    avoid_tails: bool = field(
+        default=False, metadata={"help": "give tiles that leave no tail, for vectors of 512 bits, where tails are slow"}
+    )
 
     name: ClassVar[str] = "bwd-mark-products"
     description: ClassVar[str] = "Mark the matrix products that a CPU is to pack the operands of, or to split"
@@ -54,6 +69,30 @@ class BwdMarkProducts(ModulePass):
             for op in found:
                 if (part := find_part(_PRODUCTS[op.name], _read_operands(op))) is not None:
                     op.attributes[SPLIT_MARK] = ir.ArrayAttr.get([ir.IntegerAttr.get(ir.IndexType.get(), part)])
+                if self.avoid_tails and op not in worthy[func] and (tile := choose_tile(op)) is not None:
+                    op.attributes[_TILE_MARK] = ir.Attribute.parse(_TILE.format(t=tile))
+
+
+def choose_tile(product: ir.Operation) -> TailTile | None:
+    """The tile of a ``linalg.matmul`` in f32 whose second matrix is transposed in memory, where IREE's leaves a tail."""
+    shapes = _read_operands(product)
+    element = ir.RankedTensorType(product.operands[0].type).element_type
+    if product.name != "linalg.matmul" or not isinstance(element, ir.F32Type) or not is_transposed(product.operands[1]):
+        return None
+    left, right = shapes
+    if left is None or right is None:
+        return None
+    return find_tail_tile(left[0], right[1], find_part(_PRODUCTS[product.name], shapes) or left[1])
+
+
+def is_transposed(matrix: ir.Value) -> bool:
+    """Whether ``matrix`` is a transposition, seen through views, that nothing else uses: IREE reads what it is of."""
+    while isinstance(matrix, ir.OpResult) and only_user(matrix) is not None:
+        op = matrix.owner.operation
+        if not is_view(op):
+            return bool(op.name == "linalg.transpose")
+        matrix = op.operands[0]
+    return False
 
 
 def is_worth_packing(product: ir.Operation) -> bool:

@@ -1,4 +1,6 @@
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-mark-products' | FileCheck %s
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-mark-products{avoid-tails=true}' \
+// RUN:   | FileCheck %s --check-prefix=TAILS
 
 // Large products repay packing their operands, small ones do not.
 // CHECK-LABEL: func.func @large_and_small(
@@ -72,4 +74,31 @@ func.func @split(%a: tensor<64x32768xf32>, %b: tensor<32768x64xf32>, %y: tensor<
   %1 = linalg.matmul ins(%c, %d : tensor<16x2048xf32>, tensor<2048x16xf32>) outs(%z : tensor<16x16xf32>)
       -> tensor<16x16xf32>
   return %0, %1 : tensor<64x64xf32>, tensor<16x16xf32>
+}
+
+// -----
+
+// Of 21 columns that lie transposed in memory a tile of 16 leaves a tail of five; 48 columns have none, and of a matrix
+// that is not transposed it is no trouble.
+// CHECK-LABEL: func.func @tail(
+// CHECK-NOT: compilation_info
+// TAILS-LABEL: func.func @tail(
+// TAILS: linalg.matmul {compilation_info = #iree_codegen.compilation_info<
+// TAILS-SAME: distribution = [8, 21, 0], vector_common_parallel = [8, 7, 0], vector_reduction = [0, 0, 16]
+// TAILS-NOT: compilation_info
+func.func @tail(%a: tensor<16x8192xf32>, %b: tensor<1x21x8192xf32>, %c: tensor<48x8192xf32>, %d: tensor<8192x21xf32>,
+                %y: tensor<16x21xf32>, %z: tensor<16x48xf32>)
+    -> (tensor<16x21xf32>, tensor<16x48xf32>, tensor<16x21xf32>) {
+  %e = tensor.empty() : tensor<1x8192x21xf32>
+  %t = linalg.transpose ins(%b : tensor<1x21x8192xf32>) outs(%e : tensor<1x8192x21xf32>) permutation = [0, 2, 1]
+  %m = tensor.collapse_shape %t [[0, 1], [2]] : tensor<1x8192x21xf32> into tensor<8192x21xf32>
+  %0 = linalg.matmul ins(%a, %m : tensor<16x8192xf32>, tensor<8192x21xf32>) outs(%y : tensor<16x21xf32>)
+      -> tensor<16x21xf32>
+  %f = tensor.empty() : tensor<8192x48xf32>
+  %u = linalg.transpose ins(%c : tensor<48x8192xf32>) outs(%f : tensor<8192x48xf32>) permutation = [1, 0]
+  %1 = linalg.matmul ins(%a, %u : tensor<16x8192xf32>, tensor<8192x48xf32>) outs(%z : tensor<16x48xf32>)
+      -> tensor<16x48xf32>
+  %2 = linalg.matmul ins(%a, %d : tensor<16x8192xf32>, tensor<8192x21xf32>) outs(%y : tensor<16x21xf32>)
+      -> tensor<16x21xf32>
+  return %0, %1, %2 : tensor<16x21xf32>, tensor<16x48xf32>, tensor<16x21xf32>
 }
