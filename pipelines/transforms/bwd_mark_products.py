@@ -74,7 +74,7 @@ class BwdMarkProducts(ModulePass):
 
 
 def choose_tile(product: ir.Operation) -> TailTile | None:
-    """The tile of a ``linalg.matmul`` in f32 whose second matrix is transposed in memory, where IREE's leaves a tail."""
+    """The tile of a ``linalg.matmul`` in f32 whose second matrix lies transposed, where IREE's own leaves a tail."""
     shapes = _read_operands(product)
     element = ir.RankedTensorType(product.operands[0].type).element_type
     if product.name != "linalg.matmul" or not isinstance(element, ir.F32Type) or not is_transposed(product.operands[1]):

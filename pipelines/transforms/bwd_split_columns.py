@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
@@ -22,7 +23,8 @@ _PRODUCT, _CONCAT, _TRANSPOSE, _COLLAPSE = "linalg.matmul", "tensor.concat", "li
 @dataclass(frozen=True)
 class BwdSplitColumns(ModulePass):
     """Splits a ``linalg.matmul`` whose second operand is a transposed ``tensor.concat``, ``[1, taps * C, positions]``
-    joined along its middle, into a product for each tensor that is joined, ``[1, C, positions]``.
+    joined along its middle, into a product for each tensor that is joined, ``[1, C, positions]``. What is joined may
+    have more axes, ``[1, taps, C, ...]``, and be collapsed to that.
 
     This is how the gradient of a convolution's filter is written: the columns of all taps (im2col) are as many times
     the input as there are taps. One after another, each tap's slice is free again before the next one is copied. The
@@ -45,9 +47,11 @@ class BwdSplitColumns(ModulePass):
 
 @dataclass(frozen=True)
 class Columns:
-    """The ops that make the second operand of a product: tensors joined, transposed, and seen as a matrix."""
+    """The ops that make the second operand of a product: tensors joined, collapsed to three axes (``None``: they have
+    no more), transposed, and seen as a matrix."""
 
     concat: ir.Operation
+    fold: ir.Operation | None
     transpose: ir.Operation
     collapse: ir.Operation
 
@@ -57,19 +61,33 @@ def find_columns(product: ir.Operation) -> Columns | None:
     takes."""
     if product.name != _PRODUCT or is_indexed_otherwise(product) or not is_zero(product.operands[2]):
         return None
-    value = product.operands[1]
     found: list[ir.Operation] = []
-    for name in (_COLLAPSE, _TRANSPOSE, _CONCAT):
-        if not isinstance(value, ir.OpResult) or value.owner.name != name or only_user(value) is None:
+    value = product.operands[1]
+    for names in ((_COLLAPSE,), (_TRANSPOSE,), (_COLLAPSE, _CONCAT)):
+        if not isinstance(value, ir.OpResult) or value.owner.name not in names or only_user(value) is None:
             return None
         found.append(value.owner.operation)
         value = found[-1].operands[0]
     collapse, transpose, concat = found
-    type_ = ir.RankedTensorType(concat.results[0].type)
+    fold = None
+    if concat.name == _COLLAPSE:
+        fold = concat
+        if not isinstance(value, ir.OpResult) or value.owner.name != _CONCAT or only_user(value) is None:
+            return None
+        concat = value.owner.operation
     order = list(ir.DenseI64ArrayAttr(transpose.attributes["permutation"]))
     axis = ir.IntegerAttr(concat.attributes["dim"]).value
-    is_matrix = type_.has_static_shape and type_.rank == 3 and type_.shape[0] == 1
-    return Columns(concat, transpose, collapse) if is_matrix and order == [0, 2, 1] and axis == 1 else None
+    is_matrix = is_joined_columns(concat, fold) and order == [0, 2, 1] and axis == 1
+    return Columns(concat, fold, transpose, collapse) if is_matrix else None
+
+
+def is_joined_columns(concat: ir.Operation, fold: ir.Operation | None) -> bool:
+    """Whether what is joined along its second axis, and collapsed by ``fold``, is ``[1, taps * C, positions]``."""
+    type_ = ir.RankedTensorType((fold or concat).results[0].type)
+    if not type_.has_static_shape or type_.rank != 3 or type_.shape[0] != 1:
+        return False
+    groups = [list(ir.ArrayAttr(group)) for group in ir.ArrayAttr(fold.attributes["reassociation"])] if fold else []
+    return not fold or len(groups[0]) == 1
 
 
 def is_indexed_otherwise(product: ir.Operation) -> bool:
@@ -83,11 +101,15 @@ def split(product: ir.Operation, columns: Columns) -> None:
     """Replace ``product`` with one for each tensor that is joined, each behind what slices, transposes and views it."""
     ip, number = ir.InsertionPoint(product), read_number(product.operands[2])
     parts: list[ir.Value] = []
+    _, _, positions = ir.RankedTensorType(columns.transpose.operands[0].type).shape
+    rows = ir.RankedTensorType(product.results[0].type).shape[0]
     for piece in columns.concat.operands:
-        _, depth, positions = ir.RankedTensorType(piece.type).shape
-        rows = ir.RankedTensorType(product.results[0].type).shape[0]
+        depth = prod(ir.RankedTensorType(piece.type).shape) // positions
+        flat = copy_views(piece, ip)
+        if columns.fold is not None:
+            flat = copy(columns.fold, [flat], make_type(columns.fold, [1, depth, positions]), ip)
         turned = make_empty(columns.transpose, [1, positions, depth], ip)
-        turned = copy(columns.transpose, [copy_views(piece, ip), turned], turned.type, ip)
+        turned = copy(columns.transpose, [flat, turned], turned.type, ip)
         matrix = make_type(columns.collapse, [positions, depth])
         start = create_fill(number, make_empty(product, [rows, depth], ip), ip, product.location)
         parts.append(
@@ -102,8 +124,9 @@ def split(product: ir.Operation, columns: Columns) -> None:
         ip=ip,
     )
     product.results[0].replace_all_uses_with(whole.result)
-    for op in (product, columns.collapse, columns.transpose, columns.concat):
-        op.erase()
+    for op in (product, columns.collapse, columns.transpose, columns.fold, columns.concat):
+        if op is not None:
+            op.erase()
 
 
 def erase_unused_views(block: ir.Block) -> None:

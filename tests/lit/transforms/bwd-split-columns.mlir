@@ -66,3 +66,50 @@ func.func @added(%go: tensor<6x8xf32>, %x: tensor<1x4x8xf32>, %to: tensor<6x8xf3
       -> tensor<6x8xf32>
   return %0 : tensor<6x8xf32>
 }
+
+// -----
+
+// Taps of more axes, as those of one row of a large filter are, with two strides in the first piece.
+// CHECK-LABEL: func.func @row(
+// CHECK-SAME: %[[GO:[a-z0-9]+]]: tensor<6x8xf32>, %[[X:[a-z0-9]+]]: tensor<1x2x3x4x2xf32>, %[[Y:[a-z0-9]+]]: tensor<1x1x3x4x2xf32>
+// CHECK: %[[FLAT:.*]] = tensor.collapse_shape %[[X]] {{\[}}[0], [1, 2], [3, 4]] : tensor<1x2x3x4x2xf32> into tensor<1x6x8xf32>
+// CHECK: linalg.transpose ins(%[[FLAT]] : tensor<1x6x8xf32>) outs(%{{.*}} : tensor<1x8x6xf32>)
+// CHECK: linalg.matmul ins(%[[GO]], %{{.*}} : tensor<6x8xf32>, tensor<8x6xf32>) outs(%{{.*}} : tensor<6x6xf32>)
+// CHECK: tensor.collapse_shape %[[Y]] {{\[}}[0], [1, 2], [3, 4]] : tensor<1x1x3x4x2xf32> into tensor<1x3x8xf32>
+// CHECK: linalg.matmul ins(%[[GO]], %{{.*}} : tensor<6x8xf32>, tensor<8x3xf32>) outs(%{{.*}} : tensor<6x3xf32>)
+// CHECK: tensor.concat dim(1) %{{.*}}, %{{.*}} : (tensor<6x6xf32>, tensor<6x3xf32>) -> tensor<6x9xf32>
+func.func @row(%go: tensor<6x8xf32>, %x: tensor<1x2x3x4x2xf32>, %y: tensor<1x1x3x4x2xf32>) -> tensor<6x9xf32> {
+  %zero = arith.constant 0.0 : f32
+  %taps = tensor.concat dim(1) %x, %y : (tensor<1x2x3x4x2xf32>, tensor<1x1x3x4x2xf32>) -> tensor<1x3x3x4x2xf32>
+  %columns = tensor.collapse_shape %taps [[0], [1, 2], [3, 4]] : tensor<1x3x3x4x2xf32> into tensor<1x9x8xf32>
+  %empty = tensor.empty() : tensor<1x8x9xf32>
+  %turned = linalg.transpose ins(%columns : tensor<1x9x8xf32>) outs(%empty : tensor<1x8x9xf32>) permutation = [0, 2, 1]
+  %matrix = tensor.collapse_shape %turned [[0, 1], [2]] : tensor<1x8x9xf32> into tensor<8x9xf32>
+  %start = tensor.empty() : tensor<6x9xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%start : tensor<6x9xf32>) -> tensor<6x9xf32>
+  %0 = linalg.matmul ins(%go, %matrix : tensor<6x8xf32>, tensor<8x9xf32>) outs(%zeros : tensor<6x9xf32>)
+      -> tensor<6x9xf32>
+  return %0 : tensor<6x9xf32>
+}
+
+// -----
+
+// Positions that are split off the second axis are no columns of one tap after another.
+// CHECK-LABEL: func.func @batch(
+// CHECK: tensor.concat
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x4xf32>)
+// CHECK-NOT: tensor.concat
+// CHECK: return
+func.func @batch(%go: tensor<6x8xf32>, %x: tensor<1x1x4x8xf32>) -> tensor<6x4xf32> {
+  %zero = arith.constant 0.0 : f32
+  %taps = tensor.concat dim(3) %x : (tensor<1x1x4x8xf32>) -> tensor<1x1x4x8xf32>
+  %columns = tensor.collapse_shape %taps [[0, 1], [2], [3]] : tensor<1x1x4x8xf32> into tensor<1x4x8xf32>
+  %empty = tensor.empty() : tensor<1x8x4xf32>
+  %turned = linalg.transpose ins(%columns : tensor<1x4x8xf32>) outs(%empty : tensor<1x8x4xf32>) permutation = [0, 2, 1]
+  %matrix = tensor.collapse_shape %turned [[0, 1], [2]] : tensor<1x8x4xf32> into tensor<8x4xf32>
+  %start = tensor.empty() : tensor<6x4xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%start : tensor<6x4xf32>) -> tensor<6x4xf32>
+  %0 = linalg.matmul ins(%go, %matrix : tensor<6x8xf32>, tensor<8x4xf32>) outs(%zeros : tensor<6x4xf32>)
+      -> tensor<6x4xf32>
+  return %0 : tensor<6x4xf32>
+}
