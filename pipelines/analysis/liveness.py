@@ -5,7 +5,8 @@
 Counted: results, residuals, gradients, and scratch memory of each half. Parameters and inputs are not. All results of a
 function have their storage before it runs; autograd frees residuals when the backward returns, so that they are alive
 all through it. Scratch memory follows the kernels that ``fusion`` predicts; adjacent kernels that do not depend on one
-another run at the same time, as IREE schedules them, or, where it is told so (``in_order``), each by itself.
+another run at the same time, as IREE schedules them, or, where it is told so (``in_order``), each by itself, with what
+the passes for that case change of them (``in_order_kernels``).
 
 IREE gives a function one block of scratch memory, in which it places the buffers first come, first served
 (``pack_buffers``): the gaps that stay are part of the prediction.
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.in_order_kernels import order_kernels
 from retrograd.pipelines.analysis.kernel_inputs import KernelInputs, find_inputs
 from retrograd.pipelines.analysis.kernel_steps import Step, Steps
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
@@ -78,16 +80,18 @@ class Peaks:
         results = (*graph.forward_results, *plan.saved)
         forward = find_steps(graph, plan.forward, self._primals, results, self._find_inputs(plan.forward))
         kept = [a for a in self._primals if a not in graph.mutated]
-        backward = find_steps(graph, plan.backward, (*kept, *plan.saved, *graph.tangents), graph.backward_results)
+        given = (*kept, *plan.saved, *graph.tangents)
+        backward = find_steps(graph, plan.backward, given, graph.backward_results)
         gradients = _bytes(graph, graph.backward_results)
+        ordered = order_kernels(graph, forward, self._primals), order_kernels(graph, backward, given)
         side_by_side, one_by_one = (
             Peak(
                 held,
-                compute_scratch(forward, in_order=in_order),
+                compute_scratch(first, in_order=in_order),
                 held + gradients,
-                compute_scratch(backward, in_order=in_order),
+                compute_scratch(second, in_order=in_order),
             )
-            for in_order in (False, True)
+            for first, second, in_order in ((forward, backward, False), (*ordered, True))
         )
         return side_by_side, one_by_one
 
@@ -111,7 +115,8 @@ def compute_floor(graph: JointGraph) -> int:
 
 
 def compute_scratch(formed: Steps, *, in_order: bool = False) -> int:
-    """Bytes of the block that holds all scratch buffers of a function."""
+    """Bytes of the block that holds all scratch buffers of a function; ``in_order``: of kernels that ``order_kernels``
+    gave."""
     waves = range(len(formed.steps)) if in_order else find_waves(formed.steps)
     return pack_buffers(_find_lives(formed.steps, formed.bytes, waves))
 

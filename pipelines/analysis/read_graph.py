@@ -43,6 +43,7 @@ _IGNORED = (VALUES, SHAPES, STORED, PACKED, *MARKS)
 _OPERATOR = "torch.operator"
 # Types of tensors that ops write to.
 _MUTABLE = "!torch.tensor"
+_CLONE = "torch.aten.clone"
 _LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
@@ -122,6 +123,12 @@ class _BlockReader:
         self.ir_values.append(value)
         return number
 
+    def _is_idle_copy(self, name: str, operands: Sequence[int]) -> bool:
+        """Whether an op copies what another one computes, as that lies: the lowering drops such a copy, of a tensor of
+        values; that of a transposed view is where axes change places in memory."""
+        producer = self.values[operands[0]].producer if name == _CLONE else None
+        return producer is not None and self.ops[producer].kind not in (OpKind.VIEW, OpKind.CONSTANT, OpKind.OPAQUE)
+
     def add_op(self, op: ir.Operation) -> None:
         """The next op, and its results."""
         number, names = len(self.ops), value_names(op)
@@ -129,7 +136,7 @@ class _BlockReader:
         results = tuple(self.add_value(r, names[i] or f"op{number}.{i}", number) for i, r in enumerate(op.results))
         name = operator_name(op)
         kind = op_kind(name, has_tensor_result=any(self.values[r].is_tensor for r in results))
-        if name == _LIST_UNPACK and _are_views(operands, self.values, self.ops):
+        if (name == _LIST_UNPACK and _are_views(operands, self.values, self.ops)) or self._is_idle_copy(name, operands):
             kind = OpKind.VIEW
         taken = [self._sizes[o] for o in operands]
         flops = count_flops(name, taken, [self._sizes[r] for r in results])

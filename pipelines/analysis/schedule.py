@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from retrograd.pipelines.analysis.fusion import find_steps
 from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.in_order_kernels import order_kernels
 from retrograd.pipelines.analysis.liveness import compute_scratch
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
 from retrograd.pipelines.analysis.recompute_cost import CostModel
@@ -98,10 +99,11 @@ def find_low_schedule(
 
 def schedule_plan(graph: JointGraph, plan: PartitionPlan, *, in_order: bool = False) -> PartitionPlan:
     """``plan`` with its backward in the order that ``bwd-sink-recompute`` brings it to."""
-    kept = (a for a in graph.arguments if a not in graph.mutated)
+    kept = [a for a in graph.arguments if a not in graph.mutated]
     order = find_low_schedule(graph, plan.backward, (*kept, *plan.saved), in_order=in_order)
     return dataclasses.replace(plan, backward=order)
 
 
 def _scratch(graph: JointGraph, ops: tuple[int, ...], available: Collection[int], in_order: bool) -> int:
-    return compute_scratch(find_steps(graph, ops, available, graph.backward_results), in_order=in_order)
+    formed = find_steps(graph, ops, available, graph.backward_results)
+    return compute_scratch(order_kernels(graph, formed, available) if in_order else formed, in_order=in_order)

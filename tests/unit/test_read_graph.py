@@ -212,3 +212,27 @@ def test_a_number_is_reduced_along_no_axis(context: Any) -> None:
         """
     )
     assert read_joint(first_function(module)).graph.ops[-1].kind is OpKind.REDUCTION
+
+
+COPIES = """
+!rows = !torch.vtensor<[4,64],f32>
+!columns = !torch.vtensor<[64,4],f32>
+func.func @joint(%x: !rows {bwd.role = "input", bwd.name = "x"}, %t: !rows {bwd.role = "tangent", bwd.name = "t"})
+    -> (!rows {bwd.role = "output", bwd.name = "out"}, !rows {bwd.role = "output", bwd.name = "other"},
+        !columns {bwd.role = "output", bwd.name = "turned"}, !rows {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %none = torch.constant.none
+  %y = torch.aten.exp %x {bwd.values = ["y"]} : !rows -> !rows
+  %idle = torch.aten.clone %y, %none {bwd.values = ["idle"]} : !rows, !torch.none -> !rows
+  %kept = torch.aten.clone %x, %none {bwd.values = ["kept"]} : !rows, !torch.none -> !rows
+  %view = torch.aten.t %y {bwd.values = ["view"]} : !rows -> !columns
+  %turned = torch.aten.clone %view, %none {bwd.values = ["turned"]} : !columns, !torch.none -> !columns
+  return %idle, %kept, %turned, %t : !rows, !rows, !columns, !rows
+}
+"""
+
+
+def test_a_copy_of_what_an_op_computes_is_none_but_that_of_an_argument_or_a_transposed_view_is(context: Any) -> None:
+    module = ir.Module.parse(COPIES)
+    graph = read_joint(first_function(module)).graph
+    kinds = [op.kind for op in graph.ops if op.name == "torch.aten.clone"]
+    assert kinds == [OpKind.VIEW, OpKind.POINTWISE, OpKind.POINTWISE]
