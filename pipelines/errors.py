@@ -13,11 +13,18 @@ class CompileError(RuntimeError):
         message: what the tool said first, with the op and its source line where known.
         log: all that it said.
         replay: a shell command that repeats the failure; empty where no tool failed.
+        remedy: what the user can do; empty where that is not known.
     """
 
-    def __init__(self, phase: str, message: str, log: str, replay: str) -> None:
-        super().__init__(f"{phase}: {message}" + (f"\n  replay: {replay}" if replay else ""))
+    def __init__(self, phase: str, message: str, log: str, replay: str, remedy: str = "") -> None:
+        lines = [
+            f"{phase}: {message}",
+            *([f"remedy: {remedy}"] if remedy else ()),
+            *([f"replay: {replay}"] if replay else ()),
+        ]
+        super().__init__("\n  ".join(lines))
         self.phase = phase
         self.message = message
         self.log = log
         self.replay = replay
+        self.remedy = remedy

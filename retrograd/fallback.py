@@ -22,6 +22,7 @@ from retrograd.frontend.islands import (
     refuse_uncompiled,
 )
 from retrograd.frontend.size_nodes import find_heads
+from retrograd.frontend.source import source_place
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.isolation import FailedOp, find_failed_ops
 from retrograd.pipelines.staged import ExecutableStore, StagedModule
@@ -75,10 +76,12 @@ class Fallback:
             except ImportFailure as error:
                 failure, found = error, {error.node: f"import: {error.message}"}
             except CompileError as error:
-                if not error.replay or (error.phase != "lower" and find_heads(graph_module.graph)):
-                    # No tool failed: the functions' types are refused, which islands leave as they are. And open sizes
-                    # fail in iree-compile for how ops are joined: no one op is to blame.
+                if not error.replay:
+                    # No tool failed: the functions' types are refused, which islands leave as they are.
                     raise
+                if error.phase != "lower" and find_heads(graph_module.graph):
+                    # Open sizes fail in iree-compile for how ops are joined: no one op is to blame.
+                    raise _name_open_ops(error, graph_module) from None
                 failure, found = error, _name_ops(find_failed_ops(staged, self.target, error), staged.merged)
             else:
                 return result, self._settle(graph_module, islands, reasons)
@@ -126,6 +129,18 @@ def _name_ops(failed: Sequence[FailedOp], merged: Mapping[str, str]) -> dict[str
             for name in (value, value.rpartition(".")[0], *(n for n, kept in merged.items() if kept == value)):
                 found[name] = op.message
     return found
+
+
+def _name_open_ops(error: CompileError, graph_module: torch.fx.GraphModule) -> CompileError:
+    """``error`` of iree-compile with the ops of the line that it names, and what to do about open sizes."""
+    ops = dict.fromkeys(
+        str(node.meta.get("original_aten", node.target)).removesuffix(".default")
+        for node in graph_module.graph.nodes
+        if can_be_island(node) and (place := source_place(node.stack_trace)) and f"{place}:" in error.message
+    )
+    named = f" (of {', '.join(ops)}, with open sizes)" if ops else " (with open sizes)"
+    remedy = "leave these axes out of dynamic_shapes (dynamic=False for torch.compile): their sizes are then fixed"
+    return CompileError(error.phase, f"{error.message[:600]}{named}", error.log, error.replay, remedy)
 
 
 def _types(value: Any) -> list[str]:

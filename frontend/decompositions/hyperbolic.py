@@ -43,7 +43,7 @@ def sinh(x: Tensor) -> Tensor:
     z = x.abs()
     excess, root = torch.expm1(z), torch.exp(z / 2)
     value = torch.where(z > 20, root / 2 * root, (excess + excess / (excess + 1)) / 2)
-    return torch.where(x < 0, -value, value)
+    return torch.copysign(value, x)
 
 
 @in_full
@@ -52,7 +52,7 @@ def asinh(x: Tensor) -> Tensor:
     z = x.abs()
     value = torch.log1p(z + z * z / (1 + torch.sqrt(z * z + 1)))
     value = torch.where(z > _LARGE, torch.log(z) + math.log(2), value)
-    return torch.where(x < 0, -value, value)
+    return torch.copysign(value, x)
 
 
 @in_full
@@ -69,7 +69,7 @@ def atanh(x: Tensor) -> Tensor:
     """``aten.atanh`` of the magnitude, by log1p."""
     z = x.abs()
     value = torch.log1p(2 * z / (1 - z)) / 2
-    return torch.where(x < 0, -value, value)
+    return torch.copysign(value, x)
 
 
 _NEAR_ZERO = "IREE's form is a difference that has no digit left near zero"

@@ -175,6 +175,21 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: boo
     return put_counted(x, list(torch.broadcast_tensors(*spots)), src.expand(index.shape), accumulate)
 
 
+def slice_scatter(
+    x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """``aten.slice_scatter`` of neighbours where sizes are open: each element is ``x``'s or that of ``src``, by its
+    place along ``dim``."""
+    start = 0 if start is None else start
+    if is_static((*x.shape, *src.shape)) or step != 1 or (isinstance(start, int) and start < 0):
+        return NotImplemented
+    length = src.shape[dim]
+    place = torch.arange(x.shape[dim], device=x.device) - start
+    inside = ((place >= 0) & (place < length)).reshape(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
+    spread = src.index_select(dim, torch.minimum(place.clamp(min=0), torch.full_like(place, length - 1)))
+    return torch.where(inside, spread, x)
+
+
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """``aten.diagonal_scatter``: ``x`` with ``src`` (``[..., length]``) on a diagonal of its axes ``dim1`` and
     ``dim2``."""
@@ -250,6 +265,9 @@ ENTRIES = (
     Decomposition(aten.scatter.src, scatter, _ONE_FORM),
     Decomposition(aten.scatter.value, scatter_value, _ONE_FORM),
     Decomposition(aten.scatter_add.default, scatter_add, _ONE_FORM),
+    Decomposition(
+        aten.slice_scatter.default, slice_scatter, "IREE fails to compile several of them in a row with open sizes"
+    ),
     Decomposition(aten.diagonal_scatter.default, diagonal_scatter, NO_LOWERING),
     Decomposition(
         aten.diagonal_backward.default, diagonal_backward, "PyTorch's form goes by diagonal_scatter, or in place"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,12 @@ from torch import Tensor
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.pooling import window_lengths
 from retrograd.frontend.decompositions.sums import HALF, ROUNDED
-from retrograd.frontend.decompositions.windows import Window, spread_axes
+from retrograd.frontend.decompositions.windows import Window, along, spread_axes
 
 aten = torch.ops.aten
+
+# Whether the places of the max_pool at hand are looked at by its caller.
+_MENDED = ContextVar("_MENDED", default=False)
 
 
 def max_pool(
@@ -35,7 +39,7 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> Any:
     """``aten.max_pool{rank}d_with_indices``: ``x [N, C, *spatial]`` or ``[C, *spatial]`` to the maxima and their places
-    in the flattened plane."""
+    in the flattened plane. The padding is minus infinity too: of a window of nothing else, the place is found here."""
     window = Window.of(spread_axes(kernel_size, rank), stride, padding or (0,), dilation or (1,))
     whole = (window.kernel, window.stride, window.padding, window.dilation)
     if x.dim() == rank + 1:
@@ -44,11 +48,23 @@ def max_pool(
     if is_short(rank, kernel_size, stride, padding, dilation):
         return op(x, *whole, ceil_mode)
     beyond = find_misfit(window, x.shape[2:], ceil_mode)
-    if beyond is None or not x.is_floating_point():
+    if not x.is_floating_point():
         return NotImplemented
-    filled = _fill(x, window.padding, beyond, -math.inf)
-    y, places = op(filled, window.kernel, window.stride, [0] * rank, window.dilation)
-    return y, _places_before(places, window.padding, filled.shape[2:], x.shape[2:])
+    if beyond is not None:
+        filled = _fill(x, window.padding, beyond, -math.inf)
+        y, places = op(filled, window.kernel, window.stride, [0] * rank, window.dilation)
+        places = _places_before(places, window.padding, filled.shape[2:], x.shape[2:])
+    elif _MENDED.get() or not any(window.padding):
+        return NotImplemented
+    else:
+        token = _MENDED.set(True)
+        try:
+            y, places = op(x, *whole, ceil_mode)
+        finally:
+            _MENDED.reset(token)
+    if not any(window.padding):
+        return y, places
+    return y, torch.where(y == -math.inf, _first_places(y, window, x.shape[2:]), places)
 
 
 def avg_pool(
@@ -116,6 +132,21 @@ def _fill(x: Tensor, before: Sequence[int], behind: Sequence[int], value: float)
     return filled
 
 
+def _first_places(y: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """``[*out]``, int64: the place in the flattened ``[*size]`` of the first element of each window, padding not
+    counted."""
+    places: Tensor | None = None
+    for axis, length in enumerate(size):
+        dim = axis - window.rank
+        start = torch.arange(y.shape[dim], device=y.device) * window.stride[axis] - window.padding[axis]
+        dilation = window.dilation[axis]
+        # What is left of a step of the dilation, of places in front of the first.
+        start = torch.where(start < 0, torch.remainder(start, dilation), start)
+        places = along(start, dim) if places is None else places * length + along(start, dim)
+    assert places is not None, "a plane has at least one axis"
+    return places
+
+
 def _places_before(places: Tensor, before: Sequence[int], filled: Sequence[int], size: Sequence[int]) -> Tensor:
     """Places in a plane that was filled up as those in the plane before."""
     coordinates = []
@@ -124,7 +155,7 @@ def _places_before(places: Tensor, before: Sequence[int], filled: Sequence[int],
         places = torch.div(places, length, rounding_mode="floor")
     flat: Tensor | None = None
     for coordinate, low, length in zip(reversed(coordinates), before, size, strict=True):
-        # Where nothing but the fill was found, as in a window of minus infinities, it is the first element.
+        # Of nothing but the fill it is some element: the caller knows such windows by their maximum.
         own = (coordinate - low).clamp(min=0)
         flat = own if flat is None else flat * length + own
     assert flat is not None, "a plane has at least one axis"

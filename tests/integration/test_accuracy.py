@@ -75,11 +75,13 @@ def inverses(x: Tensor, above: Tensor) -> tuple[Tensor, ...]:
 def test_hyperbolic_functions_of_small_and_large_numbers(dtype: torch.dtype, tolerance: float) -> None:
     """What is near zero keeps its digits, and what is negative is not infinite."""
     sizes = torch.logspace(-20, 18, 301, dtype=torch.float64)
-    x = torch.cat([sizes, -sizes]).to(dtype).requires_grad_()
+    x = torch.cat([sizes, -sizes, torch.tensor([0.0, -0.0])]).to(dtype).requires_grad_()
     above = (1 + sizes).to(dtype)
     found = retrograd.compile_backward(inverses, (x, above), fallback="error")(x, above)
     for value, expected in zip(found, inverses(x.detach().double(), above.double()), strict=True):
         rounded = expected.to(dtype).double()
         torch.testing.assert_close(value.detach().double(), rounded, rtol=tolerance, atol=0.0, equal_nan=True)
+    assert all(torch.equal(value.signbit(), x.signbit()) for value in found[:2])
+    assert torch.equal(found[2][x == 0].signbit(), x[x == 0].signbit())
     (slope,) = torch.autograd.grad(found[1].sum(), x)
     torch.testing.assert_close(slope.double(), (1 + x.detach().double().square()).rsqrt(), rtol=tolerance, atol=0.0)
