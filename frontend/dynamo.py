@@ -17,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.fx_partition import CompiledFunction, graph_caller, keep_residuals, size_values, split_joint
+from retrograd.frontend.fx_partition import keep_residuals, split_joint
+from retrograd.frontend.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.importer import JOINT
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values

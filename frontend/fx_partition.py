@@ -10,47 +10,22 @@ a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeAlias
+from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 
-from retrograd.dialects.sizes import evaluate_size
+from retrograd.frontend.absent_tangents import UndefinedTangents, is_tangent, make_filler
 from retrograd.frontend.capture import CapturedGraph, capture_joint
-from retrograd.frontend.narrowing import Packer, narrow_graphs, part_names
-from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
+from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, graph_caller, size_values
+from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.pack_hooks import hidden_hooks
-from retrograd.frontend.random_ops import draw_seed, find_seed
-from retrograd.frontend.size_expressions import to_expression
 from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads
 
-# Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
-Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
 Tensors = Sequence[torch.Tensor]
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class CompiledFunction:
-    """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors.
-
-    ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
-    ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
-    ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
-    """
-
-    arguments: tuple[str, ...]
-    results: tuple[str, ...]
-    copied: frozenset[str]
-    call: Callable[[Tensors], Tensors]
-    merged: Mapping[str, str] = field(default_factory=dict)
-    narrowed: Mapping[str, Packer] = field(default_factory=dict)
-    device: torch.device = _CPU
 
 
 def bind(
@@ -63,17 +38,20 @@ def bind(
     """
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        return split_joint(joint, backward, num_fwd_outputs)
+        halves = split_joint(joint, backward, num_fwd_outputs)
+        undefined.fill_in = make_filler(halves[1].graph, backward.device, sizes)
+        return halves
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         return make_boxed_func(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(graph_caller(gm, backward, restride=0, sizes=sizes))
+        return make_boxed_func(backward_caller(gm, backward, sizes))
 
-    sizes = size_values(captured.graph_module)
-    return _wrap(captured, partition, compile_forward, compile_backward)
+    sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
+    with undefined.open() if backward.without is not None else nullcontext():
+        return _wrap(captured, partition, compile_forward, compile_backward)
 
 
 def bind_traced(
@@ -144,7 +122,8 @@ def split_joint(
     names = dict.fromkeys(whole.get(name, name) for name in backward.arguments if not name.startswith("tangents"))
     # A size that only shapes are written in terms of need be no node of the graph.
     found = [nodes[name] for name in names if name in nodes]
-    sizes = [node for node in found if SIZE in node.meta]
+    # A backward without some of its tangents may need sizes that only these have, for zeros.
+    sizes = [node for node in found if SIZE in node.meta] if backward.without is None else find_heads(joint.graph)
     saved = [node for node in found if SIZE not in node.meta]
     # A list of its own: what is not an operand in the backward is taken out of it.
     forward_graph, backward_graph = _extract_fwd_bwd_modules(
@@ -158,8 +137,8 @@ def split_joint(
 def _hand_over(
     forward_graph: torch.fx.GraphModule, backward_graph: torch.fx.GraphModule, sizes: Sequence[torch.fx.Node]
 ) -> None:
-    """Have the forward save those of ``sizes`` that no tensor has which the backward takes: PyTorch leaves out what no
-    op of the backward takes, though shapes are written in terms of it.
+    """Have the forward save those of ``sizes`` that no tensor has which the backward takes for certain: tangents may be
+    absent. PyTorch leaves out what no op of the backward takes, though shapes are written in terms of it.
 
     Numbers are last among what a forward saves, and first among what its backward takes.
     """
@@ -167,7 +146,8 @@ def _hand_over(
     (output,) = forward_graph.graph.find_nodes(op="output")
     for size in sizes:
         value = size.meta["val"]
-        if size.name in {node.name for node in taken} or find_axis(taken, value.node.expr) is not None:
+        there = [node for node in taken if not is_tangent(node)]
+        if size.name in {node.name for node in there} or find_axis(there, value.node.expr) is not None:
             continue
         numbers = sum(isinstance(node.meta.get("val"), SYMBOLIC) for node in taken)
         with backward_graph.graph.inserting_before(taken[numbers]):
@@ -178,106 +158,3 @@ def _hand_over(
         output.args = ((*output.args[0], head),)
     forward_graph.recompile()
     backward_graph.recompile()
-
-
-def graph_caller(
-    graph_module: torch.fx.GraphModule,
-    function: CompiledFunction,
-    *,
-    restride: int,
-    sizes: Mapping[str, torch.SymInt] | None = None,
-) -> Callable[..., list[Any]]:
-    """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
-    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes."""
-    places, more = _argument_places(graph_module.graph, function.device, sizes or {})
-    (output,) = graph_module.graph.find_nodes(op="output")
-    nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
-    taken = [places[name] for name in function.arguments]
-    index = {name: i for i, name in enumerate(function.results)}
-    # Each result of the graph: an argument handed through, or a result of the compiled function.
-    handed = {name: place for name, place in places.items() if name not in function.copied}
-    through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
-    numbers = [_number_expression(node, sizes or {}) for node in nodes]
-    computed = [
-        index[n.name] if isinstance(n, torch.fx.Node) and n.name not in handed and number is None else None
-        for n, number in zip(nodes, numbers, strict=True)
-    ]
-    heads = {name: places[name] for name in sizes or {} if name in places}
-    # None where there is no gradient, or a size that the graph was specialized on.
-    constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
-    strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
-
-    def call(*tensors: Any) -> list[Any]:
-        if more:
-            tensors = (*tensors, *[read(tensors) for read in more])
-        results = function.call([tensors[i] for i in taken])
-        out: list[Any] = []
-        for argument, result, stride, constant, number in zip(
-            through, computed, strides, constants, numbers, strict=True
-        ):
-            if argument is not None:
-                out.append(tensors[argument])
-            elif number is not None:
-                out.append(evaluate_size(number, {name: tensors[place] for name, place in heads.items()}))
-            else:
-                out.append(constant if result is None else _with_strides(results[result], stride))
-        return out
-
-    return call
-
-
-def _argument_places(
-    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
-) -> tuple[dict[str, int], list[Callable[[Sequence[Any]], Any]]]:
-    """Where among the arguments of a call each named value stands; and what a seed and sizes, which follow them, are
-    drawn or read with at each call."""
-    placeholders = graph.find_nodes(op="placeholder")
-    places = {node.name: i for i, node in enumerate(placeholders)}
-    more: list[Callable[[Sequence[Any]], Any]] = []
-    seed = find_seed(graph)
-    if seed is not None:
-        places[seed.name] = len(places)
-        more.append(lambda _: draw_seed().to(device))
-    for name, size in sizes.items():
-        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
-            places[name] = len(places)
-            more.append(partial(_read_size, *place))
-    return places, more
-
-
-def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
-    """The open sizes of a traced graph by the names of their nodes."""
-    return {node.name: node.meta["val"] for node in find_heads(graph_module.graph)}
-
-
-def _number_expression(node: Any, sizes: Mapping[str, torch.SymInt]) -> Any:
-    """A result that is a number of sizes, as an expression over the names of their nodes."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if not isinstance(value, torch.SymInt):
-        return None
-    return to_expression(value.node.expr, {size.node.expr: name for name, size in sizes.items()})
-
-
-def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int:
-    return tensors[argument].shape[axis]
-
-
-def _strides_of(node: Any) -> Layout | None:
-    """The layout to restore, where it is not what a compiled function gives."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or is_contiguous(value):
-        return None
-    strides = result_strides(value)
-    if all(isinstance(stride, int) for stride in strides):
-        return tuple(hint(stride) for stride in strides)
-    return find_order(strides)
-
-
-def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    if layout is None:
-        return tensor
-    if isinstance(layout, AxisOrder):
-        return layout.apply(tensor)
-    once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
-    copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
-    return copy.expand(tensor.shape)

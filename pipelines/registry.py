@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
     "bwd-combine-scatters": "retrograd.pipelines.transforms.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
+    "bwd-drop-tangents": "retrograd.pipelines.transforms.bwd_drop_tangents:BwdDropTangents",
     "bwd-expand-sines": "retrograd.pipelines.transforms.bwd_expand_sines:BwdExpandSines",
     "bwd-expand-tanh": "retrograd.pipelines.transforms.bwd_expand_tanh:BwdExpandTanh",
     "bwd-export-complex": "retrograd.pipelines.transforms.bwd_export_complex:BwdExportComplex",

@@ -143,6 +143,17 @@ def stage_module(
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)
+    return finish_staging(module, texts, partition, progress)
+
+
+def finish_staging(
+    module: ir.Module, texts: dict[str, str], partition: dict[str, Any], progress: Progress
+) -> StagedModule:
+    """What a module became that is at ``scheduled``, cut at its islands; ``texts`` is added to.
+
+    Raises:
+        PipelineError: it cannot be cut.
+    """
     interfaces = stages = read_interfaces(module)
     if any(map(has_islands, functions(module.operation))):
         with progress.phase("outline"):

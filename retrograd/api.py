@@ -8,6 +8,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
+from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
 COMPILING = threading.RLock()
@@ -121,7 +123,8 @@ def compile_backward(
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
         built = build_joint(captured, options, phases, portable=portable)
-        backward = built.function(BACKWARD)
+        variants = variants_of(built, options, phases)
+        backward = replace(built.function(BACKWARD), without=variants)
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
         if verify:
             drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
@@ -143,8 +146,18 @@ def compile_backward(
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
+    variant_texts = [] if variants is None else variants.texts
     return CompiledBackward(
-        call, convention, state, built.program, built.compile_portable, manifest, stages, again, built.times
+        call,
+        convention,
+        state,
+        built.program,
+        built.compile_portable,
+        manifest,
+        stages,
+        again,
+        built.times,
+        variant_texts,
     )
 
 

@@ -16,7 +16,7 @@ from retrograd.dialects import ir
 from retrograd.fallback import Fallback
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.fx_partition import CompiledFunction
+from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.islands import Island
 from retrograd.frontend.narrowing import Packer, narrow_packer
@@ -46,7 +46,7 @@ from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import FunctionSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
-from retrograd.store import Store
+from retrograd.store import open_store
 
 _NO_BODIES: Mapping[str, torch.fx.GraphModule] = {}
 
@@ -171,7 +171,7 @@ def build_program(
     Raises:
         CaptureError, PipelineError, CompileError, InfeasibleBudget: as :func:`build_joint`.
     """
-    target, store = options.find_target(), Store() if options.cache else None
+    target, store = options.find_target(), open_store(options)
     builders: list[BudgetBuilder] = []
 
     def stage(islands: Sequence[Island]) -> StagedModule:
@@ -231,7 +231,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     driver = choose_uri(target.names, choose_device(target.names, [device]))
     # What compiles beside the training is the same program.
     plain = replace(options, background=False)
-    store = Store() if options.cache else None
+    store = open_store(options)
     plans: list[StagePlan] = []
     texts: list[str] = []
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import torch
 
-from retrograd.frontend.fx_partition import CompiledFunction
+from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.frontend.index_bounds import find_index_bounds
 from retrograd.runtime.index_bounds import IndexCheck
 

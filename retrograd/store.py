@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from retrograd.options import BackwardOptions, Options
 from retrograd.pipelines.fingerprint import source_fingerprint
+from retrograd.pipelines.staged import ExecutableStore
 from retrograd.runtime.cache import Cache, cache_key
 
 
@@ -25,3 +27,8 @@ class Store:
     @staticmethod
     def _key(parts: dict[str, str]) -> str:
         return cache_key({**parts, "sources": source_fingerprint()})
+
+
+def open_store(options: Options | BackwardOptions) -> ExecutableStore | None:
+    """The on-disk cache, if it is wanted."""
+    return Store() if options.cache else None

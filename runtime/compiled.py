@@ -44,6 +44,7 @@ class CompiledBackward:
         ir: Callable[[str], str],
         bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
         times: IslandTimes | None = None,
+        variants: Sequence[str] = (),
     ) -> None:
         self._call = call
         self._convention = convention
@@ -54,6 +55,8 @@ class CompiledBackward:
         self._ir = ir
         self._bisect = bisect
         self._times = times or IslandTimes(())
+        # Of backwards that were compiled since, what each does without; it grows.
+        self._variants = variants
         self._has_run = False
         self._peak: int | None = None
 
@@ -90,6 +93,7 @@ class CompiledBackward:
             self.manifest,
             self._ir,
             times=self._times,
+            variants=self._variants,
         )
 
     def to_device(self) -> CompiledBackward:
@@ -140,15 +144,16 @@ class CompiledBackward:
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
+        report = {**self.manifest.report, "backward_variants": list(self._variants)}
         if self._times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
-            return Report({**self.manifest.report, "islands": self._times.describe()})
+            return Report({**report, "islands": self._times.describe()})
         if self._has_run and self._peak is None:
             forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
             sizes = {s["name"]: s["hint"] for s in self.manifest.signature["sizes"]}
             self._peak = measure_peak(self._program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
-        return Report({**self.manifest.report, "peak_bytes_measured": measured})
+        return Report({**report, "peak_bytes_measured": measured})
 
     def bisect(self, *args: Any, **kwargs: Any) -> Any:
         """The first op whose compiled value parts from eager's when the model is called so, as a ``Bisection``.

@@ -51,7 +51,7 @@ class Device:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.is_inherited = False
-        self.is_staged = uri.partition("://")[0] in _STAGED_DRIVERS
+        self.is_staged = is_staged(uri)
         self.torch_device = torch_device_of(uri)
         self.instance = iree_runtime.VmInstance()
         # Not the binding's cached driver: after a fork that one would be the parent's, whose workers are gone.
@@ -84,6 +84,11 @@ class _ProcessState:
 
 _state = _ProcessState()
 _abandoned_after_fork: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def is_staged(uri: str) -> bool:
+    """Whether what a device of this URI works on is copied to it and back."""
+    return uri.partition("://")[0] in _STAGED_DRIVERS
 
 
 def torch_device_of(uri: str) -> torch.device:

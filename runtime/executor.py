@@ -22,6 +22,7 @@ from retrograd.runtime.devices import (
     Device,
     DeviceError,
     get_device,
+    is_staged,
     process_lock,
     torch_device_of,
 )
@@ -100,6 +101,11 @@ class Program:
     def torch_device(self) -> torch.device:
         """Where the tensors of a call are."""
         return torch_device_of(self._driver)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether residuals stay in memory of the program's own, where no other program finds them."""
+        return is_staged(self._driver)
 
     def allocate(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """Uninitialized tensors for a function's results, where the program runs.

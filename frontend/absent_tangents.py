@@ -1,0 +1,123 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Calls of a backward from whose loss some of the outputs are absent.
+
+AOTAutograd's ``autograd.Function`` has autograd make zeros of absent tangents. They are left undefined here, ``None``,
+and which of them are chooses the backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch._aot_autograd.runtime_wrappers import _AOTDispatchAutogradFunctionFactory
+
+from retrograd.dialects.sizes import evaluate_size
+from retrograd.frontend.size_expressions import to_shape
+from retrograd.frontend.size_nodes import find_axis
+
+Call = Callable[..., list[Any]]
+_TANGENT = "tangents"
+
+
+class UndefinedTangents:
+    """Has what AOTAutograd builds in this thread get absent tangents as ``None``.
+
+    Compiled autograd does not call what was built: it copies the backward's graph into its own, every op of it, behind
+    a call of the function that puts its arguments in order (``_bw_prologue_fn``). There they are zeros, which
+    ``fill_in`` makes, to be set when the joint graph is split.
+    """
+
+    def __init__(self) -> None:
+        self.fill_in: Callable[[list[Any]], list[Any]] = list
+        self._state = threading.local()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """What is built in the block is built so."""
+        build, thread = _AOTDispatchAutogradFunctionFactory.build, threading.get_ident()
+
+        def build_undefined(factory: _AOTDispatchAutogradFunctionFactory) -> Any:
+            function = build(factory)
+            return self._change(function) if threading.get_ident() == thread else function
+
+        with mock.patch.object(_AOTDispatchAutogradFunctionFactory, "build", build_undefined):
+            yield
+
+    def _change(self, function: Any) -> Any:
+        forward, backward, prologue = function.forward, function.backward, function._bw_prologue_fn
+
+        def forward_undefined(ctx: Any, *tensors: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return forward(ctx, *tensors)
+
+        def backward_undefined(ctx: Any, *gradients: Any) -> Any:
+            self._state.is_called = True
+            try:
+                return backward(ctx, *gradients)
+            finally:
+                self._state.is_called = False
+
+        def ordered(*given: Any) -> list[Any]:
+            arguments: list[Any] = prologue(*given)
+            return arguments if getattr(self._state, "is_called", False) else self.fill_in(arguments)
+
+        function.forward, function.backward = staticmethod(forward_undefined), staticmethod(backward_undefined)
+        function._bw_prologue_fn = ordered
+        return function
+
+
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph or of its backward is a tangent."""
+    return node.op == "placeholder" and node.name.startswith(_TANGENT)
+
+
+def choosing(call: Call, tangents: Mapping[str, int], choose: Callable[[frozenset[str]], Call]) -> Call:
+    """``call`` where all ``tangents``, which stand at these places among the arguments, are there; else what ``choose``
+    gives for the names of the absent ones, asked once for each set of them."""
+    places, others = tuple(tangents.values()), dict[frozenset[str], Call]()
+
+    def run(*tensors: Any) -> list[Any]:
+        for place in places:
+            if tensors[place] is None:
+                break
+        else:
+            return call(*tensors)
+        absent = frozenset(name for name, place in tangents.items() if tensors[place] is None)
+        if absent not in others:
+            others[absent] = choose(absent)
+        return others[absent](*tensors)
+
+    return run
+
+
+def make_filler(
+    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What puts zeros, on ``device``, in the place of absent tangents among the arguments of a backward of this graph;
+    ``sizes`` are the open sizes of the trace, by the names of their nodes."""
+    placeholders = graph.find_nodes(op="placeholder")
+    names = {size.node.expr: name for name, size in sizes.items()}
+    blanks = [
+        (place, to_shape(node.meta["val"], names), node.meta["val"].dtype)
+        for place, node in enumerate(placeholders)
+        if is_tangent(node)
+    ]
+    numbers = {node.name: place for place, node in enumerate(placeholders) if node.name in sizes}
+    axes = {name: find_axis(placeholders, size.node.expr) for name, size in sizes.items() if name not in numbers}
+
+    def fill_in(tensors: Sequence[Any]) -> list[Any]:
+        filled = list(tensors)
+        known = {name: filled[place] for name, place in numbers.items()}
+        known |= {name: filled[at[0]].shape[at[1]] for name, at in axes.items() if at is not None}
+        for place, shape, dtype in blanks:
+            if filled[place] is None:
+                filled[place] = torch.zeros([evaluate_size(n, known) for n in shape], dtype=dtype, device=device)
+        return filled
+
+    return fill_in

@@ -1,0 +1,179 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Functions with the signatures of AOTAutograd's graphs that call compiled ones in their place.
+
+Values are matched by the names of FX nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from retrograd.dialects.sizes import evaluate_size
+from retrograd.frontend.absent_tangents import choosing, is_tangent, make_filler
+from retrograd.frontend.narrowing import Packer
+from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
+from retrograd.frontend.random_ops import draw_seed, find_seed
+from retrograd.frontend.size_expressions import to_expression
+from retrograd.frontend.size_nodes import find_axis, find_heads
+
+# Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
+Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
+Tensors = Sequence[torch.Tensor]
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class CompiledFunction:
+    """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors.
+
+    ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
+    ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
+    ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
+    ``without``, of a backward, gives the one to call where the tangents of these names are absent, or ``None`` where
+    they are to be zeros; ``dropped`` are the gradients that such a one does not give.
+    """
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    copied: frozenset[str]
+    call: Callable[[Tensors], Tensors]
+    merged: Mapping[str, str] = field(default_factory=dict)
+    narrowed: Mapping[str, Packer] = field(default_factory=dict)
+    device: torch.device = _CPU
+    without: Callable[[frozenset[str]], CompiledFunction | None] | None = None
+    dropped: frozenset[str] = frozenset()
+
+
+def backward_caller(
+    graph_module: torch.fx.GraphModule, function: CompiledFunction, sizes: Mapping[str, torch.SymInt]
+) -> Callable[..., list[Any]]:
+    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``)."""
+    call = graph_caller(graph_module, function, restride=0, sizes=sizes)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    tangents = {node.name: place for place, node in enumerate(placeholders) if is_tangent(node)}
+    without = function.without
+    if without is None or len(tangents) < 2:
+        return call
+
+    def choose(absent: frozenset[str]) -> Callable[..., list[Any]]:
+        other = without(absent)
+        if other is None:
+            return graph_caller(graph_module, function, restride=0, sizes=sizes, fill=True)
+        return graph_caller(graph_module, other, restride=0, sizes=sizes)
+
+    return choosing(call, {name: tangents[name] for name in function.arguments if name in tangents}, choose)
+
+
+def graph_caller(
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    *,
+    restride: int,
+    sizes: Mapping[str, torch.SymInt] | None = None,
+    fill: bool = False,
+) -> Callable[..., list[Any]]:
+    """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
+    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes; ``fill`` says that zeros
+    are to be made of absent tangents."""
+    places, more = _argument_places(graph_module.graph, function.device, sizes or {})
+    (output,) = graph_module.graph.find_nodes(op="output")
+    nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
+    taken = [places[name] for name in function.arguments]
+    index = {name: i for i, name in enumerate(function.results)}
+    # Each result of the graph: an argument handed through, or a result of the compiled function.
+    handed = {name: place for name, place in places.items() if name not in function.copied}
+    absent = handed.keys() | function.dropped
+    through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
+    numbers = [_number_expression(node, sizes or {}) for node in nodes]
+    computed = [
+        index[n.name] if isinstance(n, torch.fx.Node) and n.name not in absent and number is None else None
+        for n, number in zip(nodes, numbers, strict=True)
+    ]
+    heads = {name: places[name] for name in sizes or {} if name in places}
+    # None where there is no gradient, or a size that the graph was specialized on.
+    constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
+    strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
+    fill_in = make_filler(graph_module.graph, function.device, sizes or {}) if fill else None
+
+    def call(*tensors: Any) -> list[Any]:
+        if fill_in is not None:
+            tensors = tuple(fill_in(tensors))
+        if more:
+            tensors = (*tensors, *[read(tensors) for read in more])
+        results = function.call([tensors[i] for i in taken])
+        out: list[Any] = []
+        for argument, result, stride, constant, number in zip(
+            through, computed, strides, constants, numbers, strict=True
+        ):
+            if argument is not None:
+                out.append(tensors[argument])
+            elif number is not None:
+                out.append(evaluate_size(number, {name: tensors[place] for name, place in heads.items()}))
+            else:
+                out.append(constant if result is None else _with_strides(results[result], stride))
+        return out
+
+    return call
+
+
+def _argument_places(
+    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
+) -> tuple[dict[str, int], list[Callable[[Sequence[Any]], Any]]]:
+    """Where among the arguments of a call each named value stands; and what a seed and sizes, which follow them, are
+    drawn or read with at each call."""
+    placeholders = graph.find_nodes(op="placeholder")
+    places = {node.name: i for i, node in enumerate(placeholders)}
+    more: list[Callable[[Sequence[Any]], Any]] = []
+    seed = find_seed(graph)
+    if seed is not None:
+        places[seed.name] = len(places)
+        more.append(lambda _: draw_seed().to(device))
+    for name, size in sizes.items():
+        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
+            places[name] = len(places)
+            more.append(partial(_read_size, *place))
+    return places, more
+
+
+def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
+    """The open sizes of a traced graph by the names of their nodes."""
+    return {node.name: node.meta["val"] for node in find_heads(graph_module.graph)}
+
+
+def _number_expression(node: Any, sizes: Mapping[str, torch.SymInt]) -> Any:
+    """A result that is a number of sizes, as an expression over the names of their nodes."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.SymInt):
+        return None
+    return to_expression(value.node.expr, {size.node.expr: name for name, size in sizes.items()})
+
+
+def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int:
+    return tensors[argument].shape[axis]
+
+
+def _strides_of(node: Any) -> Layout | None:
+    """The layout to restore, where it is not what a compiled function gives."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or is_contiguous(value):
+        return None
+    strides = result_strides(value)
+    if all(isinstance(stride, int) for stride in strides):
+        return tuple(hint(stride) for stride in strides)
+    return find_order(strides)
+
+
+def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    if layout is None:
+        return tensor
+    if isinstance(layout, AxisOrder):
+        return layout.apply(tensor)
+    once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
+    copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
+    return copy.expand(tensor.shape)

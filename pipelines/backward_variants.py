@@ -1,0 +1,56 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Backwards of losses that leave out some of the outputs, of a module that is partitioned already.
+
+The forward, and what it saves, stay as they are: a variant takes a part of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from retrograd.dialects import ir
+from retrograd.pipelines.budgeted import step_peak
+from retrograd.pipelines.functions import find_function
+from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.staged import STAGES, Progress, StagedModule, finish_staging
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+def find_tangents(staged: StagedModule) -> tuple[str, ...]:
+    """The tangents that ``@backward`` takes, in order, by the names of the captured values."""
+    return tuple(a.value for a in staged.function(BACKWARD).arguments if a.role == "tangent")
+
+
+def stage_variant(staged: StagedModule, absent: Collection[str], progress: Progress) -> StagedModule:
+    """``@backward`` of a module that went through all stages, without the tangents ``absent``, up to ``scheduled``.
+
+    Raises:
+        PipelineError: a pass refused it; names the op.
+    """
+    places = [str(place) for place, name in enumerate(find_tangents(staged)) if name in absent]
+    with ir.make_context(), ir.Location.unknown():
+        module = ir.Module.parse(staged.texts["partitioned"])
+        with progress.phase("drop tangents"):
+            run_pipeline(module, f"builtin.module(bwd-drop-tangents{{absent={','.join(places)}}})")
+        forward = find_function(module.operation, FORWARD)
+        if forward is not None:
+            forward.erase()
+        del forward
+        texts = {"partitioned": str(module)}
+        with progress.phase("schedule"):
+            run_pipeline(module, f"builtin.module({STAGES['scheduled']})")
+        texts["scheduled"] = str(module)
+        return finish_staging(module, texts, {}, progress)
+
+
+def variant_peak(staged: StagedModule, variant: StagedModule, scratch: Mapping[str, int]) -> int:
+    """The peak of live bytes of a step of the forward of ``staged`` and ``variant``; ``scratch`` has the scratch bytes
+    of the functions of both."""
+    plans = {name: plan for name, plan in staged.plans.items() if name == FORWARD} | variant.plans
+    # Of stages that have a name in common, the variant's are the last ones, which count.
+    stages = (*staged.stages, *variant.stages)
+    functions = (staged.function(FORWARD), *variant.functions)
+    return step_peak(replace(staged, functions=functions, plans=plans, stages=stages), dict(scratch))

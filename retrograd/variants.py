@@ -1,0 +1,122 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Backwards of losses that leave out some of the outputs, compiled when the first such loss comes."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+from retrograd.build import Build
+from retrograd.description import find_versions, function_specs
+from retrograd.frontend.graph_calls import CompiledFunction
+from retrograd.options import Options
+from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
+from retrograd.pipelines.diagnostics import PipelineError
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.staged import Progress, build_executable
+from retrograd.pipelines.targets import Target
+from retrograd.runtime.bridge import BACKWARD
+from retrograd.runtime.executor import Program
+from retrograd.store import open_store
+
+
+class ZeroTangentWarning(UserWarning):
+    """A backward without the outputs that a loss leaves out cannot be compiled, and counts them with zeros instead."""
+
+
+@dataclass
+class BackwardVariants:
+    """The backwards of a build by the outputs that are left out; ``texts`` says which there are.
+
+    Calls may come from several threads, in the middle of a backward: nothing is traced, and the first to ask for a
+    variant compiles it while others wait.
+    """
+
+    built: Build
+    options: Options
+    progress: Progress
+    texts: list[str] = field(default_factory=list)
+    _kept: dict[frozenset[str], CompiledFunction | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, absent: frozenset[str]) -> CompiledFunction | None:
+        """The backward without these tangents, by the names of the captured values; ``None`` where zeros are to be
+        given for them, which a warning says.
+
+        Raises:
+            PipelineError, CompileError: it cannot be compiled, and ``fallback`` is ``error``.
+        """
+        with self._lock:
+            if absent not in self._kept:
+                self._kept[absent] = self._compile(absent)
+            return self._kept[absent]
+
+    def _compile(self, absent: frozenset[str]) -> CompiledFunction | None:
+        names = self._output_names(absent)
+        try:
+            function = self._build(absent)
+        except (PipelineError, CompileError) as error:
+            if self.options.allowed_fallback() == "error":
+                raise
+            reason = str(error).strip().partition("\n")[0]
+        else:
+            if function is not None:
+                self.texts.append(f"without {names}")
+                return function
+            reason = "it takes more than the memory budget"
+        self.texts.append(f"zeros for {names}: {reason}")
+        warnings.warn(
+            f"the backward without {names} is not compiled, and zeros are taken for their gradients: {reason}; detach "
+            "these outputs, or leave them out of the model",
+            ZeroTangentWarning,
+            stacklevel=2,
+        )
+        return None
+
+    def _build(self, absent: Collection[str]) -> CompiledFunction | None:
+        """The variant; ``None`` where none stays within the memory budget."""
+        usual = self.built.function(BACKWARD)
+        staged = stage_variant(self.built.staged, absent, self.progress)
+        given = tuple(r.value for r in staged.function(BACKWARD).results)
+        dropped = frozenset(usual.results) - set(given)
+        if not given:
+            # Whatever the loss uses has no gradient that depends on it.
+            return replace(usual, arguments=(), results=(), dropped=dropped, call=lambda _tensors: [])
+        limit = self.built.staged.partition.get("memory_budget")
+        for target in self._targets(limit):
+            executable, cached = build_executable(
+                staged, target, find_versions(), self.progress, open_store(self.options), standalone=False
+            )
+            transients = {**self.built.executable.transients, **executable.transients}
+            if limit is None or variant_peak(self.built.staged, staged, transients) <= limit:
+                program = Program.load(executable.vmfb, driver=self.built.program.driver)
+                specs = function_specs(staged, executable)
+                part = replace(
+                    self.built, staged=staged, executable=executable, program=program, specs=specs, cached=cached
+                )
+                return replace(part.function(BACKWARD), dropped=dropped)
+        return None
+
+    def _targets(self, limit: int | None) -> Iterator[Target]:
+        """What to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
+        target = self.options.find_target()
+        yield target
+        if limit is not None:
+            yield target.in_order()
+            yield replace(target.in_order(), ladder=target.in_order().ladder[-1:])
+
+    def _output_names(self, absent: Collection[str]) -> str:
+        """The outputs that the loss leaves out, as the user knows them."""
+        arguments = self.built.staged.function(BACKWARD).arguments
+        return ", ".join(a.name.removeprefix("tangent.") for a in arguments if a.value in absent)
+
+
+def variants_of(built: Build, options: Options, progress: Progress) -> BackwardVariants | None:
+    """The variants of a build; ``None`` where there can be none: on devices where a program finds only its own
+    residuals (Vulkan)."""
+    if not find_tangents(built.staged) or built.program.is_staged:
+        return None
+    return BackwardVariants(built, options, Progress(progress.listener))
