@@ -35,7 +35,21 @@ class UndefinedTangents:
 
     def __init__(self) -> None:
         self.fill_in: Callable[[list[Any]], list[Any]] = list
+        # Of each thread, the node of autograd's that is running.
         self._state = threading.local()
+
+    def may_be_undefined(self, place: int) -> bool:
+        """Whether the running backward may give no gradient for an argument of its forward.
+
+        Eager would not come to the argument, but what leads to it runs here in any case: autograd calls hooks with
+        ``None``, which they do not expect. An argument that is no leaf may have hooks that cannot be seen.
+        """
+        node = getattr(self._state, "node", None)
+        if node is None or place >= len(node.next_functions):
+            return False
+        edge = node.next_functions[place][0]
+        leaf = getattr(edge, "variable", None)
+        return edge is None or (leaf is not None and not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -57,15 +71,15 @@ class UndefinedTangents:
             return forward(ctx, *tensors)
 
         def backward_undefined(ctx: Any, *gradients: Any) -> Any:
-            self._state.is_called = True
+            self._state.node = ctx
             try:
                 return backward(ctx, *gradients)
             finally:
-                self._state.is_called = False
+                self._state.node = None
 
         def ordered(*given: Any) -> list[Any]:
             arguments: list[Any] = prologue(*given)
-            return arguments if getattr(self._state, "is_called", False) else self.fill_in(arguments)
+            return self.fill_in(arguments) if getattr(self._state, "node", None) is None else arguments
 
         function.forward, function.backward = staticmethod(forward_undefined), staticmethod(backward_undefined)
         function._bw_prologue_fn = ordered
@@ -96,28 +110,42 @@ def choosing(call: Call, tangents: Mapping[str, int], choose: Callable[[frozense
     return run
 
 
-def make_filler(
-    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """What puts zeros, on ``device``, in the place of absent tangents among the arguments of a backward of this graph;
-    ``sizes`` are the open sizes of the trace, by the names of their nodes."""
-    placeholders = graph.find_nodes(op="placeholder")
-    names = {size.node.expr: name for name, size in sizes.items()}
-    blanks = [
-        (place, to_shape(node.meta["val"], names), node.meta["val"].dtype)
-        for place, node in enumerate(placeholders)
-        if is_tangent(node)
-    ]
-    numbers = {node.name: place for place, node in enumerate(placeholders) if node.name in sizes}
-    axes = {name: find_axis(placeholders, size.node.expr) for name, size in sizes.items() if name not in numbers}
+class ZeroMaker:
+    """Makes zeros like values of a backward's graph, on ``device``, at each call; ``sizes`` are the open sizes of the
+    trace, by the names of their nodes."""
 
-    def fill_in(tensors: Sequence[Any]) -> list[Any]:
-        filled = list(tensors)
-        known = {name: filled[place] for name, place in numbers.items()}
-        known |= {name: filled[at[0]].shape[at[1]] for name, at in axes.items() if at is not None}
-        for place, shape, dtype in blanks:
-            if filled[place] is None:
-                filled[place] = torch.zeros([evaluate_size(n, known) for n in shape], dtype=dtype, device=device)
-        return filled
+    def __init__(self, graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]) -> None:
+        self.device = device
+        self._placeholders = graph.find_nodes(op="placeholder")
+        self._names = {size.node.expr: name for name, size in sizes.items()}
+        places = {node.name: place for place, node in enumerate(self._placeholders)}
+        self._numbers = {name: places[name] for name in sizes if name in places}
+        self._axes = {
+            name: find_axis(self._placeholders, size.node.expr)
+            for name, size in sizes.items()
+            if name not in self._numbers
+        }
 
-    return fill_in
+    def read_sizes(self, tensors: Sequence[Any]) -> dict[str, int]:
+        """The open sizes of a call with these arguments."""
+        known = {name: tensors[place] for name, place in self._numbers.items()}
+        return known | {name: tensors[at[0]].shape[at[1]] for name, at in self._axes.items() if at is not None}
+
+    def zeros_like(self, node: torch.fx.Node) -> Callable[[Mapping[str, int]], torch.Tensor]:
+        """What makes zeros like the value of ``node`` where the open sizes are these."""
+        value = node.meta["val"]
+        shape, dtype = to_shape(value, self._names), value.dtype
+        return lambda known: torch.zeros([evaluate_size(n, known) for n in shape], dtype=dtype, device=self.device)
+
+    def filler(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """What puts zeros in the place of absent tangents among the arguments."""
+        makers = {place: self.zeros_like(node) for place, node in enumerate(self._placeholders) if is_tangent(node)}
+
+        def fill_in(tensors: Sequence[Any]) -> list[Any]:
+            filled, known = list(tensors), self.read_sizes(tensors)
+            for place, make in makers.items():
+                if filled[place] is None:
+                    filled[place] = make(known)
+            return filled
+
+        return fill_in

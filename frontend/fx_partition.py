@@ -18,12 +18,12 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 
-from retrograd.frontend.absent_tangents import UndefinedTangents, is_tangent, make_filler
+from retrograd.frontend.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, graph_caller, size_values
 from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.pack_hooks import hidden_hooks
-from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads
+from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
 
 Tensors = Sequence[torch.Tensor]
 
@@ -38,8 +38,8 @@ def bind(
     """
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        halves = split_joint(joint, backward, num_fwd_outputs)
-        undefined.fill_in = make_filler(halves[1].graph, backward.device, sizes)
+        halves = split_joint(joint, backward, num_fwd_outputs, sizes)
+        undefined.fill_in = ZeroMaker(halves[1].graph, backward.device, sizes).filler()
         return halves
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
@@ -47,7 +47,7 @@ def bind(
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(backward_caller(gm, backward, sizes))
+        return make_boxed_func(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
 
     sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
     with undefined.open() if backward.without is not None else nullcontext():
@@ -112,9 +112,17 @@ def keep_residuals() -> None:
 
 
 def split_joint(
-    joint: torch.fx.GraphModule, backward: CompiledFunction, num_forward_outputs: int
+    joint: torch.fx.GraphModule,
+    backward: CompiledFunction,
+    num_forward_outputs: int,
+    open_sizes: Mapping[str, torch.SymInt] | None = None,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """The forward and backward of ``joint`` that save what the compiled backward takes; merges values in ``joint``."""
+    """The forward and backward of ``joint`` that save what the compiled backward takes; merges values in ``joint``.
+
+    Where tangents may be absent, all ``open_sizes`` are at hand in the backward: zeros may have any of them.
+    """
+    if backward.without is not None:
+        restore_heads(joint.graph, open_sizes or {})
     nodes = {node.name: node for node in joint.graph.nodes}
     for name, kept in backward.merged.items():
         nodes[name].replace_all_uses_with(nodes[kept])
@@ -122,7 +130,6 @@ def split_joint(
     names = dict.fromkeys(whole.get(name, name) for name in backward.arguments if not name.startswith("tangents"))
     # A size that only shapes are written in terms of need be no node of the graph.
     found = [nodes[name] for name in names if name in nodes]
-    # A backward without some of its tangents may need sizes that only these have, for zeros.
     sizes = [node for node in found if SIZE in node.meta] if backward.without is None else find_heads(joint.graph)
     saved = [node for node in found if SIZE not in node.meta]
     # A list of its own: what is not an operand in the backward is taken out of it.
@@ -154,6 +161,7 @@ def _hand_over(
             placeholder = backward_graph.graph.placeholder(size.name)
         placeholder.meta = dict(size.meta)
         taken.insert(numbers, placeholder)
+        restore_heads(forward_graph.graph, {size.name: value})
         head = next(node for node in forward_graph.graph.nodes if node.name == size.name)
         output.args = ((*output.args[0], head),)
     forward_graph.recompile()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from retrograd.dialects.sizes import evaluate_size
-from retrograd.frontend.absent_tangents import choosing, is_tangent, make_filler
+from retrograd.frontend.absent_tangents import ZeroMaker, choosing, is_tangent
 from retrograd.frontend.narrowing import Packer
 from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
@@ -51,21 +51,43 @@ class CompiledFunction:
 
 
 def backward_caller(
-    graph_module: torch.fx.GraphModule, function: CompiledFunction, sizes: Mapping[str, torch.SymInt]
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    sizes: Mapping[str, torch.SymInt],
+    may_be_undefined: Callable[[int], bool],
 ) -> Callable[..., list[Any]]:
-    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``)."""
+    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``).
+
+    Of the gradients that depend on these alone, those of which ``may_be_undefined`` says so of their place are
+    ``None``, others zeros.
+    """
     call = graph_caller(graph_module, function, restride=0, sizes=sizes)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     tangents = {node.name: place for place, node in enumerate(placeholders) if is_tangent(node)}
     without = function.without
     if without is None or len(tangents) < 2:
         return call
+    zeros = ZeroMaker(graph_module.graph, function.device, sizes)
+    (output,) = graph_module.graph.find_nodes(op="output")
+    gradients = torch.utils._pytree.arg_tree_leaves(*output.args)
 
     def choose(absent: frozenset[str]) -> Callable[..., list[Any]]:
         other = without(absent)
         if other is None:
-            return graph_caller(graph_module, function, restride=0, sizes=sizes, fill=True)
-        return graph_caller(graph_module, other, restride=0, sizes=sizes)
+            fill_in = zeros.filler()
+            return lambda *tensors: call(*fill_in(tensors))
+        part = graph_caller(graph_module, other, restride=0, sizes=sizes)
+        nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
+        dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
+
+        def run(*tensors: Any) -> list[Any]:
+            results = part(*tensors)
+            for place, make in dropped:
+                if not may_be_undefined(place):
+                    results[place] = make(zeros.read_sizes(tensors))
+            return results
+
+        return run
 
     return choosing(call, {name: tangents[name] for name in function.arguments if name in tangents}, choose)
 
@@ -76,11 +98,9 @@ def graph_caller(
     *,
     restride: int,
     sizes: Mapping[str, torch.SymInt] | None = None,
-    fill: bool = False,
 ) -> Callable[..., list[Any]]:
     """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
-    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes; ``fill`` says that zeros
-    are to be made of absent tangents."""
+    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes."""
     places, more = _argument_places(graph_module.graph, function.device, sizes or {})
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
@@ -99,11 +119,8 @@ def graph_caller(
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
-    fill_in = make_filler(graph_module.graph, function.device, sizes or {}) if fill else None
 
     def call(*tensors: Any) -> list[Any]:
-        if fill_in is not None:
-            tensors = tuple(fill_in(tensors))
         if more:
             tensors = (*tensors, *[read(tensors) for read in more])
         results = function.call([tensors[i] for i in taken])

@@ -71,6 +71,22 @@ def find_names(graph: torch.fx.Graph) -> dict[sympy.Symbol, str]:
     return {node.meta["val"].node.expr: node.meta[SIZE] for node in find_heads(graph)}
 
 
+def restore_heads(graph: torch.fx.Graph, sizes: Mapping[str, torch.SymInt]) -> None:
+    """Read ``sizes`` off the arguments of a graph again, at nodes of these names, where such a node is gone because no
+    op takes it."""
+    there = {node.name for node in graph.nodes}
+    placeholders = graph.find_nodes(op="placeholder")
+    for name, size in sizes.items():
+        place = find_axis(placeholders, size.node.expr)
+        if name in there or place is None:
+            continue
+        with graph.inserting_after(placeholders[-1]):
+            head = graph.call_function(torch.ops.aten.sym_size.int, (placeholders[place[0]], place[1]))
+        # A graph keeps the names of nodes that are gone to itself.
+        head.name = name
+        head.meta = {"val": size, SIZE: str(size)}
+
+
 def _add_heads(graph: torch.fx.Graph, names: Mapping[sympy.Symbol, str]) -> dict[sympy.Symbol, torch.fx.Node]:
     placeholders = graph.find_nodes(op="placeholder")
     heads: dict[sympy.Symbol, torch.fx.Node] = {}

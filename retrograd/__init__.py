@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from retrograd.runtime.report import Report
     from retrograd.runtime.tensors import ExecutionError
     from retrograd.scope import enable, explain_recompiles
+    from retrograd.variants import ZeroTangentWarning
 
     __version__: str
 
@@ -59,6 +60,7 @@ _EXPORTS = {
     "SavePolicy": "retrograd.pipelines.save_policy",
     "UnknownTarget": "retrograd.pipelines.device_targets",
     "VerificationError": "retrograd.frontend.verification",
+    "ZeroTangentWarning": "retrograd.variants",
     "bisect": "retrograd.api",
     "communication": "retrograd.frontend.hook_marks",
     "compile_backward": "retrograd.api",
@@ -92,6 +94,7 @@ __all__ = [
     "SavePolicy",
     "UnknownTarget",
     "VerificationError",
+    "ZeroTangentWarning",
     "__version__",
     "bisect",
     "communication",

@@ -1,0 +1,434 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Losses that use some of the outputs: gradients, and which there are at all, as in eager, beside every subset."""
+
+import copy
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+import retrograd
+import retrograd.variants
+from retrograd import ZeroTangentWarning, compile_backward
+from retrograd.pipelines.errors import CompileError
+
+BATCH = torch.export.Dim("batch", max=64)
+
+
+class Heads(nn.Module):
+    """A trunk and three heads, one of them with the slope of a root, which is infinite where the trunk gives zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.relu(self.trunk(x))
+        return self.left(h).sum(), torch.sqrt(h), self.right(h)
+
+
+class Language(nn.Module):
+    """What a language model returns: a loss and its logits, in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 7)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(torch.tanh(self.embedding(tokens)))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class Normalized(nn.Module):
+    """A block that is checkpointed, running statistics that the step updates, and a hook on a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = checkpoint(lambda y: torch.tanh(self.first(y)), self.norm(x), use_reentrant=False)
+        side = self.second(h)
+        # Not linear: of a gradient of zero it makes one of 1. Eager calls none for a gradient that is not there.
+        side.register_hook(lambda gradient: gradient + 1)
+        return h.exp().sum(), side
+
+
+def infinite_slopes(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` is zero."""
+    return (x * w).sum() + 3 * x.sum(), torch.linalg.vector_norm(x), torch.log(x.square()) + w
+
+
+def pieces(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eager gives the backward of a split zeros for the pieces that nobody uses."""
+    first, second, third = (x * w).split((1, 2, 1), 1)
+    return first, torch.sqrt(second.abs() * 0), third.flip(0)
+
+
+def views(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of one value, and of an argument."""
+    h = torch.tanh(x) * w
+    return h[0], h.t(), x.view(-1)
+
+
+def arguments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """An output that is an argument."""
+    return x, x.sin() * w
+
+
+def written(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A value that is written to between two outputs."""
+    h = x * w
+    first = h.exp()
+    h[0] = w.sum()
+    return first, h
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def tokens(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(7, (batch, 3)), torch.randint(7, (batch, 3))
+
+
+CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    "heads": lambda: (Heads(), (torch.randn(5, 4),)),
+    "language": lambda: (Language(), tokens(2)),
+    "normalized": lambda: (Normalized(), (torch.randn(5, 4),)),
+    "infinite_slopes": lambda: (infinite_slopes, (torch.zeros(3, requires_grad=True), randn(3))),
+    "pieces": lambda: (pieces, (randn(5, 4), randn(4))),
+    "views": lambda: (views, (randn(2, 3), randn(3))),
+    "arguments": lambda: (arguments, (randn(2, 3), randn(3))),
+    "written": lambda: (written, (randn(2, 3), randn(3))),
+}
+
+
+def leaves_of(model: Any, args: Sequence[Tensor]) -> list[Tensor]:
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    return [*parameters, *(a for a in args if a.requires_grad)]
+
+
+def gradients(run: Callable[..., Any], leaves: list[Tensor], args: Sequence[Tensor], used: Sequence[int]) -> Any:
+    """Gradients of a loss of the outputs with these numbers; ``None`` where there is none."""
+    outputs = pytree.tree_leaves(run(*args))
+    loss = torch.stack([(outputs[i] * outputs[i].detach().cos()).sum() for i in used]).sum()
+    return torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def check_same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    assert [g is None for g in found] == [g is None for g in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def subsets(count: int) -> list[tuple[int, ...]]:
+    return [used for size in range(1, count + 1) for used in itertools.combinations(range(count), size)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_subset_of_the_outputs(name: str) -> None:
+    torch.manual_seed(0)
+    model, args = CASES[name]()
+    other = copy.deepcopy(model)
+    step = compile_backward(model, args, fallback="error")
+    for used in subsets(len(pytree.tree_leaves(other(*args)))):
+        expected = gradients(other, leaves_of(other, args), args, used)
+        check_same(gradients(step, leaves_of(model, args), args, used), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda batch: (Heads(), (torch.randn(batch, 4),)), {"x": {0: BATCH}}),
+        (lambda batch: (Language(), tokens(batch)), {"tokens": {0: BATCH}, "labels": {0: BATCH}}),
+        # Nothing is saved: only the tangents have the size that the zeros are of.
+        (lambda batch: (halves, (randn(batch, 4),)), {"x": {0: BATCH}}),
+    ],
+    ids=["heads", "language", "halves"],
+)
+def test_open_sizes(make: Callable[[int], Any], shapes: Any) -> None:
+    torch.manual_seed(0)
+    model, args = make(5)
+    step = compile_backward(model, args, dynamic_shapes=shapes)
+    for batch, used in itertools.product((5, 3, 1), ((0,), (1,))):
+        _, args = make(batch)
+        expected = gradients(model, leaves_of(model, args), args, used)
+        check_same(gradients(step, leaves_of(model, args), args, used), expected)
+    assert len(step.explain().to_dict()["backward_variants"]) == 2
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x.split(2, 1)
+    return first * 2, second * 3
+
+
+def test_a_backward_is_compiled_when_it_is_first_needed_and_kept() -> None:
+    model, x, phases = Heads(), torch.randn(5, 4), list[str]()
+    step = compile_backward(model, (x,), cache=False, progress=phases.append)
+    leaves, first = leaves_of(model, (x,)), len(phases)
+    gradients(step, leaves, (x,), (0, 1, 2))
+    assert phases[first:] == []
+    assert step.explain().to_dict()["backward_variants"] == []
+    gradients(step, leaves, (x,), (0,))
+    second = len(phases)
+    assert {"drop tangents", "iree-compile"} <= set(phases[first:])
+    other = copy.deepcopy(model)
+    gradients(step, leaves, (x,), (0,))
+    gradients(step.bind(other), leaves_of(other, (x,)), (x,), (0,))
+    gradients(step, leaves, (x,), (0, 1, 2))
+    assert phases[second:] == []
+    assert step.explain().to_dict()["backward_variants"] == ["without output[1], output[2]"]
+    assert "backwards for outputs left out" in str(step.explain())
+
+
+def test_the_cache_has_it_the_next_time() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), Twice()), torch.randn(2, 4)
+    for compiles in (True, False):
+        phases = list[str]()
+        step = compile_backward(model, (x,), progress=phases.append)
+        first = len(phases)
+        gradients(step, leaves_of(model, (x,)), (x,), (1,))
+        assert ("iree-compile" in phases[first:]) is compiles
+        assert "drop tangents" in phases[first:]
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.exp(), x.sin()
+
+
+def test_threads_that_need_the_same_backward_compile_it_once() -> None:
+    model, x, phases = Heads(), torch.randn(5, 4), list[str]()
+    step = compile_backward(model, (x,), cache=False, progress=phases.append)
+    leaves, found = leaves_of(model, (x,)), list[Any]()
+    threads = [threading.Thread(target=lambda: found.append(gradients(step, leaves, (x,), (2,)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert phases.count("drop tangents") == 1
+    for one in found:
+        check_same(one, gradients(model, leaves, (x,), (2,)))
+    assert len(found) == 3
+
+
+def test_several_losses_of_one_step() -> None:
+    torch.manual_seed(0)
+    model, x = Heads(), torch.randn(5, 4)
+    step, leaves = compile_backward(model, (x,)), leaves_of(model, (x,))
+    results = []
+    for run in (model, step):
+        model.zero_grad()
+        outputs = run(x)
+        outputs[0].backward(retain_graph=True)
+        outputs[2].sum().backward()
+        # Two calls in one graph, with other outputs of each.
+        (run(x)[0] + run(x + 1)[2].sum() + run(x)[2].sum()).backward()
+        results.append([None if p.grad is None else p.grad.clone() for p in leaves])
+    check_same(results[1], results[0])
+
+
+def train(x: Tensor, *, compiled: bool) -> tuple[list[str], list[Tensor]]:
+    """Two steps on the first output, with hooks on what it reaches: the calls of these, sorted, and the parameters
+    then."""
+    torch.manual_seed(1)
+    model, calls = Heads(), list[str]()
+    for name, parameter in [*model.trunk.named_parameters(), *model.left.named_parameters()]:
+        parameter.register_hook(lambda _, name=name: calls.append(f"gradient of {name}"))
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(f"after {name}"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    run = compile_backward(model, (x,)) if compiled else model
+    for _ in range(2):
+        optimizer.zero_grad()
+        run(x)[0].backward()
+        optimizer.step()
+    return sorted(calls), [p.detach() for p in model.parameters()]
+
+
+def test_hooks_run_and_optimizers_move_what_they_do_in_eager() -> None:
+    x = torch.randn(5, 4)
+    (expected_calls, expected), (calls, found) = train(x, compiled=False), train(x, compiled=True)
+    assert calls == expected_calls
+    assert len(calls) == 16
+    check_same(found, expected)
+
+
+def shifted(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of ``x`` is the first tangent itself."""
+    return x + v.exp(), w.sin()
+
+
+def test_hooks_are_not_called_with_none() -> None:
+    """Autograd comes to every argument of the compiled step: what somebody looks at gets zeros."""
+    x, w, v = randn(3), randn(3), randn(3)
+    step, seen = compile_backward(shifted, (x, w, v)), list[Tensor]()
+    handles = [x.register_hook(lambda gradient: seen.append(gradient))]
+    handles.append(v.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad)))
+    step(x, w, v)[1].sum().backward()
+    assert [bool((gradient == 0).all()) for gradient in seen] == [True, True]
+    for handle in handles:
+        handle.remove()
+    check_same(torch.autograd.grad(step(x, w, v)[1].sum(), (x, v), allow_unused=True), (None, None))
+    # What leads to an argument that is no leaf may have hooks that nobody sees.
+    seen.clear()
+    doubled = x * 2
+    doubled.register_hook(lambda gradient: seen.append(gradient))
+    (gradient,) = torch.autograd.grad(step(doubled, w, v)[1].sum(), x)
+    assert bool((gradient == 0).all())
+    assert len(seen) == 1
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.dropout(torch.tanh(self.first(x)), 0.5)
+        return h.sum(), self.second(h)
+
+
+def test_dropout_has_the_masks_of_its_forward() -> None:
+    model, x = Dropped(), torch.randn(5, 6)
+    step = compile_backward(model, (x,))
+    found = []
+    for used in ((0,), (0, 1)):
+        torch.manual_seed(3)
+        outputs = step(x)
+        loss = sum(outputs[i].sum() * (1 - i) for i in used)
+        found.append(torch.autograd.grad(loss, list(model.first.parameters())))
+    check_same(*found)
+    assert bool(found[0][0].any())
+
+
+@pytest.mark.parametrize("policy", [None, retrograd.must_save(op="tanh") | retrograd.saved_dtype("bf16", op="tanh")])
+def test_a_memory_budget_and_a_save_policy(policy: Any) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 16), nn.Tanh()] * 4
+    model, x = nn.Sequential(*layers, nn.Linear(16, 4), Twice()), torch.randn(32, 16)
+    options: dict[str, Any] = (
+        {"partition": "budget", "memory_budget": 0.8} if policy is None else {"save_policy": policy}
+    )
+    step, leaves = compile_backward(model, (x,), **options), leaves_of(model, (x,))
+    for used in ((0,), (1,)):
+        found, expected = (gradients(run, leaves, (x,), used) for run in (step, model))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert float((ours - theirs).norm() / theirs.norm()) < (2e-5 if policy is None else 2e-2)
+    assert step.explain().to_dict()["backward_variants"] == ["without output[1]", "without output[0]"]
+
+
+class Spectral(nn.Module):
+    """Eigenvalues, which run in torch, for one of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.first(x))
+        return self.last(h), torch.linalg.eigvals(h).abs()
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
+def test_islands() -> None:
+    torch.manual_seed(0)
+    model, x = Spectral(), torch.randn(4, 4)
+    step, leaves = compile_backward(model, (x,)), leaves_of(model, (x,))
+    for used in subsets(2):
+        check_same(gradients(step, leaves, (x,), used), gradients(model, leaves, (x,), used))
+    assert len(step.explain().to_dict()["backward_variants"]) == 2
+
+
+def test_verified_programs_have_them_too() -> None:
+    model, x = Heads(), torch.randn(5, 4)
+    step, leaves = compile_backward(model, (x,), verify=True), leaves_of(model, (x,))
+    for _ in range(2):
+        check_same(gradients(step, leaves, (x,), (2,)), gradients(model, leaves, (x,), (2,)))
+
+
+def test_what_cannot_be_compiled_takes_zeros_and_says_so() -> None:
+    model, x = Heads(), torch.randn(5, 4)
+    steps = [compile_backward(model, (x,), fallback=fallback) for fallback in ("island", "error")]
+    leaves = leaves_of(model, (x,))
+    broken = CompileError("iree-compile", "no such code", "", "")
+    with mock.patch.object(retrograd.variants, "build_executable", side_effect=broken):
+        with pytest.warns(ZeroTangentWarning, match=r"the backward without output\[0\], output\[1\] is not compiled"):
+            found = gradients(steps[0], leaves, (x,), (2,))
+        with pytest.raises(CompileError, match="no such code"):
+            gradients(steps[1], leaves, (x,), (2,))
+    expected = gradients(model, leaves, (x,), (2,))
+    # The head that the loss leaves out has zeros; the root's slope is infinite where the trunk gives zero.
+    left = [bool((g == 0).all()) for g in found]
+    assert left[2:4] == [True, True]
+    check_same(found[4:], expected[4:])
+    (text,) = steps[0].explain().to_dict()["backward_variants"]
+    assert text == "zeros for output[0], output[1]: iree-compile: no such code"
+
+
+def test_a_file_has_the_whole_backward(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), Twice()), torch.randn(2, 4)
+    step, leaves = compile_backward(model, (x,)), leaves_of(model, (x,))
+    found = gradients(step, leaves, (x,), (1,))
+    step.save(tmp_path / "model.vmfb")
+    check_same(gradients(retrograd.load(tmp_path / "model.vmfb", model), leaves, (x,), (1,)), found)
+
+
+def test_enable_has_the_graph_of_the_loss() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(5, 4), Heads()
+    for used in ((0,), (2,)):
+        expected = gradients(model, leaves_of(model, (x,)), (x,), used)
+        for _ in range(2):
+            model.zero_grad()
+            with retrograd.enable():
+                outputs = model(x)
+                sum((outputs[i] * outputs[i].detach().cos()).sum() for i in used).backward()
+            check_same([p.grad for p in model.parameters()], expected)
+
+
+@pytest.mark.parametrize("shapes", [None, {"input": {0: BATCH}}], ids=["fixed", "open"])
+def test_compiled_autograd_copies_the_whole_backward_of_a_compiled_step(shapes: Any) -> None:
+    x, model = torch.randn(5, 4).abs(), nn.Sequential(nn.Linear(4, 3), Forked())
+    step = compile_backward(model, (x,), dynamic_shapes=shapes)
+    leaves = leaves_of(model, (x,))
+    for used in ((0,), (1,)):
+        expected = gradients(model, leaves, (x,), used)
+        for _ in range(2):
+            model.zero_grad()
+            with retrograd.enable():
+                outputs = step(x)
+                sum((outputs[i] * outputs[i].detach().cos()).sum() for i in used).backward()
+            zeros = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, expected, strict=True)]
+            check_same([p.grad for p in leaves], zeros)
+
+
+class Forked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(input), self.second(input)
+
+
+def test_torch_compile_makes_zeros_whatever_the_backend() -> None:
+    torch.manual_seed(0)
+    model, x = Forked(), torch.randn(2, 3)
+    leaves = leaves_of(model, (x,))
+    for backend in ("aot_eager", "retrograd"):
+        torch._dynamo.reset()
+        found = gradients(torch.compile(model, backend=backend), leaves, (x,), (0,))
+        assert [g is not None and bool((g == 0).all()) for g in found] == [False, False, True, True]

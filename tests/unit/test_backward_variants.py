@@ -1,0 +1,75 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Backwards without some tangents, of a module that went through all stages: what they take, give, and keep alive."""
+
+import outputs_left_out
+import pytest
+
+from retrograd.dialects import ir
+from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
+from retrograd.pipelines.budgeted import step_peak
+from retrograd.pipelines.staged import Progress, StagedModule, stage_module
+
+# Two outputs of 64 bytes, each with a gradient of its own; the second's slope is saved.
+JOINT = """
+!v = !torch.vtensor<[16],f32>
+func.func @joint(%x: !v {bwd.role = "param", bwd.name = "x", bwd.value = "x"},
+                 %w: !v {bwd.role = "param", bwd.name = "w", bwd.value = "w"},
+                 %t: !v {bwd.role = "tangent", bwd.name = "tangent.a", bwd.value = "tangents_1"},
+                 %u: !v {bwd.role = "tangent", bwd.name = "tangent.b", bwd.value = "tangents_2"})
+    -> (!v {bwd.role = "output", bwd.name = "a"}, !v {bwd.role = "output", bwd.name = "b"},
+        !v {bwd.role = "grad", bwd.name = "grad.x", bwd.value = "gx"},
+        !v {bwd.role = "grad", bwd.name = "grad.w", bwd.value = "gw"}) {
+  %zero = torch.constant.int 0
+  %none = torch.constant.none
+  %a = torch.aten.neg %x : !v -> !v
+  %s = torch.aten.cumsum %w, %zero, %none {bwd.values = ["s"]} : !v, !torch.int, !torch.none -> !v
+  %b = torch.aten.exp %s {bwd.values = ["b"]} : !v -> !v
+  %gx = torch.aten.neg %t {bwd.values = ["gx"]} : !v -> !v
+  %gw = torch.aten.mul.Tensor %u, %s {bwd.values = ["gw"]} : !v, !v -> !v
+  return %a, %b, %gx, %gw : !v, !v, !v, !v
+}
+"""
+VALUE = 64
+
+
+def stage() -> StagedModule:
+    with ir.make_context(), ir.Location.unknown():
+        return stage_module(ir.Module.parse(JOINT), "default", Progress())
+
+
+def test_a_variant_is_a_backward_alone_that_takes_and_gives_less() -> None:
+    staged, phases = stage(), list[str]()
+    assert find_tangents(staged) == ("tangents_1", "tangents_2")
+    variant = stage_variant(staged, {"tangents_2"}, Progress(phases.append))
+    (backward,) = variant.functions
+    assert [a.value for a in backward.arguments] == ["tangents_1"]
+    assert [r.name for r in backward.results] == ["grad.x"]
+    assert phases == ["drop tangents", "schedule"]
+    assert "@forward" not in variant.texts["scheduled"]
+    # What it was made of is as it was.
+    assert [r.name for r in staged.function("backward").results] == ["grad.x", "grad.w"]
+    (backward,) = stage_variant(staged, {"tangents_1"}, Progress()).functions
+    assert [a.value for a in backward.arguments] == ["s", "tangents_2"]
+
+
+def test_without_any_tangent_nothing_is_left() -> None:
+    (backward,) = stage_variant(stage(), {"tangents_1", "tangents_2"}, Progress()).functions
+    assert (backward.arguments, backward.results) == ((), ())
+
+
+def test_the_peak_of_a_step_with_a_variant() -> None:
+    staged = stage()
+    variant = stage_variant(staged, {"tangents_2"}, Progress())
+    # Outputs and the residual, then gradients.
+    assert step_peak(staged, {}) == 5 * VALUE
+    assert variant_peak(staged, variant, {}) == 4 * VALUE
+    assert variant_peak(staged, variant, {"backward_into": 1000}) == 4 * VALUE + 1000
+    assert variant_peak(staged, variant, {"forward_into": 1000}) == 3 * VALUE + 1000
+
+
+def test_the_benchmark_compares_both_backwards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outputs_left_out.main(["--size", "test", "--repeats", "1"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].removeprefix("| ") for row in rows] == ["eager", "eager", "retrograd", "retrograd"]
+    assert all(float(row[2]) > 0 for row in rows)
