@@ -41,7 +41,20 @@ def order_kernels(graph: JointGraph, formed: Steps, available: Iterable[int]) ->
 
 
 def _find_columns(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, int]]:
-    """What is joined for a product alone, its second operand, with the bytes of the largest part."""
+    """What is joined for a product alone, its second operand, with the bytes of the largest group of its parts: as many
+    are together as have the bytes of the largest part of all."""
+    found = {joined: parts for joined, parts in _find_joined(graph, formed) if parts}
+    most = max((max(parts) for parts in found.values()), default=0)
+    for joined, parts in found.items():
+        group = largest = 0
+        for size in parts:
+            group = size if group + size > most else group + size
+            largest = max(largest, group)
+        yield joined, largest
+
+
+def _find_joined(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, list[int]]]:
+    """What is joined for a product alone, its second operand, with the bytes of each part."""
     readers: dict[int, set[int]] = {}
     for step in formed.steps:
         for value in step.reads:
@@ -54,7 +67,7 @@ def _find_columns(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, int]]
         producer = graph.values[joined].producer
         if producer is not None and graph.ops[producer].name == _JOIN:
             pieces = find_listed(graph, graph.ops[producer].operands[0])
-            yield joined, max((graph.values[piece].bytes for piece in pieces), default=formed.bytes[joined])
+            yield joined, [graph.values[piece].bytes for piece in pieces]
 
 
 def _repeat(graph: JointGraph, formed: Steps, arguments: Collection[int]) -> Steps:

@@ -1,10 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-split-columns``: a product with the columns of all taps of a filter is one for each tap."""
+"""``bwd-split-columns``: a product with the columns of all taps of a filter is one for each tap, or some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -13,7 +13,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.fills import create_fill, is_zero, read_number
-from retrograd.pipelines.transforms.generics import MAPS, read_maps
+from retrograd.pipelines.transforms.generics import MAPS, count_bytes, read_maps
 from retrograd.pipelines.transforms.uses import only_user
 from retrograd.pipelines.transforms.views import shares_storage
 
@@ -39,8 +39,11 @@ class BwdSplitColumns(ModulePass):
             block = only_block(func, self.name)
             products = [view.operation for view in block.operations if view.operation.name == _PRODUCT]
             found = [(op, columns) for op in products if (columns := find_columns(op)) is not None]
+            most = max((count_bytes(p) or 0 for _, columns in found for p in columns.concat.operands), default=0)
             for op, columns in found:
-                split(op, columns)
+                groups = group_pieces(columns.concat.operands, most)
+                if len(groups) > 1:
+                    split(op, columns, groups)
             if found:
                 erase_unused_views(block)
 
@@ -97,15 +100,29 @@ def is_indexed_otherwise(product: ir.Operation) -> bool:
     return MAPS in product.attributes and read_maps(product) != plain
 
 
-def split(product: ir.Operation, columns: Columns) -> None:
-    """Replace ``product`` with one for each tensor that is joined, each behind what slices, transposes and views it."""
+def group_pieces(pieces: Iterable[ir.Value], most: int) -> list[list[ir.Value]]:
+    """``pieces`` in order, as many together as have ``most`` bytes."""
+    groups: list[list[ir.Value]] = []
+    left = 0
+    for piece in pieces:
+        size = count_bytes(piece) or 0
+        if not groups or size > left:
+            groups.append([])
+            left = most
+        groups[-1].append(piece)
+        left -= size
+    return groups
+
+
+def split(product: ir.Operation, columns: Columns, groups: Iterable[Sequence[ir.Value]]) -> None:
+    """Replace ``product`` with one for each group of what is joined, behind what slices, transposes and views it."""
     ip, number = ir.InsertionPoint(product), read_number(product.operands[2])
     parts: list[ir.Value] = []
     _, _, positions = ir.RankedTensorType(columns.transpose.operands[0].type).shape
     rows = ir.RankedTensorType(product.results[0].type).shape[0]
-    for piece in columns.concat.operands:
-        depth = prod(ir.RankedTensorType(piece.type).shape) // positions
-        flat = copy_views(piece, ip)
+    for group in groups:
+        flat = join(columns.concat, [copy_views(piece, ip) for piece in group], ip)
+        depth = prod(ir.RankedTensorType(flat.type).shape) // positions
         if columns.fold is not None:
             flat = copy(columns.fold, [flat], make_type(columns.fold, [1, depth, positions]), ip)
         turned = make_empty(columns.transpose, [1, positions, depth], ip)
@@ -115,18 +132,23 @@ def split(product: ir.Operation, columns: Columns) -> None:
         parts.append(
             copy(product, [product.operands[0], copy(columns.collapse, [turned], matrix, ip), start], start.type, ip)
         )
-    whole = ir.Operation.create(
-        _CONCAT,
-        operands=parts,
-        results=[product.results[0].type],
-        attributes={"dim": columns.concat.attributes["dim"]},
-        loc=product.location,
-        ip=ip,
-    )
-    product.results[0].replace_all_uses_with(whole.result)
+    product.results[0].replace_all_uses_with(join(columns.concat, parts, ip))
     for op in (product, columns.collapse, columns.transpose, columns.fold, columns.concat):
         if op is not None:
             op.erase()
+
+
+def join(concat: ir.Operation, parts: Sequence[ir.Value], ip: ir.InsertionPoint) -> ir.Value:
+    """``parts``, joined along the second axis as ``concat`` joins what it takes; one alone as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    shapes = [list(ir.RankedTensorType(part.type).shape) for part in parts]
+    type_ = make_type(concat, [shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]])
+    attributes = {"dim": concat.attributes["dim"]}
+    made = ir.Operation.create(
+        _CONCAT, operands=parts, results=[type_], attributes=attributes, loc=concat.location, ip=ip
+    )
+    return made.results[0]
 
 
 def erase_unused_views(block: ir.Block) -> None:

@@ -49,6 +49,15 @@ def test_columns_that_come_first_or_are_read_besides_stay_whole() -> None:
         assert ordered.bytes[columns] == 1920
 
 
+def test_smaller_parts_are_together_as_far_as_they_are_no_larger_than_the_largest() -> None:
+    text = COLUMNS.format(
+        product="go v", more="k = constant p p p -\n d = cat k 1920\n w = view d 1920\n n = mm go w 128"
+    )
+    graph, _, ordered = order(text + "\n forward m n")
+    (columns,) = (v.id for v in graph.values if v.name == "d")
+    assert ordered.bytes[columns] == 2 * 640
+
+
 CHAIN = """
     input x 65536
     s = compute x 64

@@ -113,3 +113,34 @@ func.func @batch(%go: tensor<6x8xf32>, %x: tensor<1x1x4x8xf32>) -> tensor<6x4xf3
       -> tensor<6x4xf32>
   return %0 : tensor<6x4xf32>
 }
+
+// -----
+
+// Pieces of 128 and of 64 bytes: two of the smaller ones stay joined, which is as much as one of the larger ones.
+// CHECK-LABEL: func.func @groups(
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x4xf32>)
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x4xf32>)
+// CHECK: tensor.concat dim(1) {{.*}} : (tensor<6x4xf32>, tensor<6x4xf32>) -> tensor<6x8xf32>
+// CHECK: tensor.concat dim(1) {{.*}} : (tensor<1x2x8xf32>, tensor<1x2x8xf32>) -> tensor<1x4x8xf32>
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x4xf32>)
+// CHECK: linalg.matmul ins({{.*}} : tensor<6x8xf32>, tensor<8x2xf32>)
+// CHECK: tensor.concat dim(1) {{.*}} : (tensor<6x4xf32>, tensor<6x2xf32>) -> tensor<6x6xf32>
+func.func @groups(%go: tensor<6x8xf32>, %x: tensor<1x4x8xf32>, %y: tensor<1x2x8xf32>)
+    -> (tensor<6x8xf32>, tensor<6x6xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %large = tensor.concat dim(1) %x, %x : (tensor<1x4x8xf32>, tensor<1x4x8xf32>) -> tensor<1x8x8xf32>
+  %e0 = tensor.empty() : tensor<1x8x8xf32>
+  %t0 = linalg.transpose ins(%large : tensor<1x8x8xf32>) outs(%e0 : tensor<1x8x8xf32>) permutation = [0, 2, 1]
+  %m0 = tensor.collapse_shape %t0 [[0, 1], [2]] : tensor<1x8x8xf32> into tensor<8x8xf32>
+  %s0 = tensor.empty() : tensor<6x8xf32>
+  %z0 = linalg.fill ins(%zero : f32) outs(%s0 : tensor<6x8xf32>) -> tensor<6x8xf32>
+  %0 = linalg.matmul ins(%go, %m0 : tensor<6x8xf32>, tensor<8x8xf32>) outs(%z0 : tensor<6x8xf32>) -> tensor<6x8xf32>
+  %small = tensor.concat dim(1) %y, %y, %y : (tensor<1x2x8xf32>, tensor<1x2x8xf32>, tensor<1x2x8xf32>) -> tensor<1x6x8xf32>
+  %e1 = tensor.empty() : tensor<1x8x6xf32>
+  %t1 = linalg.transpose ins(%small : tensor<1x6x8xf32>) outs(%e1 : tensor<1x8x6xf32>) permutation = [0, 2, 1]
+  %m1 = tensor.collapse_shape %t1 [[0, 1], [2]] : tensor<1x8x6xf32> into tensor<8x6xf32>
+  %s1 = tensor.empty() : tensor<6x6xf32>
+  %z1 = linalg.fill ins(%zero : f32) outs(%s1 : tensor<6x6xf32>) -> tensor<6x6xf32>
+  %1 = linalg.matmul ins(%go, %m1 : tensor<6x8xf32>, tensor<8x6xf32>) outs(%z1 : tensor<6x6xf32>) -> tensor<6x6xf32>
+  return %0, %1 : tensor<6x8xf32>, tensor<6x6xf32>
+}
