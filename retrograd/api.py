@@ -146,7 +146,7 @@ def compile_backward(
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
-    variant_texts = [] if variants is None else variants.texts
+    texts = None if variants is None else variants.texts
     return CompiledBackward(
         call,
         convention,
@@ -157,7 +157,7 @@ def compile_backward(
         stages,
         again,
         built.times,
-        variant_texts,
+        texts,
     )
 
 

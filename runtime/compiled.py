@@ -44,7 +44,7 @@ class CompiledBackward:
         ir: Callable[[str], str],
         bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
         times: IslandTimes | None = None,
-        variants: Sequence[str] = (),
+        variants: Sequence[str] | None = None,
     ) -> None:
         self._call = call
         self._convention = convention
@@ -55,7 +55,7 @@ class CompiledBackward:
         self._ir = ir
         self._bisect = bisect
         self._times = times or IslandTimes(())
-        # Of backwards that were compiled since, what each does without; it grows.
+        # What each backward that was compiled since does without, which may grow; None where there are no others.
         self._variants = variants
         self._has_run = False
         self._peak: int | None = None
@@ -128,7 +128,9 @@ class CompiledBackward:
                 f"fallback='error' to be told at once:\n  {listed}"
             )
         vmfb = self._portable()
-        report = {**self.explain().to_dict(), "vmfb_bytes": len(vmfb)}
+        # Backwards without some of the outputs are programs of their own, which the file has not.
+        report = {key: value for key, value in self.explain().to_dict().items() if key != "backward_variants"}
+        report["vmfb_bytes"] = len(vmfb)
         write_artifact(path, vmfb, dataclasses.replace(self.manifest, report=report))
 
     def mlir(self, stage: str) -> str:
@@ -144,7 +146,9 @@ class CompiledBackward:
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
-        report = {**self.manifest.report, "backward_variants": list(self._variants)}
+        report = dict(self.manifest.report)
+        if self._variants is not None:
+            report["backward_variants"] = list(self._variants)
         if self._times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
             return Report({**report, "islands": self._times.describe()})

@@ -383,7 +383,19 @@ def test_a_file_has_the_whole_backward(tmp_path: Path) -> None:
     step, leaves = compile_backward(model, (x,)), leaves_of(model, (x,))
     found = gradients(step, leaves, (x,), (1,))
     step.save(tmp_path / "model.vmfb")
-    check_same(gradients(retrograd.load(tmp_path / "model.vmfb", model), leaves, (x,), (1,)), found)
+    loaded = retrograd.load(tmp_path / "model.vmfb", model)
+    check_same(gradients(loaded, leaves, (x,), (1,)), found)
+    assert "backward_variants" in step.explain().to_dict()
+    assert "backward_variants" not in loaded.explain().to_dict()
+
+
+def test_gradients_of_gradients_are_refused_as_ever() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), Twice()), torch.randn(2, 4)
+    step, leaves = compile_backward(model, (x,)), leaves_of(model, (x,))
+    first = torch.autograd.grad(step(x)[1].sum(), leaves, create_graph=True)
+    check_same(first, torch.autograd.grad(model(x)[1].sum(), leaves))
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(first[0].sum(), leaves)
 
 
 def test_enable_has_the_graph_of_the_loss() -> None:

@@ -138,6 +138,15 @@ def test_what_islands_take_and_give_is_copied() -> None:
             assert (found - expected).norm() <= 2e-5 * expected.norm()
 
 
+def test_outputs_that_are_left_out_count_with_zeros() -> None:
+    """Residuals are in memory of the program that computed them, which a backward of its own would not find."""
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    step = retrograd.compile_backward(lambda x, w: (x.sin(), w.exp()), (x, w), target="vulkan")
+    found = torch.autograd.grad(step(x, w)[0].sum(), (x, w))
+    torch.testing.assert_close(found, (x.cos(), torch.zeros(3)))
+    assert "backward_variants" not in step.explain().to_dict()
+
+
 def test_random_numbers_and_recomputed_masks_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return nn.functional.dropout(x, 0.3), torch.rand(1031)
