@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Arguments whose elements are indices, and what these have to be.
 
-Eager raises where an index is out of range. Compiled code has nothing to raise with: it would read, and in the backward
-write, whatever lies beyond the tensor. What arguments, or slices of them, are indices as they are is found here, and
-looked at before each call; indices that a model computes are not.
+Eager raises where an index is out of range. Compiled code has nothing to raise with: ``bwd-bound-indices`` keeps it
+within the tensor. What arguments, or slices of them, are indices as they are is found here, and looked at before each
+call; indices that a model computes are not.
 """
 
 from __future__ import annotations

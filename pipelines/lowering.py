@@ -29,6 +29,7 @@ _LOWERING = (
     "bwd-export-complex,"
     "bwd-isolate-constants,"
     "bwd-isolate-arguments,"
+    "bwd-bound-indices,"
     "bwd-isolate-scatters,"
     "bwd-isolate-gathers,"
     "bwd-copy-updated,"

@@ -13,6 +13,7 @@ from retrograd.pipelines.passes import ModulePass
 PASSES: dict[str, str] = {
     "bwd-accumulate-products": "retrograd.pipelines.transforms.bwd_accumulate_products:BwdAccumulateProducts",
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.bwd_apply_save_policy:BwdApplySavePolicy",
+    "bwd-bound-indices": "retrograd.pipelines.transforms.bwd_bound_indices:BwdBoundIndices",
     "bwd-combine-scatters": "retrograd.pipelines.transforms.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",

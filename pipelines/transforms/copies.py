@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from retrograd.dialects import ir
+from retrograd.pipelines.transforms.barriers import walk
 
 
 def copy_ops(
@@ -18,6 +19,11 @@ def copy_ops(
         copy = op.clone(ip=ip).operation
         for number, operand in enumerate(op.operands):
             copy.operands[number] = values.get(operand, operand)
+        # What a body takes from outside of it.
+        for inner in (inner for region in copy.regions for block in region.blocks for inner in walk(block)):
+            for number, operand in enumerate(inner.operands):
+                if operand in values:
+                    inner.operands[number] = values[operand]
         values |= dict(zip(op.results, copy.results, strict=True))
         copies.append(copy)
     return copies

@@ -1,0 +1,70 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Indices that the model computes: out of range they lead to no memory but the tensor's, and are seen in the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import retrograd
+
+# Far enough beyond the tensors that to read or write there would end the process.
+FAR = 200_000_000
+MODELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index": lambda table, at, _: table[at * 2],
+    "index of two axes": lambda table, at, _: table[at * 2, at + 1],
+    "gather": lambda table, at, _: table.gather(0, (at * 2).unsqueeze(1).expand(-1, 6)),
+    "embedding": lambda table, at, _: F.embedding(at * 2, table),
+    "cross entropy": lambda table, at, _: F.cross_entropy(table[:3], at + 1),
+    "index_put": lambda table, at, x: table.index_put((at * 2,), x),
+    "index_put of two axes": lambda table, at, x: table.index_put((at * 2, at + 1), x[:, 0], accumulate=True),
+    "scatter_add": lambda table, at, x: table.scatter_add(0, (at * 2).unsqueeze(1).expand(-1, 6), x),
+    "index_add of bf16": lambda table, at, x: table.bfloat16().index_add(0, at * 2, x.bfloat16()).float(),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_out_of_range(name: str) -> None:
+    """In range, gradients are eager's; out of range, what the index chooses or writes is NaN, and nothing else."""
+    model = MODELS[name]
+    torch.manual_seed(0)
+    table, x = torch.randn(9, 6, requires_grad=True), torch.randn(3, 6, requires_grad=True)
+    step = retrograd.compile_backward(model, (table, torch.tensor([0, 1, 3]), x), fallback="error")
+    for call, at in ((step, [4, 0, 2]), (step, [0, FAR, 1]), (step, [0, 1, -FAR])):
+        places = torch.tensor(at)
+        if max(map(abs, at)) == FAR:
+            with pytest.raises((IndexError, RuntimeError), match=r"out of|index"):
+                model(table, places, x)
+            found = call(table, places, x)
+            assert found.isnan().any() and (found.dim() == 0 or not found.isnan().all())
+            found.sum().backward()
+            continue
+        expected = model(table, places, x)
+        found = call(table, places, x)
+        torch.testing.assert_close(found, expected)
+        weights = torch.randn_like(expected)
+        ours, theirs = (torch.autograd.grad(y, (table, x), weights, allow_unused=True) for y in (found, expected))
+        zero = torch.zeros(())
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                zero.expand(1) if one is None else one, zero.expand(1) if other is None else other
+            )
+
+
+def test_integers_chosen_out_of_range_are_out_of_range() -> None:
+    """An index that is looked up by one out of range leads nowhere either."""
+
+    def model(table: Tensor, steps: Tensor, at: Tensor) -> Tensor:
+        return table[steps[at + 1]]
+
+    table, steps = torch.randn(9, 4, requires_grad=True), torch.tensor([3, 1, 2])
+    step = retrograd.compile_backward(model, (table, steps, torch.tensor([0, 1])), fallback="error")
+    torch.testing.assert_close(step(table, steps, torch.tensor([1, 0])), table[[2, 1]])
+    found = step(table, steps, torch.tensor([FAR, 0]))
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found[1], table[1])
