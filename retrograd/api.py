@@ -26,6 +26,7 @@ from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
+from retrograd.frontend.source import CaptureError
 from retrograd.frontend.verification import verified
 from retrograd.options import Options, check_choice, check_flag, tensors_of
 from retrograd.pipelines.errors import CompileError
@@ -115,6 +116,8 @@ def compile_backward(
     """
     check_flag("verify", verify)
     check_flag("portable", portable)
+    if isinstance(model, CompiledBackward):
+        raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
     options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
         tensors_of(model, args, kwargs)
     )

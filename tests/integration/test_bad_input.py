@@ -166,6 +166,13 @@ def test_what_is_no_call(call: tuple[Any, ...], message: str) -> None:
         retrograd.compile_backward(*call)
 
 
+def test_what_was_compiled_is_no_model(step: retrograd.CompiledBackward) -> None:
+    with pytest.raises(
+        retrograd.CaptureError, match=r"what compile_backward has made\n.*the model that it was made from"
+    ):
+        retrograd.compile_backward(step, (torch.randn(3, 4),))
+
+
 def test_compiling_while_gradients_are_off() -> None:
     with torch.no_grad(), pytest.raises(retrograd.CaptureError, match=r"gradients are off(?s:.*)compile outside of it"):
         retrograd.compile_backward(nn.Linear(4, 2), (torch.randn(3, 4),))
