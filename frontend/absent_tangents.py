@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._functorch._aot_autograd.runtime_wrappers import _AOTDispatchAutogradFunctionFactory
+from torch._functorch._aot_autograd import runtime_wrappers
 
 from retrograd.dialects.sizes import evaluate_size
 from retrograd.frontend.size_expressions import to_shape
@@ -23,6 +23,8 @@ from retrograd.frontend.size_nodes import find_axis
 
 Call = Callable[..., list[Any]]
 _TANGENT = "tangents"
+# Releases of PyTorch before 2.13 have none: absent tangents are zeros there, as AOTAutograd makes them.
+_FACTORY: Any = getattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory", None)
 
 
 class UndefinedTangents:
@@ -54,13 +56,16 @@ class UndefinedTangents:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """What is built in the block is built so."""
-        build, thread = _AOTDispatchAutogradFunctionFactory.build, threading.get_ident()
+        if _FACTORY is None:
+            yield
+            return
+        build, thread = _FACTORY.build, threading.get_ident()
 
-        def build_undefined(factory: _AOTDispatchAutogradFunctionFactory) -> Any:
+        def build_undefined(factory: Any) -> Any:
             function = build(factory)
             return self._change(function) if threading.get_ident() == thread else function
 
-        with mock.patch.object(_AOTDispatchAutogradFunctionFactory, "build", build_undefined):
+        with mock.patch.object(_FACTORY, "build", build_undefined):
             yield
 
     def _change(self, function: Any) -> Any:

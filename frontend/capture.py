@@ -27,6 +27,7 @@ from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
@@ -116,7 +117,9 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     flat.tracing = True
     try:
         with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
-            return aot_export_joint_with_descriptors(stack, flat, tensors, decompositions=decomposition_table())
+            return aot_export_joint_with_descriptors(
+                stack, flat, tensors, decompositions=refusing_written_windows(decomposition_table())
+            )
     except CaptureError:
         raise
     except Exception as error:

@@ -116,9 +116,17 @@ def run_tool(command: Sequence[str | Path], *, folder: Path, limits: ToolLimits 
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill the group and give how its leader ended.
+
+    ``Popen.wait`` would wait forever where the exception that brought us here came out of it right after it had taken
+    its lock: it leaves that taken.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+    # It may have been waited for already.
+    with contextlib.suppress(ChildProcessError):
+        process.returncode = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+    return -signal.SIGKILL if process.returncode is None else process.returncode
 
 
 def machine_memory() -> int:

@@ -13,11 +13,11 @@ from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import walk
 from retrograd.pipelines.transforms.copies import copy_form
 from retrograd.pipelines.transforms.fills import read_number
-from retrograd.pipelines.transforms.generics import GENERIC, read_inputs
+from retrograd.pipelines.transforms.generics import GENERIC, is_reduced, read_inputs
 
 _COMPARE, _ROUND = "arith.cmpf", "arith.truncf"
-# oeq, one, ueq, une.
-_EQUALITIES = (1, 6, 8, 13)
+# oeq, one, ueq, une; and which is greater: ogt, oge, olt, ole, ugt, uge, ult, ule.
+_EQUALITIES, _ORDERS = (1, 6, 8, 13), (2, 3, 4, 5, 9, 10, 11, 12)
 # Those of `arith` whose result may have to be rounded; all functions of `math` are rounded too.
 _ROUNDED = ("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.remf", "arith.sitofp", "arith.uitofp")
 _EXACT = ("math.absf", "math.copysign", "math.ceil", "math.floor", "math.trunc", "math.round", "math.roundeven")
@@ -45,12 +45,12 @@ func.func @round(%x: f32) -> f32 {
 @dataclass(frozen=True)
 class BwdKeepRoundings(ModulePass):
     """Computes bfloat16 ops in f32 and rounds their results by arithmetic on bits, in modules that ask whether two
-    tensors' elements are equal.
+    tensors' elements are equal, or where the greatest element is.
 
-    The gradient of a maximum goes where an element equals it. LLVM takes a rounding to bfloat16 that is widened again
-    for none, so that a number has other digits in the kernel that computes it than in memory: no element equals the
-    maximum then, and the gradient is 0 / 0. What is done to bits stays. Modules without such a question keep the
-    machine's own conversions, which are faster.
+    The gradient of a maximum goes where an element equals it, and of equal elements the first is the greatest. LLVM
+    takes a rounding to bfloat16 that is widened again for none, so that a number has other digits in the kernel that
+    computes it than in memory: no element equals the maximum then, and the gradient is 0 / 0. What is done to bits
+    stays. Modules without such a question keep the machine's own conversions, which are faster.
     """
 
     name: ClassVar[str] = "bwd-keep-roundings"
@@ -61,7 +61,7 @@ class BwdKeepRoundings(ModulePass):
         generics = [op for op in ops if op.name == GENERIC]
         bodies = [view.operation for generic in generics for view in generic.regions[0].blocks[0].operations]
         found = [op for op in bodies if is_rounded(op)]
-        if not found or not any(asks_for_equality(generic) for generic in generics):
+        if not found or not any(tells_equals(generic) for generic in generics):
             return
         form = ir.Module.parse(_FORM)
         for op in found:
@@ -77,14 +77,18 @@ def is_rounded(op: ir.Operation) -> bool:
     return op.name in _ROUNDED or (op.name.startswith("math.") and op.name not in _EXACT)
 
 
-def asks_for_equality(generic: ir.Operation) -> bool:
-    """Whether a ``linalg.generic`` compares elements of two tensors for equality: not with a constant, nor those of one
-    tensor with themselves, which asks for NaN."""
+def tells_equals(generic: ir.Operation) -> bool:
+    """Whether what a ``linalg.generic`` gives depends on which elements of two tensors are equal, by comparing them for
+    it, or for which is greater while it looks for the place of one: not with a constant, nor those of one tensor with
+    themselves, which asks for NaN."""
+    places = [r for r in generic.results if isinstance(ir.RankedTensorType(r.type).element_type, ir.IntegerType)]
+    is_search = any(is_reduced(generic)) and any(list(place.uses) for place in places)
+    asked = (*_EQUALITIES, *_ORDERS) if is_search else _EQUALITIES
     block = generic.regions[0].blocks[0]
     tensors = dict(zip(block.arguments, read_inputs(generic), strict=False))
     for view in block.operations:
         op = view.operation
-        if op.name != _COMPARE or ir.IntegerAttr(op.attributes["predicate"]).value not in _EQUALITIES:
+        if op.name != _COMPARE or ir.IntegerAttr(op.attributes["predicate"]).value not in asked:
             continue
         sides = [tensors.get(side, side) for side in op.operands]
         if sides[0] != sides[1] and all(read_number(side) is None for side in sides):

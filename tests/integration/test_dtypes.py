@@ -176,3 +176,20 @@ def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: Literal
             grads += torch.autograd.grad([most, least], given, [torch.ones(()), torch.ones_like(least)])
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_the_place_of_the_greatest_of_what_bfloat16_rounds_to_the_same() -> None:
+    """Eager takes the first; in more digits another one is the greatest."""
+
+    def model(x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        spread = torch.zeros_like(y).index_add(0, ids, torch.index_select(y, 0, ids).tanh())
+        angles = torch.atan2(x.mean(), spread.abs() + 1).flatten()
+        return angles * torch.argmax(angles, -1, keepdim=True)
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, y = (torch.randn(4, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        arguments = (x, y, torch.tensor([0, 1, 1]))
+        step = retrograd.compile_backward(model, arguments)
+        found, expected = (torch.autograd.grad(call(*arguments).sum(), (x, y)) for call in (step, model))
+        torch.testing.assert_close(found, expected)

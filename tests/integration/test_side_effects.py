@@ -291,3 +291,36 @@ def test_assignment_to_data() -> None:
 
     with pytest.raises(retrograd.CaptureError, match=r"assigns to .data of a tensor.*test_side_effects"):
         retrograd.compile_backward(assigns, (randn(2, 3), torch.zeros(3)))
+
+
+def write_to_windows(x: Tensor) -> Tensor:
+    y = x * 1
+    y.unfold(0, 2, 2)[0].add_(1.0)
+    return y * 2
+
+
+def test_writes_to_windows() -> None:
+    """PyTorch makes zero of the last element, which is in no window, in a graph."""
+    x = randn(5)
+    with pytest.raises(retrograd.CaptureError, match=r"writes to windows that Tensor.unfold gave(?s:.*)clone\(\)"):
+        retrograd.compile_backward(write_to_windows, (x,))
+    with pytest.raises(Exception, match=r"writes to windows that Tensor.unfold gave"):
+        torch.compile(write_to_windows, backend="retrograd")(x)
+    for _ in range(2):
+        with retrograd.enable():
+            (found,) = torch.autograd.grad(write_to_windows(x).square().sum(), x)
+        (expected,) = torch.autograd.grad(write_to_windows(x).square().sum(), x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_gradients_of_windows_inside_of_a_model() -> None:
+    def model(x: Tensor) -> Tensor:
+        windows = x.unfold(0, 2, 1).clone()
+        windows[0].add_(1.0)
+        (gradient,) = torch.autograd.grad(windows.square().sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    x = randn(5)
+    (found,) = torch.autograd.grad(retrograd.compile_backward(model, (x,))(x), x)
+    (expected,) = torch.autograd.grad(model(x), x)
+    torch.testing.assert_close(found, expected)

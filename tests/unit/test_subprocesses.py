@@ -110,6 +110,23 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     assert wait_for(lambda: not is_alive(family[1]))
 
 
+def test_an_interrupt_while_the_lock_of_the_child_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's ``Popen.wait`` leaves it taken where a signal comes right behind its taking."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert not children, "waits for the lock that the first wait took"
+        children.append(child)
+        child._waitpid_lock.acquire()  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_tool(python("import time; time.sleep(600)"), folder=tmp_path)
+    assert children[0].returncode == -signal.SIGKILL
+    assert not is_alive(children[0].pid)
+
+
 def test_tools_do_not_start_interactively(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONINSPECT", "1")
     monkeypatch.setenv("RETROGRAD_TEST", "kept")

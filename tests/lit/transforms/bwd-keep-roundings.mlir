@@ -95,3 +95,59 @@ func.func @not_compared(%x: tensor<4xbf16>, %y: tensor<4xbf16>, %o: tensor<4xbf1
   } -> tensor<4xi1>
   return %square, %mask : tensor<4xbf16>, tensor<4xi1>
 }
+
+// -----
+
+#in = affine_map<(d0) -> (d0)>
+#one = affine_map<(d0) -> ()>
+
+// Of equal elements the first is the greatest: its place is looked for among rounded ones. Where nobody reads the
+// place, none is asked for.
+// CHECK-LABEL: func.func @greatest(
+// CHECK: arith.bitcast
+// CHECK-LABEL: func.func @maximum(
+// CHECK-NOT: arith.bitcast
+func.func @greatest(%x: tensor<4xbf16>, %o: tensor<4xbf16>, %m: tensor<bf16>, %i: tensor<i64>) -> tensor<i64> {
+  %square = linalg.generic {indexing_maps = [#in, #in], iterator_types = ["parallel"]}
+      ins(%x : tensor<4xbf16>) outs(%o : tensor<4xbf16>) {
+  ^bb0(%a: bf16, %b: bf16):
+    %s = arith.mulf %a, %a : bf16
+    linalg.yield %s : bf16
+  } -> tensor<4xbf16>
+  %most:2 = linalg.generic {indexing_maps = [#in, #one, #one], iterator_types = ["reduction"]}
+      ins(%square : tensor<4xbf16>) outs(%m, %i : tensor<bf16>, tensor<i64>) {
+  ^bb0(%a: bf16, %b: bf16, %c: i64):
+    %here = linalg.index 0 : index
+    %place = arith.index_cast %here : index to i64
+    %s = arith.cmpf ogt, %a, %b : bf16
+    %t = arith.select %s, %a, %b : bf16
+    %u = arith.select %s, %place, %c : i64
+    linalg.yield %t, %u : bf16, i64
+  } -> (tensor<bf16>, tensor<i64>)
+  return %most#1 : tensor<i64>
+}
+
+// -----
+
+#in = affine_map<(d0) -> (d0)>
+#one = affine_map<(d0) -> ()>
+
+func.func @maximum(%x: tensor<4xbf16>, %o: tensor<4xbf16>, %m: tensor<bf16>, %i: tensor<i64>) -> tensor<bf16> {
+  %square = linalg.generic {indexing_maps = [#in, #in], iterator_types = ["parallel"]}
+      ins(%x : tensor<4xbf16>) outs(%o : tensor<4xbf16>) {
+  ^bb0(%a: bf16, %b: bf16):
+    %s = arith.mulf %a, %a : bf16
+    linalg.yield %s : bf16
+  } -> tensor<4xbf16>
+  %most:2 = linalg.generic {indexing_maps = [#in, #one, #one], iterator_types = ["reduction"]}
+      ins(%square : tensor<4xbf16>) outs(%m, %i : tensor<bf16>, tensor<i64>) {
+  ^bb0(%a: bf16, %b: bf16, %c: i64):
+    %here = linalg.index 0 : index
+    %place = arith.index_cast %here : index to i64
+    %s = arith.cmpf ogt, %a, %b : bf16
+    %t = arith.select %s, %a, %b : bf16
+    %u = arith.select %s, %place, %c : i64
+    linalg.yield %t, %u : bf16, i64
+  } -> (tensor<bf16>, tensor<i64>)
+  return %most#0 : tensor<bf16>
+}
