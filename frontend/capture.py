@@ -198,6 +198,12 @@ def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
             "nothing to differentiate: no output depends on what requires grad, other than as a view of an argument",
             "return what is computed from a parameter or an argument that requires grad, not detached",
         )
+    (results,) = output.args
+    if all(r is None for r, desc in zip(results, output.meta["desc"], strict=True) if isinstance(desc, GradAOTOutput)):
+        raise CaptureError(
+            "nothing to differentiate: autograd's gradient of all that requires grad is None",
+            "use the model without compile_backward, or return something else besides that has a gradient",
+        )
 
 
 def _check_writes(metadata: ViewAndMutationMeta, primals: int) -> None:

@@ -1,21 +1,26 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Distances between all pairs of rows: differences and a reduction, which fuse."""
+"""Norms, and distances between all pairs of rows: differences and a reduction, which fuse."""
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.sums import computed
 
 aten = torch.ops.aten
 
 # Rows whose pairs are put together one row at a time.
 MOST_ROWS = 64
+_TABLE = get_decomposition_table()
 
 
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
@@ -47,6 +52,27 @@ def pdist_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
     if n < 2 or x.numel() == 0:
         return torch.zeros_like(x)
     return cdist_backward(_square(grad, n), x, x, p, _square(distances, n))
+
+
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """``aten.linalg_vector_norm``, over all axes if ``dim`` is ``None``: that of a single number, its magnitude, or how
+    many it is (0 or 1) for the order 0, and that of an order that f32 does not have exactly."""
+    kind = dtype or x.dtype
+    if x.dim() == 0:
+        return (x != 0).to(kind) if ord == 0 else x.to(kind).abs()
+    if math.isinf(ord) or struct.unpack("f", struct.pack("f", ord))[0] == ord:
+        op = aten.linalg_vector_norm.default
+        return _TABLE[op](x, ord, dim, keepdim, dtype=dtype) if op in _TABLE else NotImplemented
+    axes = list(range(x.dim())) if dim is None or len(dim) == 0 else list(dim)
+    powers: Tensor = aten.sum.dim_IntList(computed(x.to(kind)).abs() ** ord, axes, keepdim)
+    return (powers ** (1 / ord)).to(kind)
 
 
 def _square(pairs: Tensor, n: int) -> Tensor:
@@ -94,4 +120,9 @@ ENTRIES = (
     Decomposition(aten._cdist_backward.default, cdist_backward, NO_LOWERING),
     Decomposition(aten._pdist_forward.default, pdist, NO_LOWERING),
     Decomposition(aten._pdist_backward.default, pdist_backward, NO_LOWERING),
+    Decomposition(
+        aten.linalg_vector_norm.default,
+        vector_norm,
+        "torch-mlir refuses a tensor of no axis, and rounds the order to f32 where iree-compile does not compile that",
+    ),
 )

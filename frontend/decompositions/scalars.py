@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,17 +56,6 @@ def fmax(x: Tensor, y: Tensor) -> Any:
     return torch.where(torch.isnan(y) | (x >= y), x, y) if x.dtype.is_floating_point else NotImplemented
 
 
-def vector_norm(
-    x: Tensor, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
-) -> Any:
-    """``aten.linalg_vector_norm`` of a single number: its magnitude; how many it is (0 or 1) for the order 0."""
-    op = aten.linalg_vector_norm.default
-    if x.dim():
-        return _TABLE[op](x, ord, dim, keepdim, dtype=dtype) if op in _TABLE else NotImplemented
-    x = x if dtype is None else x.to(dtype)
-    return (x != 0).to(x.dtype) if ord == 0 else x.abs()
-
-
 def fmin(x: Tensor, y: Tensor) -> Any:
     """``aten.fmin``: the smaller of two numbers, and that one which is a number where the other is NaN."""
     return torch.where(torch.isnan(y) | (x <= y), x, y) if x.dtype.is_floating_point else NotImplemented
@@ -79,6 +68,5 @@ ENTRIES = (
         Decomposition(op, _as_row(op), "torch-mlir refuses a tensor of no axis, or does not come to an end")
         for op in _WITH_AXIS
     ),
-    Decomposition(aten.linalg_vector_norm.default, vector_norm, "torch-mlir refuses a tensor of no axis"),
     Decomposition(aten.logical_or.default, logical_or, "torch-mlir does not broadcast it"),
 )

@@ -6,9 +6,10 @@ The whole trade between peak and recomputation is worked out once, as a curve, a
 budget is taken: more memory never gives more recomputation, less never a higher peak. Candidates are the cuts at a
 range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
 forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
-curve, one for the first layers and the other for the rest; and where a gap stays, the sets of fewest bytes at the costs
-in between, by an integer program (see ``recompute_program``), which no price per byte leads to. All are judged by the
-lower of their peaks over the two schedules that may run: kernels side by side, and one at a time.
+curve, one for the first layers and the other for the rest; where a gap stays, the sets of fewest bytes at the costs in
+between, by an integer program (see ``recompute_program``), which no price per byte leads to; and points with what
+would set off a large recomputation saved as well (see ``recompute_triggers``). All are judged by the lower of
+their peaks over the two schedules that may run: kernels side by side, and one at a time.
 Lagrange's bound of the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then
 replaced by the cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the
 size of the graph and by deterministic effort, never by the clock, so that the same graph has the same curve.
@@ -37,9 +38,12 @@ from retrograd.pipelines.analysis.partition_plan import (
 from retrograd.pipelines.analysis.recompute_cost import CostModel
 from retrograd.pipelines.analysis.recompute_cut import RecomputeCut
 from retrograd.pipelines.analysis.recompute_program import LeastSaved
+from retrograd.pipelines.analysis.recompute_triggers import find_triggers
 from retrograd.pipelines.analysis.schedule import sink_recomputation
 
 POLICY = "budget"
+# Into how many segments the forward is divided to find what its parts hand on to one another.
+_SEGMENTS = range(2, 17)
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,17 @@ class BudgetOptions:
     """``cost`` prices recomputation. Of a graph with at most ``exact_values`` values that could be saved the cheapest
     plans are proven, with at most ``effort`` of CP-SAT's deterministic time, which is about seconds. A graph of more
     than ``large_ops`` ops gets fewer candidates, and of those none that could better the curve by less than
-    ``least_gain`` of a peak is judged. Peaks on the curve that are more than ``spacing`` of the highest apart
-    get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest bytes to within
-    ``filling_gap``."""
+    ``least_gain`` of a peak is judged; of others points on the curve are tried with a value more that sets
+    recomputation off, each with ``triggers`` of them at most. Peaks on the curve that are more than ``spacing`` of the
+    highest apart get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest
+    bytes to within ``filling_gap``."""
 
     cost: CostModel = field(default_factory=CostModel)
     exact_values: int = 48
     effort: float = 2.0
     large_ops: int = 4000
     least_gain: float = 0.004
+    triggers: int = 8
     spacing: float = 0.04
     filling: float = 0.25
     filling_gap: float = 0.01
@@ -76,6 +82,7 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
     if options.exact_values < len(cuts.candidates) and len(graph.ops) <= options.large_ops:
         for values in _fill_gaps(search.front(), graph, costs, options):
             search.consider(values)
+        search.save_triggers(options)
     floor = compute_floor(graph)
     if len(cuts.candidates) > options.exact_values or not search.points:
         return Curve(search.front(), tuple(bounds), floor)
@@ -108,6 +115,23 @@ class _Search:
         cost, least = self._cost(plan), (1 + self.least_gain) * (self.floor + plan.saved_bytes)
         if not any(p.cost <= cost and p.peak <= least for p in self.points):
             self.points.append(self._point(plan))
+
+    def save_triggers(self, options: BudgetOptions) -> None:
+        """Consider points of the front with a checkpoint saved as well that sets recomputation off, and what comes of
+        it likewise. Of points that are next to each other, one."""
+        checkpoints = frozenset[int]().union(*(find_checkpoints(self.graph, n) for n in _SEGMENTS))
+        done, front = list[Point](), self.front()
+
+        def is_new(point: Point) -> bool:
+            peak, cost = (options.spacing / 4 * whole for whole in (front[0].peak, front[-1].cost))
+            return all(abs(point.peak - p.peak) > peak or abs(point.cost - p.cost) > cost for p in done)
+
+        while any(map(is_new, front := self.front())):
+            # One generation at a time: what is found soon betters what more would come of.
+            for point in filter(is_new, front):
+                done.append(point)
+                for value in find_triggers(self.graph, point.plan, checkpoints, options.triggers):
+                    self.consider({*point.plan.saved, value})
 
     def judge(self, values: Iterable[int]) -> Point | None:
         """The point of the plan that saves ``values``; ``None`` if there is no such plan."""

@@ -3,8 +3,8 @@
 """Tiles without a tail for products whose second matrix is transposed in memory, on a CPU.
 
 IREE computes 8 x 16 elements of the result at a time, in steps of 16 terms. What 16 does not divide it masks at the
-end: of 21 columns rows 16 to 31 of the transposed matrix are read, eleven of them masked and behind its end. On a CPU
-with AVX-512 (Zen) such loads took most of the time: with a tile that divides both sides, 16 x 21 in sums of 4096 terms
+end: of 21 columns rows 16 to 31 of the transposed matrix are read, eleven of them masked and behind its end. On an AMD
+EPYC with AVX-512 such loads took most of the time: with a tile that divides both sides, 16 x 21 in sums of 4096 terms
 took 0.19 ms in place of 1.4, 64 x 27 took 0.42 in place of 1.1, and 64 x 100 took 0.86 in place of 1.9. With vectors of
 256 bits such tiles were slower. Gradients of the first filters of a convolutional net are of that kind: three colors
 times the width of the filter.

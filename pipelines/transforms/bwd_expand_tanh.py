@@ -15,7 +15,8 @@ from retrograd.pipelines.transforms.copies import replace_by_form
 
 _TANH = "math.tanh"
 
-# Near zero an odd polynomial, else (1 - e) / (1 + e) with e = exp(-2 |x|), of x's sign.
+# Near zero an odd polynomial, else 1 - 2 e / (1 + e) with e = exp(-2 |x|), of x's sign: what is taken from one is
+# small, and its errors are smaller.
 _FORM = """
 func.func @tanh(%x: f32) -> f32 {
   %one = arith.constant 1.0 : f32
@@ -29,10 +30,11 @@ func.func @tanh(%x: f32) -> f32 {
   %size = math.absf %x : f32
   %doubled = arith.mulf %size, %minus_two : f32
   %e = math.exp %doubled : f32
-  %above = arith.subf %one, %e : f32
+  %above = arith.addf %e, %e : f32
   %below = arith.addf %one, %e : f32
-  %quotient = arith.divf %above, %below : f32
-  %far = math.copysign %quotient, %x : f32
+  %missing = arith.divf %above, %below : f32
+  %far_size = arith.subf %one, %missing : f32
+  %far = math.copysign %far_size, %x : f32
   %square = arith.mulf %x, %x : f32
   %s9 = math.fma %c11, %square, %c9 : f32
   %s7 = math.fma %s9, %square, %c7 : f32

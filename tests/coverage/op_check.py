@@ -238,6 +238,8 @@ def _run_eager(sample: Sample) -> _Reference | None:
         gradients = _gradients(outputs, tensors, tangents)
     except (RuntimeError, NotImplementedError):
         return None
+    if all(g is None for g in gradients):
+        return None
     try:
         wide, inputs, _ = _forward(sample, torch.float64)
         exact = None if random else (wide, _gradients(wide, inputs, tangents))

@@ -121,6 +121,11 @@ def line_of(text: str) -> int:
         (lambda x: x * 2, (torch.randn(3),), r"nothing to differentiate"),
         (lambda x: x.detach() * 2, (torch.randn(3, requires_grad=True),), r"nothing to differentiate"),
         (
+            lambda x: torch.linalg.vector_norm(x, 0),
+            (torch.randn(3, requires_grad=True),),
+            r"nothing to differentiate.*is None",
+        ),
+        (
             lambda x: x[torch.randperm(3)],
             (torch.randn(3, requires_grad=True),),
             r"randperm.*test_bad_input.py:\d+ is not compiled: it draws random numbers",
@@ -138,7 +143,7 @@ def line_of(text: str) -> int:
             r"PyTorch cannot trace aten._efficient_attention_backward.default, .*TypeError: .*'scale'.*outside of the",
         ),
     ],
-    ids=["branch", "repeats", "closure", "shape", "no-grad", "detached", "random", "complex", "untraceable"],
+    ids=["branch", "repeats", "closure", "shape", "no-grad", "detached", "none", "random", "complex", "untraceable"],
 )
 def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message: str) -> None:
     with pytest.raises(retrograd.CaptureError, match=re.compile(message, re.DOTALL)) as caught:

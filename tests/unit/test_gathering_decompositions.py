@@ -78,6 +78,16 @@ def test_distances(p: float) -> None:
     check(lambda x: F.pdist(x, p), torch.cat([x[0, 0], x[0, 0, :1]]), ops=pairs)
 
 
+@pytest.mark.parametrize("dim", [None, (), 1, (0, -1)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_norms_of_orders_that_are_rounded(dim: Any, keepdim: bool) -> None:
+    def smallest_and_largest(x: Tensor) -> Tensor:
+        smallest: Tensor = torch.linalg.vector_norm(x, -2.1, dim, keepdim)
+        return smallest - torch.linalg.vector_norm(x, 0.9, dim, keepdim)
+
+    check(smallest_and_largest, numbers(2, 3, 4), ops=(aten.linalg_vector_norm.default,))
+
+
 REDUCTIONS = ["prod", "mean", "amax", "amin"]
 
 

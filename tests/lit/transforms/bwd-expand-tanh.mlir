@@ -7,10 +7,11 @@
 // CHECK: ^bb0(%[[X:.*]]: f32, %{{.*}}: f32):
 // CHECK: %[[SIZE:.*]] = math.absf %[[X]]
 // CHECK: %[[E:.*]] = math.exp
-// CHECK: %[[ABOVE:.*]] = arith.subf %[[ONE:.*]], %[[E]]
-// CHECK: %[[BELOW:.*]] = arith.addf %[[ONE]], %[[E]]
-// CHECK: %[[QUOTIENT:.*]] = arith.divf %[[ABOVE]], %[[BELOW]]
-// CHECK: %[[FAR:.*]] = math.copysign %[[QUOTIENT]], %[[X]]
+// CHECK: %[[ABOVE:.*]] = arith.addf %[[E]], %[[E]]
+// CHECK: %[[BELOW:.*]] = arith.addf %[[ONE:.*]], %[[E]]
+// CHECK: %[[MISSING:.*]] = arith.divf %[[ABOVE]], %[[BELOW]]
+// CHECK: %[[FAR_SIZE:.*]] = arith.subf %[[ONE]], %[[MISSING]]
+// CHECK: %[[FAR:.*]] = math.copysign %[[FAR_SIZE]], %[[X]]
 // CHECK: %[[SQUARE:.*]] = arith.mulf %[[X]], %[[X]]
 // CHECK: %[[NEAR:.*]] = math.fma %{{.*}}, %[[X]], %[[X]]
 // CHECK: %[[IS_NEAR:.*]] = arith.cmpf olt, %[[SIZE]]
