@@ -82,8 +82,8 @@ def test_distances(p: float) -> None:
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_norms_of_orders_that_are_rounded(dim: Any, keepdim: bool) -> None:
     def smallest_and_largest(x: Tensor) -> Tensor:
-        smallest: Tensor = torch.linalg.vector_norm(x, -2.1, dim, keepdim)
-        return smallest - torch.linalg.vector_norm(x, 0.9, dim, keepdim)
+        found: Tensor = torch.linalg.vector_norm(x, -2.1, dim, keepdim) - torch.linalg.vector_norm(x, 0.9, dim, keepdim)
+        return found
 
     check(smallest_and_largest, numbers(2, 3, 4), ops=(aten.linalg_vector_norm.default,))
 
