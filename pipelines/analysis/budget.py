@@ -7,12 +7,12 @@ budget is taken: more memory never gives more recomputation, less never a higher
 range of prices per byte (see ``recompute_cut``), on their own and with checkpoints at no price between segments of the
 forward (T. Chen et al., "Training deep nets with sublinear memory cost", 2016), and mixtures of neighbours on the
 curve, one for the first layers and the other for the rest; where a gap stays, the sets of fewest bytes at the costs in
-between, by an integer program (see ``recompute_program``), which no price per byte leads to; and points with what
-would set off a large recomputation saved as well (see ``recompute_triggers``). All are judged by the lower of
-their peaks over the two schedules that may run: kernels side by side, and one at a time.
-Lagrange's bound of the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then
-replaced by the cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the
-size of the graph and by deterministic effort, never by the clock, so that the same graph has the same curve.
+between, by an integer program (see ``recompute_program``), which no price per byte leads to; points with what would set
+off a large recomputation saved as well (see ``recompute_triggers``); and points less a value. All are judged by the
+lower of their peaks over the two schedules that may run: kernels side by side, and one at a time. Lagrange's bound of
+the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then replaced by the
+cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the size of the graph
+and by deterministic effort, never by the clock, so that the same graph has the same curve.
 """
 
 from __future__ import annotations
@@ -54,14 +54,17 @@ class BudgetOptions:
     ``least_gain`` of a peak is judged; of others points on the curve are tried with a value more that sets
     recomputation off, each with ``triggers`` of them at most. Peaks on the curve that are more than ``spacing`` of the
     highest apart get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest
-    bytes to within ``filling_gap``."""
+    bytes to within ``filling_gap``; where costs are so far apart, ``rounds`` times, the cheaper point is tried without
+    one value, of ``drops`` at most."""
 
     cost: CostModel = field(default_factory=CostModel)
     exact_values: int = 48
     effort: float = 2.0
     large_ops: int = 4000
     least_gain: float = 0.004
-    triggers: int = 8
+    triggers: int = 4
+    drops: int = 8
+    rounds: int = 3
     spacing: float = 0.04
     filling: float = 0.25
     filling_gap: float = 0.01
@@ -83,6 +86,9 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
         for values in _fill_gaps(search.front(), graph, costs, options):
             search.consider(values)
         search.save_triggers(options)
+        for _ in range(options.rounds):
+            for fewer in _find_drops(search.front(), graph, options):
+                search.consider(fewer)
     floor = compute_floor(graph)
     if len(cuts.candidates) > options.exact_values or not search.points:
         return Curve(search.front(), tuple(bounds), floor)
@@ -202,6 +208,17 @@ def _fill_gaps(
 def _count_parts(cheap: Point, dear: Point, highest: int, spacing: float) -> int:
     """Into how many steps of peak what lies between two points is divided."""
     return min(8, math.ceil((cheap.peak - dear.peak) / (spacing * highest)))
+
+
+def _find_drops(front: tuple[Point, ...], graph: JointGraph, options: BudgetOptions) -> Iterator[set[int]]:
+    """Where the next point on the curve is dearer by more than ``spacing`` of the highest cost, what a point saves less
+    one value: one of the largest ``drops``, of those that are worth a step of their own."""
+    least = options.spacing / 16 * front[0].peak
+    for cheap, dear in pairwise(front):
+        if dear.cost - cheap.cost > options.spacing * front[-1].cost:
+            sizes = {v: graph.values[v].saved_bytes for v in cheap.plan.saved}
+            large = sorted((v for v, size in sizes.items() if size >= least), key=lambda v: (-sizes[v], v))
+            yield from (set(cheap.plan.saved) - {value} for value in large[: options.drops])
 
 
 def find_checkpoints(graph: JointGraph, segments: int) -> frozenset[int]:
