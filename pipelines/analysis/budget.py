@@ -64,7 +64,7 @@ class BudgetOptions:
     least_gain: float = 0.004
     triggers: int = 4
     drops: int = 8
-    rounds: int = 3
+    rounds: int = 4
     spacing: float = 0.04
     filling: float = 0.25
     filling_gap: float = 0.01
