@@ -89,6 +89,7 @@ def test_usage_error(line: str, message: str, capsys: pytest.CaptureFixture[str]
     ("line", "status", "message"),
     [
         ("compile model -o x.vmfb", 2, "'model' names no factory: give package.module:factory"),
+        ("bisect out.vmfb", 2, "retrograd bisect FACTORY --artifact out.vmfb"),
         ("compile a-b:f -o x.vmfb", 2, "'a-b' is neither the name of a module nor a file"),
         ("compile m:f -o x.vmfb --emit-mlir linal:x.mlir", 2, "STAGE one of imported, partitioned, scheduled, linalg"),
         ("compile m:f -o x.vmfb --emit-mlir linalg:a linalg:b", 2, "given twice for the stage 'linalg'"),
