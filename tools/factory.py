@@ -38,7 +38,7 @@ class Factory:
         if text.endswith(".vmfb"):
             raise UsageError(
                 f"'{text}' is compiled code, which does not hold its model: give package.module:factory or "
-                f"path/to/file.py:factory (to find what it computes wrongly: retrograd bisect FACTORY --artifact {text})"
+                f"path/to/file.py:factory (to find what is wrong in it: retrograd bisect FACTORY --artifact {text})"
             )
         if not source or not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"'{text}' names no factory: give package.module:factory or path/to/file.py:factory")
