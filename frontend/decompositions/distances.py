@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +67,7 @@ def vector_norm(
     kind = dtype or x.dtype
     if x.dim() == 0:
         return (x != 0).to(kind) if ord == 0 else x.to(kind).abs()
-    if math.isinf(ord) or struct.unpack("f", struct.pack("f", ord))[0] == ord:
+    if ctypes.c_float(ord).value == ord:
         op = aten.linalg_vector_norm.default
         return _TABLE[op](x, ord, dim, keepdim, dtype=dtype) if op in _TABLE else NotImplemented
     axes = list(range(x.dim())) if dim is None or len(dim) == 0 else list(dim)

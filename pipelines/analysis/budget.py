@@ -126,7 +126,7 @@ class _Search:
         """Consider points of the front with a checkpoint saved as well that sets recomputation off, and what comes of
         it likewise. Of points that are next to each other, one."""
         checkpoints = frozenset[int]().union(*(find_checkpoints(self.graph, n) for n in _SEGMENTS))
-        done, front = list[Point](), self.front()
+        done: list[Point] = []
 
         def is_new(point: Point) -> bool:
             peak, cost = (options.spacing / 4 * whole for whole in (front[0].peak, front[-1].cost))

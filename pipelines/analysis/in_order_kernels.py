@@ -6,7 +6,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -46,11 +46,21 @@ def _find_columns(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, int]]
     found = {joined: parts for joined, parts in _find_joined(graph, formed) if parts}
     most = max((max(parts) for parts in found.values()), default=0)
     for joined, parts in found.items():
-        group = largest = 0
-        for size in parts:
-            group = size if group + size > most else group + size
-            largest = max(largest, group)
-        yield joined, largest
+        yield joined, max(sum(parts[i] for i in group) for group in group_parts(parts, most))
+
+
+def group_parts(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """The places of what is joined for a product, in order, as many together as have ``most`` bytes: each group gets a
+    product of its own where kernels run one at a time."""
+    groups: list[list[int]] = []
+    left = 0
+    for place, size in enumerate(sizes):
+        if not groups or size > left:
+            groups.append([])
+            left = most
+        groups[-1].append(place)
+        left -= size
+    return groups
 
 
 def _find_joined(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, list[int]]]:

@@ -10,6 +10,7 @@ from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.in_order_kernels import group_parts
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.fills import create_fill, is_zero, read_number
@@ -41,9 +42,10 @@ class BwdSplitColumns(ModulePass):
             found = [(op, columns) for op in products if (columns := find_columns(op)) is not None]
             most = max((count_bytes(p) or 0 for _, columns in found for p in columns.concat.operands), default=0)
             for op, columns in found:
-                groups = group_pieces(columns.concat.operands, most)
+                pieces = list(columns.concat.operands)
+                groups = group_parts([count_bytes(piece) or 0 for piece in pieces], most)
                 if len(groups) > 1:
-                    split(op, columns, groups)
+                    split(op, columns, [[pieces[i] for i in group] for group in groups])
             if found:
                 erase_unused_views(block)
 
@@ -98,20 +100,6 @@ def is_indexed_otherwise(product: ir.Operation) -> bool:
     loops = [ir.AffineDimExpr.get(number) for number in range(3)]
     plain = [ir.AffineMap.get(3, 0, [loops[a], loops[b]]) for a, b in ((0, 2), (2, 1), (0, 1))]
     return MAPS in product.attributes and read_maps(product) != plain
-
-
-def group_pieces(pieces: Iterable[ir.Value], most: int) -> list[list[ir.Value]]:
-    """``pieces`` in order, as many together as have ``most`` bytes."""
-    groups: list[list[ir.Value]] = []
-    left = 0
-    for piece in pieces:
-        size = count_bytes(piece) or 0
-        if not groups or size > left:
-            groups.append([])
-            left = most
-        groups[-1].append(piece)
-        left -= size
-    return groups
 
 
 def split(product: ir.Operation, columns: Columns, groups: Iterable[Sequence[ir.Value]]) -> None:
