@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from retrograd.pipelines.bindings import widest_kernel
-from retrograd.pipelines.device_targets import SHARED_BINDINGS
+from retrograd.pipelines.device_targets import IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
@@ -30,6 +31,8 @@ from retrograd.pipelines.vmfb import read_formats
 
 # Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
 _PHASES, _PASSES = "phases", "passes"
+# IREE's compiler with our passes in its stream phase.
+_OWN = "retrograd.tools.iree_compile"
 # iree-compile refuses a module without functions, which is what is left where all of a graph runs in torch.
 _FUNCTION, _NOTHING = "func.func", "func.func @nothing() { return }"
 
@@ -89,8 +92,7 @@ def compile_executable(
     with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
         folder = Path(name)
         vmfb = folder / "module.vmfb"
-        dumps = [f"--mlir-print-ir-tree-dir={folder / _PASSES}", "--mlir-print-debuginfo"]
-        dumps += [f"--mlir-print-ir-after={ALLOCATION_PASS},{LAYOUT_PASS}"]
+        dumps = _dump_options(folder / _PASSES, target)
         if target.max_bindings is not None:
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
@@ -100,6 +102,16 @@ def compile_executable(
         check_formats(data, target)
         seconds = time.perf_counter() - start
         return Executable(data, flags, transients, seconds, find_demotions(linalg, target), timelines)
+
+
+def _dump_options(folder: Path, target: Target) -> list[str]:
+    """The options that have IR written to ``folder`` for :func:`_read_dump`."""
+    if target.is_in_order:
+        folder.mkdir()
+        options = {"dump-allocation": ALLOCATION_PASS, "dump-layout": LAYOUT_PASS}
+        return [f"--{option}={folder / f'0_{name}.mlir'}" for option, name in options.items()]
+    passes = f"--mlir-print-ir-after={ALLOCATION_PASS},{LAYOUT_PASS}"
+    return [f"--mlir-print-ir-tree-dir={folder}", "--mlir-print-debuginfo", passes]
 
 
 def _read_dump(folder: Path, name: str) -> str:
@@ -192,7 +204,7 @@ def _climb(
         flags, script = attempts.pop(0)
         if on_attempt is not None:
             on_attempt(flags)
-        command = [str(iree_tool("iree-compile")), str(source), "-o", str(output), *target.flags, *flags, *script]
+        command = [*_compiler(flags), str(source), "-o", str(output), *target.flags, *flags, *script]
         result = run_tool([*command, *options, *dumps], folder=folder, limits=limits)
         if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
@@ -201,10 +213,17 @@ def _climb(
         elif result.returncode == 0:
             attempts = [other for other in attempts if _fusion_flags(other[0]) != _fusion_flags(flags)]
     kept = keep_for_replay(source)
-    replay = shlex.join(["iree-compile", str(kept), "-o", output.name, *target.flags, *flags, *options])
+    name = ["python", "-m", _OWN] if IN_ORDER in flags else ["iree-compile"]
+    replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])
     if result.returncode == 0 and problem is not None:
         raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def _compiler(flags: Sequence[str]) -> list[str]:
+    """The program that compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler
+    with our passes over commands and their buffers."""
+    return [sys.executable, "-m", _OWN] if IN_ORDER in flags else [str(iree_tool("iree-compile"))]
 
 
 def _fusion_flags(flags: Sequence[str]) -> set[str]:

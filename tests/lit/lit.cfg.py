@@ -49,6 +49,8 @@ TOOL = start_tools()
 config.substitutions += [
     ("%repeat", f"{PYTHON} {shlex.quote(str(Path(__file__).with_name('repeat.py')))}"),
     (r"(?<![\w.-])retrograd-opt(?![\w.-])", f"{TOOL} retrograd-opt"),
+    # With IREE's bindings in place of torch-mlir's: no fork of the process that has these imported.
+    (r"(?<![\w./-])iree_compile(?![\w.-])", f"{shlex.quote(sys.executable)} -m retrograd.tools.iree_compile"),
     (r"(?<![\w./-])(FileCheck|filecheck)(?![\w.-])", f"{TOOL} filecheck"),
     (r"(?<![\w./-])not (?=\S)", f"{PYTHON} -c {shlex.quote(NOT)} "),
 ]

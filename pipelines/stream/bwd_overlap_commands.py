@@ -1,0 +1,111 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-overlap-commands``: has commands run at the same time that touch different memory, or the same and only read.
+
+Works on ``stream.cmd.execute`` whose commands run one after the other, with all places in memory given: what it groups
+into ``stream.cmd.concurrent`` takes no byte more. IREE groups kernels before it places their buffers, which then have
+to be alive together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+
+from retrograd.pipelines.analysis.command_waves import END, Access, find_waves
+from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops, operand_groups
+
+NAME = "bwd-overlap-commands"
+# Of an accesses attribute: the bit that says that bytes are written.
+_WRITES = 2
+_RESOURCE = "!stream.resource<"
+
+
+@dataclass(frozen=True)
+class _Resource:
+    """A resource's number, the same for what may be the same memory, and whether places in it are those in all of it:
+    in a part of it they are not."""
+
+    number: int
+    is_whole: bool
+
+
+def apply(module: Any) -> None:
+    """Rewrite a ``builtin.module`` in place.
+
+    Raises:
+        PassFailure: ops that have no memory yet.
+    """
+    for execute in find_ops(module, "stream.async.execute"):
+        remedy = "run it behind iree-stream-cmd-transformation-pipeline"
+        raise PassFailure(NAME, execute, "its ops have no memory yet", remedy)
+    for execute in find_ops(module, "stream.cmd.execute"):
+        (block,) = execute.regions[0].blocks
+        *commands, end = (op.operation for op in block.operations)
+        resources = _number_resources(execute, block)
+        waves: dict[int, list[Any]] = {}
+        for command, wave in zip(commands, find_waves([_read_accesses(c, resources) for c in commands]), strict=True):
+            waves.setdefault(wave, []).append(command)
+        for wave in sorted(waves):
+            _place(waves[wave], end)
+
+
+def _number_resources(execute: Any, block: Any) -> dict[Any, _Resource]:
+    """The resources of a region, by its arguments."""
+    captured = [operand for operand in execute.operands if str(operand.type).startswith(_RESOURCE)]
+    roots: list[Any] = []
+    found: dict[Any, _Resource] = {}
+    for argument, value in zip(block.arguments, captured, strict=True):
+        root = _find_root(value)
+        if root not in roots:
+            roots.append(root)
+        found[argument] = _Resource(roots.index(root), value == root)
+    return found
+
+
+def _find_root(value: Any) -> Any:
+    """The resource that a value is a part of."""
+    while not isinstance(value.owner, ir.Block) and value.owner.name == "stream.resource.subview":
+        value = value.owner.operands[0]
+    return value
+
+
+def _read_accesses(command: Any, resources: dict[Any, _Resource]) -> list[Access] | None:
+    """What a command accesses; None where that is not known."""
+    if command.name == "stream.cmd.dispatch":
+        _, _, taken, _, offsets, lengths = operand_groups(command)
+        flags = [int(ir.IntegerAttr(flag).value) for flag in command.attributes["resource_accesses"]]
+        ranges = list(zip(taken, offsets, lengths, (bool(flag & _WRITES) for flag in flags), strict=True))
+    elif command.name == "stream.cmd.fill":
+        target, _, offset, length, _ = command.operands
+        ranges = [(target, offset, length, True)]
+    elif command.name == "stream.cmd.copy":
+        source, _, start, target, _, offset, length = command.operands
+        ranges = [(source, start, length, False), (target, offset, length, True)]
+    else:
+        return None
+    return [_read_access(resources, *access) for access in ranges]
+
+
+def _read_access(resources: dict[Any, _Resource], taken: Any, offset: Any, length: Any, writes: bool) -> Access:
+    """An access to all of a resource where its bytes are not known."""
+    resource, start, size = resources[taken], constant_of(offset), constant_of(length)
+    if start is None or size is None or not resource.is_whole:
+        return Access(resource.number, 0, END, writes)
+    return Access(resource.number, start, start + size, writes)
+
+
+def _place(commands: Sequence[Any], end: Any) -> None:
+    """Move ``commands`` in front of ``end``, several as one group."""
+    if len(commands) == 1:
+        commands[0].move_before(end)
+        return
+    with ir.InsertionPoint(end), commands[0].location:
+        group = ir.Operation.create("stream.cmd.concurrent", regions=1)
+        with ir.InsertionPoint(group.regions[0].blocks.append()):
+            last = ir.Operation.create("stream.yield")
+    for command in commands:
+        command.move_before(last)

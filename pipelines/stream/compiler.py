@@ -1,0 +1,136 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""IREE's compiler with our passes in the middle of its stream phase, where it lays out memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
+
+from retrograd.pipelines.stream import bwd_overlap_commands, bwd_pack_scratch
+from retrograd.pipelines.stream.passes import load_pass
+
+# Of IREE's stream phase: up to commands whose buffers have no place yet, up to their places, and the rest.
+_TO_BUFFERS = (
+    "iree-stream-tensor-transformation-pipeline",
+    "iree-stream-async-transformation-pipeline",
+    "iree-stream-schedule-allocation",
+)
+_TO_COMMANDS = ("iree-stream-cmd-transformation-pipeline",)
+_TO_STREAM = ("iree-stream-optimization-pipeline", "symbol-dce")
+
+
+class CompilationFailed(Exception):
+    """A phase failed; IREE has said why to standard error."""
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """Where IR is written: with all buffers, before they are packed; after the stream phase; after each phase, as
+    ``iree-compile --dump-compilation-phases-to`` does it."""
+
+    allocation: Path | None = None
+    layout: Path | None = None
+    phases: Path | None = None
+
+
+def compile_file(
+    source: Path, output: Path, flags: Sequence[str], *, to_stream: bool = False, dumps: Dumps | None = None
+) -> None:
+    """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or ``to_stream`` to the IR after the stream
+    phase. Once in a process: flags are the whole compiler's.
+
+    Raises:
+        CompilationFailed: IREE refused the module.
+        PassFailure: one of our passes did.
+    """
+    dumps = dumps or Dumps()
+    _set_flags(flags)
+    session = Session()
+    invocation = session.invocation()
+    invocation.enable_console_diagnostics()
+    if dumps.phases is not None:
+        _call("DumpCompilationPhasesTo", invocation, str(dumps.phases))
+    _require(invocation.parse_source(Source.open_file(session, str(source))))
+    _call("CompileToPhase", invocation, "flow")
+    _require(invocation.execute())
+    module = _lay_out(invocation, dumps, loose=not to_stream)
+    if to_stream:
+        _write(output, module)
+        return
+    _call("CompileFromPhase", invocation, "stream")
+    _call("CompileToPhase", invocation, "end")
+    _require(invocation.execute())
+    vmfb = Output.open_file(str(output))
+    invocation.output_vm_bytecode(vmfb)
+    vmfb.keep()
+
+
+def _lay_out(invocation: Invocation, dumps: Dumps, *, loose: bool) -> Any:
+    """Take the module through the stream phase; returns it. ``loose`` takes the time of several layouts, and has no
+    part in the size of a block."""
+    _run(invocation, _TO_BUFFERS)
+    module = invocation.export_module()
+    if dumps.allocation is not None:
+        _write(dumps.allocation, module)
+    bwd_pack_scratch.apply(module, loose=loose)
+    _run(invocation, _TO_COMMANDS)
+    bwd_overlap_commands.apply(module)
+    _run(invocation, _TO_STREAM)
+    if dumps.layout is not None:
+        _write(dumps.layout, module)
+    return module
+
+
+def run_passes(source: Path, names: Sequence[str]) -> str:
+    """Run our passes on a file of text of IREE's dialects; returns the result.
+
+    Raises:
+        PassFailure: a pass refused it.
+        ValueError: no such pass, or no such file.
+        ir.MLIRError: it is no MLIR, or a pass left none.
+    """
+    passes = [load_pass(name) for name in names]
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parseFile(str(source))
+        for apply in passes:
+            apply(module.operation)
+        module.operation.verify()
+        return str(module)
+
+
+# The compiler keeps the flags that it is given where they are.
+_kept: list[Any] = []
+
+
+def _set_flags(flags: Sequence[str]) -> None:
+    """Take flags as the program takes them: there are some that a session does not have."""
+    _kept[:] = [ctypes.create_string_buffer(text.encode()) for text in ("iree-compile", *flags)]
+    array = (ctypes.c_char_p * len(_kept))(*(ctypes.c_char_p(ctypes.addressof(text)) for text in _kept))
+    ctypes_dl._dylib.ireeCompilerSetupGlobalCL(len(_kept), array, b"iree-compile", False)
+
+
+def _call(setting: str, invocation: Invocation, value: str) -> None:
+    """Set what IREE's C API has and its Python API has not."""
+    function = getattr(ctypes_dl._dylib, f"ireeCompilerInvocationSet{setting}")
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p], None
+    function(invocation._inv_p, value.encode())
+
+
+def _run(invocation: Invocation, passes: Sequence[str]) -> None:
+    _require(invocation.execute_text_pass_pipeline(",".join(passes)))
+
+
+def _require(succeeded: bool) -> None:
+    if not succeeded:
+        raise CompilationFailed
+
+
+def _write(path: Path, module: Any) -> None:
+    path.write_text(module.get_asm(enable_debug_info=True), encoding="utf-8")

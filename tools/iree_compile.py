@@ -1,0 +1,66 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``iree-compile`` with our own passes in its stream phase, where memory is laid out.
+
+``python -m retrograd.tools.iree_compile SOURCE -o FILE FLAGS...`` takes the flags of ``iree-compile`` and gives what it
+gives. ``python -m retrograd.tools.iree_compile --passes=PASSES FILE`` runs our passes alone on text of IREE's dialects,
+and prints the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from iree.compiler import ir
+
+from retrograd.pipelines.stream.compiler import CompilationFailed, Dumps, compile_file, run_passes
+from retrograd.pipelines.stream.passes import PASSES, PassFailure
+
+PROGRAM = "iree_compile"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns 0, 1 if something failed, which standard error then says, or 2 for options that make no
+    sense."""
+    parser = build_parser()
+    arguments, flags = parser.parse_known_args(argv)
+    if arguments.passes is None and arguments.o is None:
+        parser.error("-o says where the result goes")
+    try:
+        if arguments.passes is not None:
+            print(run_passes(arguments.source, arguments.passes.split(",")))
+            return 0
+        dumps = Dumps(arguments.dump_allocation, arguments.dump_layout, arguments.dump_compilation_phases_to)
+        to_stream = arguments.compile_to == "stream"
+        compile_file(arguments.source, arguments.o, flags, to_stream=to_stream, dumps=dumps)
+    except PassFailure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except (OSError, ValueError, ir.MLIRError) as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
+    except CompilationFailed:
+        return 1
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, less the flags of iree-compile."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="iree-compile with our passes where memory is laid out.", allow_abbrev=False
+    )
+    parser.add_argument("source", type=Path, help="file of MLIR")
+    parser.add_argument("-o", metavar="FILE", type=Path, help="where the result goes")
+    parser.add_argument("--passes", help=f"passes to run on the file alone, separated by commas: {', '.join(PASSES)}")
+    parser.add_argument("--compile-to", choices=("stream", "end"), default="end", help="the last phase")
+    parser.add_argument("--dump-allocation", metavar="FILE", type=Path, help="write the IR before buffers are packed")
+    parser.add_argument("--dump-layout", metavar="FILE", type=Path, help="write the IR after the stream phase")
+    parser.add_argument("--dump-compilation-phases-to", metavar="FOLDER", type=Path, help="as for iree-compile")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
