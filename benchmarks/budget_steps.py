@@ -98,12 +98,11 @@ class Layouts(BudgetBuilder):
             self.staged[key] = super().stage(policy, budget, in_order=in_order)
         return self.staged[key]
 
-    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
-        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
-        scratch = self.scratch(staged, choice.target)
-        peak = step_peak(staged, scratch)
-        if peak > limit:
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
+        staged, peak = self._weigh(choice, limit)
+        if peak is None or peak > limit:
             return None, peak
+        scratch = self.scratch(staged, choice.target)
         partition = {**staged.partition, **facts, **choice.facts}
         return (replace(staged, partition=partition), Executable(b"", (), scratch, 0.0), False), peak
 

@@ -39,8 +39,9 @@ from retrograd.pipelines.staged import (
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
-# How far liveness, brought to the scale of IREE's peak for `default`, may overestimate a peak.
-_SLACK = 1.2
+# How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
+# with kernels side by side, and one at a time.
+_SLACK, _SLACK_IN_ORDER = 1.2, 1.1
 # As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
 _LEAST = 3
 # As many points of the curve are tried at most, evenly spread by peak.
@@ -61,6 +62,8 @@ class Choice:
     point: int | None
     target: Target
     facts: dict[str, Any]
+    # Whether IREE is asked whatever liveness says.
+    always: bool = False
 
     @property
     def key(self) -> Key:
@@ -101,7 +104,8 @@ class BudgetBuilder:
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
-            refused[choice.key] = peak
+            if peak is not None:
+                refused[choice.key] = peak
         raise InfeasibleBudget(limit, self._find_least(peaks, refused))
 
     def _find_least(self, peaks: list[int], refused: Mapping[Key, int]) -> int:
@@ -109,8 +113,8 @@ class BudgetBuilder:
         a lower one."""
         least = enough = min(refused.values())
         for choice in self._choices(peaks, enough):
-            peak = refused[choice.key] if choice.key in refused else self._weigh(choice)[1]
-            if peak < least and (choice.point is None or self._may_fit(choice.point, peaks, peak)):
+            peak = refused[choice.key] if choice.key in refused else self._weigh(choice, enough)[1]
+            if peak is not None and peak < least and (choice.point is None or self._may_fit(choice.point, peaks, peak)):
                 least = peak
         return least
 
@@ -132,11 +136,12 @@ class BudgetBuilder:
         yield Choice("default", None, ordered, free)
         for peak in thin_out(peaks, _MOST):
             if self._may_fit(peak, peaks, limit):
-                yield Choice("budget", peak, self.target, {})
-                yield Choice("budget", peak, ordered, {})
+                always = peak in peaks[-_LEAST:]
+                yield Choice("budget", peak, self.target, {}, always)
+                yield Choice("budget", peak, ordered, {}, always)
         plain = replace(ordered, ladder=ordered.ladder[-1:])
         if plain != ordered:
-            yield Choice("budget", peaks[-1], plain, {})
+            yield Choice("budget", peaks[-1], plain, {}, always=True)
 
     @cached_property
     def _scale(self) -> float:
@@ -145,15 +150,26 @@ class BudgetBuilder:
         laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
         return float(min(laid_out) / max(1, min(planned)))
 
+    def _is_hopeless(self, choice: Choice, staged: StagedModule, limit: int) -> bool:
+        """Whether a choice will not be within ``limit``, by what liveness says of its schedule."""
+        if choice.always or choice.point is None:
+            return False
+        laid_out, planned = self._weigh_default(self.target.in_order() if choice.target.is_in_order else self.target)
+        slack = _SLACK_IN_ORDER if choice.target.is_in_order else _SLACK
+        return bool(staged.partition["peak_bytes_planned"] * laid_out > limit * slack * max(1, planned))
+
     def _weigh_default(self, target: Target) -> tuple[int, int]:
         """The peak of ``default`` as IREE lays it out, and as planned."""
-        default, peak = self._weigh(Choice("default", None, target, {}))
+        choice = Choice("default", None, target, {})
+        default = self._stage_choice(choice)
+        peak = step_peak(default, self.scratch(default, target))
         return peak, int(default.partition["peak_bytes_planned"])
 
-    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int]:
-        """Build a choice, unless its peak, which is returned as well, is above ``limit``."""
-        staged, peak = self._weigh(choice)
-        if peak > limit:
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
+        """Build a choice, unless its peak, which is returned as well, is above ``limit``; None where that was clear
+        before it was known."""
+        staged, peak = self._weigh(choice, limit)
+        if peak is None or peak > limit:
             return None, peak
         executable, cached = build_executable(
             staged, choice.target, self.versions, self.progress, self.store, standalone=self.standalone
@@ -164,10 +180,15 @@ class BudgetBuilder:
             return None, peak
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
-    def _weigh(self, choice: Choice) -> tuple[StagedModule, int]:
-        """What a choice makes, and its peak as IREE lays it out."""
-        staged = self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
+    def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule, int | None]:
+        """What a choice makes, and its peak as IREE lays it out; None where it is hopeless."""
+        staged = self._stage_choice(choice)
+        if self._is_hopeless(choice, staged, limit):
+            return staged, None
         return staged, step_peak(staged, self.scratch(staged, choice.target))
+
+    def _stage_choice(self, choice: Choice) -> StagedModule:
+        return self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
 
     def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
         """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes;

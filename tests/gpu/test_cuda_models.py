@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Models on a CUDA device, compiled, beside eager on the same device."""
 
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,47 @@ def test_trains_as_eager_in_float32(name: str) -> None:
 def test_gradients_in_bfloat16(name: str, precision: Precision) -> None:
     """By the rule of narrow_gradients."""
     train(name, precision, steps=5, device="cuda").check()
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt2", "resnet18"])
+def test_half_of_the_memory(name: str) -> None:
+    """Within a budget, where kernels run in the order that takes the least memory: gradients, and the peak."""
+    case = on_device(name)
+    whole = retrograd.compile_backward(case.model, case.args, partition="default").explain().to_dict()
+    try:
+        step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=0.5)
+    except retrograd.InfeasibleBudget as error:
+        step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=error.least)
+    expected = gradients(case, case.model)
+    for _ in range(3):
+        found = gradients(case, step)
+        errors = {n: relative_error(found[n], expected[n]) for n in expected if expected[n].norm() > 1e-6}
+        assert max(errors.values()) <= TOLERANCES[torch.float32], errors
+    report = step.explain().to_dict()
+    assert report["peak_bytes_measured"] <= report["peak_bytes_predicted"] < whole["peak_bytes_predicted"]
+
+
+@pytest.mark.parametrize(("partition", "budget"), [("min-cut", None), ("budget", 1.0)])
+def test_a_loss_that_leaves_outputs_out(partition: Literal["min-cut", "budget"], budget: float | None) -> None:
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.left, self.right = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = torch.relu(self.trunk(x))
+            return self.left(torch.sqrt(h)), self.right(h)
+
+    torch.manual_seed(0)
+    model, x = Heads().cuda(), torch.randn(3, 4, device="cuda")
+    step = retrograd.compile_backward(model, (x,), partition=partition, memory_budget=budget)
+    for place in (0, 1, 0):
+        both = []
+        for call in (model, step):
+            model.zero_grad(set_to_none=True)
+            call(x)[place].sum().backward()
+            both.append({name: p.grad for name, p in model.named_parameters()})
+        torch.testing.assert_close(both[1], both[0], equal_nan=True)
 
 
 def test_attention_saves_nothing_quadratic_in_the_tokens() -> None:

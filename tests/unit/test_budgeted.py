@@ -123,6 +123,14 @@ def test_nothing_is_laid_out_that_is_not_asked_for_and_nothing_twice(monkeypatch
     assert len(iree.laid_out) == 5
 
 
+def test_what_liveness_says_is_far_too_much_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgeted, "_LEAST", 1)
+    iree = FakeIree(monkeypatch)
+    build(LESS)
+    # What default saves, in order, and of the curve the end that is asked for in any case.
+    assert iree.laid_out == [CPU, CPU.in_order(), CPU]
+
+
 def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     iree = FakeIree(monkeypatch, scratch=2000, plain=500)
     build(LESS + 2000)
