@@ -90,8 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts["load of the machine"] = f"{os.getloadavg()[2]:.1f} processes on {os.cpu_count()} cores"
         facts["minutes"] = f"{(time.perf_counter() - start) / 60:.1f}"
         save_rows(results, facts, options.out)
-        if options.write:
-            write_document(results, facts, arguments, options.out)
+    # A page of some of the models takes the others' rows away.
+    if options.write:
+        write_document(results, facts, arguments, options.out)
     say(f"written: {options.out}{f' and {DOCUMENT}' if options.write else ''}")
     return 0
 
