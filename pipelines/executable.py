@@ -96,7 +96,7 @@ def compile_executable(
         if target.max_bindings is not None:
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
-        transients = read_transients(_read_dump(folder, LAYOUT_PASS))
+        transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
         timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
         data = vmfb.read_bytes()
         check_formats(data, target)
@@ -177,7 +177,7 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         stream = Path(name) / "stream.mlir"
         # Constants are worked out at load time as well as now, which takes a code generator.
         _climb(linalg, target, stream, ["--compile-to=stream", "--iree-opt-const-eval=false"], None)
-        return read_transients(stream.read_text(encoding="utf-8"))
+        return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
 
 
 def _climb(

@@ -22,7 +22,14 @@ _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
 _ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")
 _RESULT = re.compile(r"^ *(%[\w-]+) = ([\w.]+) ?(.*)", flags=re.MULTILINE)
 _VALUE = re.compile(r"%[\w-]+|(?<=\[)\d+(?=\])")
-_EVENT = re.compile(r"stream\.resource\.(alloca|dealloca)\b.*?!stream\.resource<transient>\{(%[\w-]+)\}")
+# What defines or waits for timepoints, and allocates or frees on the way.
+_EVENT = re.compile(
+    r"^    (?P<results>%[^=]*) = stream\.(?P<op>resource\.alloca|resource\.dealloca|timepoint\.\w+|cmd\.execute)\b"
+    r"(?P<rest>[^\n]*)",
+    flags=re.MULTILINE,
+)
+_SCRATCH = re.compile(r"!stream\.resource<transient>\{(%[\w-]+)\}")
+_NAME = re.compile(r"%[\w-]+")
 _OPERATIONS: dict[str, Callable[..., int]] = {
     "addi": operator.add,
     "subi": operator.sub,
@@ -54,12 +61,13 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 } | {"eq": operator.eq, "ne": operator.ne}
 
 
-def read_transients(stream: str) -> dict[str, int]:
+def read_transients(stream: str, *, frees_late: bool = False) -> dict[str, int]:
     """Peak scratch bytes of each exported function, at the sizes of the trace; functions of which they cannot be told
     are left out.
 
-    Transient resources are allocated and freed in program order. (The statistics that IREE can write add up all
-    functions.)
+    Transient resources are allocated and freed in program order; where a driver ``frees_late``, when the host has
+    waited for it: it runs ahead of the device, and what it allocates is there at once. (The statistics that IREE can
+    write add up all functions.)
     """
     found = _HINTS.search(stream)
     hints = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", found[1])} if found else {}
@@ -67,15 +75,35 @@ def read_transients(stream: str) -> dict[str, int]:
     for name, signature, body in _FUNCTION.findall(stream):
         values = _read_arguments(signature, hints)
         values.update(_evaluate(body, values))
-        live = peak = 0
-        for event, size in _EVENT.findall(body):
-            if size not in values:
-                break
-            live += values[size] if event == "alloca" else -values[size]
-            peak = max(peak, live)
-        else:
+        peak = _find_peak(body, values, frees_late)
+        if peak is not None:
             peaks[name] = peak
     return peaks
+
+
+def _find_peak(body: str, values: Mapping[str, int], frees_late: bool) -> int | None:
+    """The most that is allocated in a function at one time; None where a size is not known."""
+    live = peak = 0
+    # By timepoint, what is free once it is reached and is not free yet: the names that freed it, with bytes.
+    behind: dict[str, dict[str, int]] = {}
+    freed: set[str] = set()
+    for event in _EVENT.finditer(body):
+        results, operands = _NAME.findall(event["results"]), _NAME.findall(event["rest"])
+        reached = {name: size for operand in operands for name, size in behind.get(operand, {}).items()}
+        scratch = _SCRATCH.search(event["rest"]) if event["op"].startswith("resource.") else None
+        if scratch is not None and scratch[1] not in values:
+            return None
+        size = values[scratch[1]] if scratch is not None else 0
+        if event["op"] == "resource.alloca":
+            live += size
+            peak = max(peak, live)
+        elif event["op"] == "resource.dealloca":
+            reached[results[0]] = size
+        if event["op"] == "timepoint.await" or not frees_late:
+            live -= sum(count for name, count in reached.items() if name not in freed)
+            freed.update(reached)
+        behind.update(dict.fromkeys(results, reached))
+    return peak
 
 
 def _read_arguments(signature: str, hints: Mapping[str, int]) -> dict[str, int]:

@@ -73,6 +73,11 @@ class Target:
         return all(device.has_f64 for device in self.devices)
 
     @property
+    def frees_late(self) -> bool:
+        """Whether a driver runs ahead of its device, so that scratch memory is free when the host has waited for it."""
+        return self.kinds != ("cpu",)
+
+    @property
     def has_avx512(self) -> bool:
         """Whether it is for one CPU with vectors of 512 bits: this machine's, or one that is named to have them."""
         if len(self.devices) != 1 or self.kinds != ("cpu",):

@@ -11,10 +11,13 @@ from models import MODELS
 from models.precision import Precision
 from narrow_gradients import train
 from steps import TOLERANCES, gradients, on_device, relative_error, require_device
+from torch.torch_version import TorchVersion
 
 import retrograd
 
 STEPS = 20
+# Before torch 2.13 AOTAutograd makes zeros of the gradients that there are none of.
+KNOWS_ABSENT = TorchVersion(torch.__version__) >= "2.13"
 
 
 def setup_module() -> None:
@@ -72,8 +75,8 @@ def test_a_loss_that_leaves_outputs_out(partition: Literal["min-cut", "budget"],
             self.trunk, self.left, self.right = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3), torch.nn.Linear(6, 2)
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = torch.relu(self.trunk(x))
-            return self.left(torch.sqrt(h)), self.right(h)
+            h = torch.tanh(self.trunk(x))
+            return self.left(h * h), self.right(h)
 
     torch.manual_seed(0)
     model, x = Heads().cuda(), torch.randn(3, 4, device="cuda")
@@ -84,7 +87,12 @@ def test_a_loss_that_leaves_outputs_out(partition: Literal["min-cut", "budget"],
             model.zero_grad(set_to_none=True)
             call(x)[place].sum().backward()
             both.append({name: p.grad for name, p in model.named_parameters()})
-        torch.testing.assert_close(both[1], both[0], equal_nan=True)
+        expected, found = both
+        if not KNOWS_ABSENT:
+            made = [found[name] for name, gradient in expected.items() if gradient is None]
+            assert not any(gradient.any() for gradient in made if gradient is not None)
+            found = {name: gradient if expected[name] is not None else None for name, gradient in found.items()}
+        torch.testing.assert_close(found, expected)
 
 
 def test_attention_saves_nothing_quadratic_in_the_tokens() -> None:

@@ -59,6 +59,29 @@ module attributes {bwd.partition = {policy = "default"}, bwd.sizes = {b = 5 : i6
 }
 """  # noqa: E501
 
+FREES = """
+  util.func public @{name}() {{
+    %c64 = arith.constant 64 : index
+    %c100 = arith.constant 100 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{{%c64}} => !stream.timepoint
+    %0 = stream.cmd.execute on(#a) await(%t) => with(%r as %arg0: !stream.resource<transient>{{%c64}}) {{
+    }} => !stream.timepoint
+    %1 = stream.resource.dealloca on(#a) await(%0) => %r : !stream.resource<transient>{{%c64}} => !stream.timepoint
+    %2 = stream.timepoint.join max(%0, %1) => !stream.timepoint
+    {wait}
+    %r_0, %t_0 = stream.resource.alloca on(#a) await(%2) : !stream.resource<transient>{{%c100}} => !stream.timepoint
+    %3 = stream.resource.dealloca on(#a) await(%t_0) => %r_0 : !stream.resource<transient>{{%c100}} => !stream.timepoint
+    util.return
+  }}
+"""
+WAITS = {
+    "ahead": "",
+    "waits": "%9 = stream.timepoint.await %2 => %v : !stream.resource<external>{%c64}",
+    # For a timepoint that the freeing comes after.
+    "elsewhere": "%9 = stream.timepoint.await %0 => %v : !stream.resource<external>{%c64}",
+}
+AHEAD = f"module {{{''.join(FREES.format(name=name, wait=wait) for name, wait in WAITS.items())}}}"
+
 
 def test_scratch_bytes_are_the_peak_of_each_exported_function() -> None:
     # 64 and 100 together are more than 100 and 64 after the first 64 are freed; constants are each function's own.
@@ -69,3 +92,9 @@ def test_scratch_bytes_are_the_peak_of_each_exported_function() -> None:
 def test_open_sizes_are_those_of_the_trace() -> None:
     """5 x 6 rows in blocks of 16 are 2, and 3 is aligned to 64; of a size that nothing tells, nothing is said."""
     assert read_transients(OPEN) == {"rows": 66}
+
+
+def test_a_driver_that_runs_ahead_frees_where_the_host_waits() -> None:
+    """Of 64 that are freed before 100 are allocated, both are there until the host has waited for the freeing."""
+    assert read_transients(AHEAD) == {"ahead": 100, "waits": 100, "elsewhere": 100}
+    assert read_transients(AHEAD, frees_late=True) == {"ahead": 164, "waits": 100, "elsewhere": 164}
