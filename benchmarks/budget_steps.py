@@ -100,7 +100,7 @@ class Layouts(BudgetBuilder):
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
         staged, peak = self._weigh(choice, limit)
-        if peak is None or peak > limit:
+        if staged is None or peak is None or peak > limit:
             return None, peak
         scratch = self.scratch(staged, choice.target)
         partition = {**staged.partition, **facts, **choice.facts}

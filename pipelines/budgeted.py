@@ -40,7 +40,7 @@ from retrograd.pipelines.targets import Target
 from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
 # How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
-# with kernels side by side, and one at a time.
+# with kernels side by side, and with memory laid out for one at a time.
 _SLACK, _SLACK_IN_ORDER = 1.2, 1.1
 # As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
 _LEAST = 3
@@ -86,6 +86,8 @@ class BudgetBuilder:
     # What was worked out already: by module and target, its scratch memory; by schedule, what ``default`` makes.
     laid_out: dict[tuple[str, Target], dict[str, int]] = field(default_factory=dict, compare=False)
     defaults: dict[bool, StagedModule] = field(default_factory=dict, compare=False)
+    # Peaks of choices, by liveness.
+    planned: dict[Key, int] = field(default_factory=dict, compare=False)
 
     def build(self, budget: int | float) -> Built:
         """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
@@ -114,29 +116,25 @@ class BudgetBuilder:
         least = enough = min(refused.values())
         for choice in self._choices(peaks, enough):
             peak = refused[choice.key] if choice.key in refused else self._weigh(choice, enough)[1]
-            if peak is not None and peak < least and (choice.point is None or self._may_fit(choice.point, peaks, peak)):
+            if peak is not None and peak < least:
                 least = peak
         return least
 
-    def _may_fit(self, planned: int, peaks: list[int], limit: int) -> bool:
-        """Whether the plan of this peak on the curve is tried with ``limit`` bytes: the lowest are in any case."""
-        return planned in peaks[-_LEAST:] or planned <= limit * _SLACK / self._scale
-
     def _choices(self, peaks: list[int], limit: int) -> Iterator[Choice]:
         """What to try, in order; of the curve's ``peaks`` those that may be within ``limit``, and the lowest in any
-        case.
+        case: any of these may have the least peak.
 
-        Each is tried as IREE schedules it and with kernels one at a time, before more is recomputed: on devices that
-        work on each kernel with all they have, that costs next to nothing. Which of both takes less memory depends:
-        kernels side by side need theirs together, but IREE lets them run as late as they can.
+        Each is tried as IREE schedules it and with memory laid out for kernels one at a time, before more is
+        recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
+        theirs together, but IREE lets them run as late as they can.
         """
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
         ordered = self.target.in_order()
         yield Choice("default", None, self.target, free)
         yield Choice("default", None, ordered, free)
         for peak in thin_out(peaks, _MOST):
-            if self._may_fit(peak, peaks, limit):
-                always = peak in peaks[-_LEAST:]
+            always = peak in peaks[-_LEAST:]
+            if always or self._may_fit(peak, limit):
                 yield Choice("budget", peak, self.target, {}, always)
                 yield Choice("budget", peak, ordered, {}, always)
         plain = replace(ordered, ladder=ordered.ladder[-1:])
@@ -150,13 +148,17 @@ class BudgetBuilder:
         laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
         return float(min(laid_out) / max(1, min(planned)))
 
-    def _is_hopeless(self, choice: Choice, staged: StagedModule, limit: int) -> bool:
-        """Whether a choice will not be within ``limit``, by what liveness says of its schedule."""
+    def _may_fit(self, planned: int, limit: int) -> bool:
+        """Whether the plan of this peak on the curve may be within ``limit`` bytes, in whichever schedule."""
+        return planned <= limit * _SLACK / self._scale
+
+    def _is_hopeless(self, choice: Choice, planned: int, limit: int) -> bool:
+        """Whether a choice will not be within ``limit``, by the peak that liveness says its schedule has."""
         if choice.always or choice.point is None:
             return False
-        laid_out, planned = self._weigh_default(self.target.in_order() if choice.target.is_in_order else self.target)
+        laid_out, reference = self._weigh_default(self.target.in_order() if choice.target.is_in_order else self.target)
         slack = _SLACK_IN_ORDER if choice.target.is_in_order else _SLACK
-        return bool(staged.partition["peak_bytes_planned"] * laid_out > limit * slack * max(1, planned))
+        return planned * laid_out > limit * slack * max(1, reference) or not self._may_fit(choice.point, limit)
 
     def _weigh_default(self, target: Target) -> tuple[int, int]:
         """The peak of ``default`` as IREE lays it out, and as planned."""
@@ -169,7 +171,7 @@ class BudgetBuilder:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``; None where that was clear
         before it was known."""
         staged, peak = self._weigh(choice, limit)
-        if peak is None or peak > limit:
+        if staged is None or peak is None or peak > limit:
             return None, peak
         executable, cached = build_executable(
             staged, choice.target, self.versions, self.progress, self.store, standalone=self.standalone
@@ -180,12 +182,20 @@ class BudgetBuilder:
             return None, peak
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
-    def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule, int | None]:
-        """What a choice makes, and its peak as IREE lays it out; None where it is hopeless."""
+    def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule | None, int | None]:
+        """What a choice makes, and its peak as IREE lays it out; None where it is hopeless.
+
+        So is what has a lower peak than liveness lets it have at all: with just that much it would not be tried, and
+        whether a choice is one must not depend on the budget.
+        """
+        if choice.key in self.planned and self._is_hopeless(choice, self.planned[choice.key], limit):
+            return None, None
         staged = self._stage_choice(choice)
-        if self._is_hopeless(choice, staged, limit):
-            return staged, None
-        return staged, step_peak(staged, self.scratch(staged, choice.target))
+        planned = self.planned[choice.key] = int(staged.partition["peak_bytes_planned"])
+        if self._is_hopeless(choice, planned, limit):
+            return None, None
+        peak = step_peak(staged, self.scratch(staged, choice.target))
+        return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
 
     def _stage_choice(self, choice: Choice) -> StagedModule:
         return self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)

@@ -21,7 +21,7 @@ SPLIT_REDUCTION = "--iree-dispatch-creation-enable-split-reduction"
 PLAIN_REDUCTIONS = "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false"
 # What a kernel writes into one allocation is one buffer to it, at several offsets.
 SHARED_BINDINGS = "--iree-stream-resource-alias-mutable-bindings"
-# One kernel at a time, in the order of the IR: what a kernel reads for the last time is free for the next one.
+# Memory for one kernel at a time, in the order of the IR: what one reads for the last time is free for the next.
 IN_ORDER = "--iree-stream-partitioning-favor=debug"
 
 Ladder = tuple[tuple[str, ...], ...]

@@ -39,12 +39,12 @@ class Target:
         return replace(self, ladder=(flags, _without_tiling(flags)))
 
     def in_order(self) -> Target:
-        """The target with no two kernels at the same time: those that could be need their memory together."""
+        """The target with memory laid out for kernels one at a time: those that run together need theirs together."""
         return replace(self, ladder=tuple((*flags, IN_ORDER) for flags in self.ladder))
 
     @property
     def is_in_order(self) -> bool:
-        """Whether no two kernels run at the same time, whichever flags it takes."""
+        """Whether memory is laid out for kernels one at a time, whichever flags it takes."""
         return all(IN_ORDER in flags for flags in self.ladder)
 
     @property

@@ -22,6 +22,8 @@ ALLOCATION_PASS = "iree-stream-schedule-allocation"
 class Step:
     """Kernels that run at one time, what they were compiled from, and the bytes of scratch buffers alive meanwhile.
 
+    Where memory is laid out for kernels one at a time, those of several steps may run together.
+
     ``kernels`` are IREE's names, less what they are numbered by, joined by commas; ``source`` is ``file.py:line`` of
     the first of them that has one, or empty.
     """

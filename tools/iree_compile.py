@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, flags = parser.parse_known_args(argv)
     if arguments.passes is None and arguments.o is None:
         parser.error("-o says where the result goes")
+    if arguments.passes is not None and (flags or arguments.o is not None):
+        parser.error(f"--passes takes no {flags[0] if flags else '-o'}: the result is printed")
     try:
         if arguments.passes is not None:
             print(run_passes(arguments.source, arguments.passes.split(",")))

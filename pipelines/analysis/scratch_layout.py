@@ -45,7 +45,7 @@ class Layout:
 
 def lay_out(slices: Sequence[Slice], *, loose: bool = True) -> Layout:
     """A small block for ``slices``, no two of which share memory while both are alive; ``loose`` has memory free for
-    as long as it can be before and after each use.
+    as long as it can be before and after each use, in a block of the same size.
 
     Raises:
         ValueError: a slice ends before it begins, or has a negative size.
@@ -58,15 +58,26 @@ def lay_out(slices: Sequence[Slice], *, loose: bool = True) -> Layout:
 
 @cache
 def _lay_out(slices: tuple[Slice, ...], loose: bool) -> Layout:
-    tight = min((_fit(slices, order) for order in _orders(slices)), key=lambda layout: layout.size)
+    tight = _pack(slices, peak_of(slices))
     if not loose or len(slices) > _MOST_STRETCHED:
         return tight
     for stretched in _stretches(slices, tight.size):
-        for order in _orders(stretched):
-            layout = _fit(stretched, order)
-            if layout.size <= tight.size:
-                return layout
+        layout = _pack(stretched, tight.size)
+        if layout.size <= tight.size:
+            # Where it is smaller: budgets are kept by the size that a tight layout has.
+            return Layout(tight.size, layout.offsets)
     return tight
+
+
+def _pack(slices: Sequence[Slice], enough: int) -> Layout:
+    """The smallest block that an order leads to, or the first of no more than ``enough`` bytes."""
+    best: Layout | None = None
+    for order in _orders(slices):
+        layout = _fit(slices, order)
+        best = layout if best is None or layout.size < best.size else best
+        if best.size <= enough:
+            break
+    return best or Layout(0, ())
 
 
 def peak_of(slices: Sequence[Slice]) -> int:

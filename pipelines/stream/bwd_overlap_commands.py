@@ -33,6 +33,13 @@ class _Resource:
     is_whole: bool
 
 
+# What hands on the memory of an operand: that of the same place among the resources, or its only one.
+_HANDS_ON = frozenset({"stream.resource.subview", "stream.timepoint.await", "util.optimization_barrier"})
+# What gives memory of its own, or that of a caller's buffer.
+_GIVES = frozenset({"stream.resource.alloc", "stream.resource.alloca", "stream.resource.constants"})
+_IMPORT, _LOAD = "stream.tensor.import", "util.global.load"
+
+
 def apply(module: Any) -> None:
     """Rewrite a ``builtin.module`` in place.
 
@@ -54,23 +61,43 @@ def apply(module: Any) -> None:
 
 
 def _number_resources(execute: Any, block: Any) -> dict[Any, _Resource]:
-    """The resources of a region, by its arguments."""
+    """The resources of a region, by its arguments; one for all where it is not known of each which memory it is."""
     captured = [operand for operand in execute.operands if str(operand.type).startswith(_RESOURCE)]
-    roots: list[Any] = []
-    found: dict[Any, _Resource] = {}
-    for argument, value in zip(block.arguments, captured, strict=True):
-        root = _find_root(value)
-        if root not in roots:
-            roots.append(root)
-        found[argument] = _Resource(roots.index(root), value == root)
-    return found
+    found = [_find_root(value) for value in captured]
+    if any(root is None for root, _ in found):
+        return dict.fromkeys(block.arguments, _Resource(0, is_whole=False))
+    numbers: dict[Any, int] = {}
+    return {
+        argument: _Resource(numbers.setdefault(root, len(numbers)), is_whole)
+        for argument, (root, is_whole) in zip(block.arguments, found, strict=True)
+    }
 
 
-def _find_root(value: Any) -> Any:
-    """The resource that a value is a part of."""
-    while not isinstance(value.owner, ir.Block) and value.owner.name == "stream.resource.subview":
-        value = value.owner.operands[0]
-    return value
+def _find_root(value: Any) -> tuple[Any, bool]:
+    """What tells the memory of a resource from any other's, None where that is not known, and whether the resource is
+    all of it."""
+    is_whole = True
+    while not isinstance(value.owner, ir.Block) and value.owner.name in _HANDS_ON:
+        owner = value.owner.operation
+        is_whole &= owner.name != "stream.resource.subview"
+        resources = [operand for operand in owner.operands if str(operand.type).startswith(_RESOURCE)]
+        value = resources[list(owner.results).index(value)] if len(resources) > 1 else resources[0]
+    if isinstance(value.owner, ir.Block):
+        # Arguments of a function, which its caller gives: those of other blocks may be anything.
+        return (value, is_whole) if _is_entry(value.owner) else (None, False)
+    owner = value.owner.operation
+    if owner.name == _IMPORT:
+        buffer = owner.operands[0]
+        return (buffer if isinstance(buffer.owner, ir.Block) and _is_entry(buffer.owner) else None), is_whole
+    if owner.name == _LOAD:
+        return str(owner.attributes["global"]), is_whole
+    return (value if owner.name in _GIVES else None), is_whole
+
+
+def _is_entry(block: Any) -> bool:
+    """Whether a block is the first of a function."""
+    owner = block.owner
+    return str(owner.name).endswith(".func") and bool(block == owner.regions[0].blocks[0])
 
 
 def _read_accesses(command: Any, resources: dict[Any, _Resource]) -> list[Access] | None:

@@ -23,7 +23,7 @@ _TO_BUFFERS = (
     "iree-stream-schedule-allocation",
 )
 _TO_COMMANDS = ("iree-stream-cmd-transformation-pipeline",)
-_TO_STREAM = ("iree-stream-optimization-pipeline", "symbol-dce")
+_TO_STREAM = ("iree-stream-optimization-pipeline", "iree-stream-cleanup-pipeline", "symbol-dce")
 
 
 class CompilationFailed(Exception):
@@ -32,7 +32,7 @@ class CompilationFailed(Exception):
 
 @dataclass(frozen=True)
 class Dumps:
-    """Where IR is written: with all buffers, before they are packed; after the stream phase; after each phase, as
+    """Where IR is written: with all buffers, before they are packed; after the stream phase; after each other phase, as
     ``iree-compile --dump-compilation-phases-to`` does it."""
 
     allocation: Path | None = None
@@ -73,8 +73,12 @@ def compile_file(
 
 
 def _lay_out(invocation: Invocation, dumps: Dumps, *, loose: bool) -> Any:
-    """Take the module through the stream phase; returns it. ``loose`` takes the time of several layouts, and has no
-    part in the size of a block."""
+    """Take the module through the stream phase; returns it. ``loose`` takes the time of several layouts, and no block
+    is smaller or larger by it.
+
+    Passes are those of IREE's own phase, in its order; only ``iree-stream-schedule-allocation`` runs twice, the second
+    time with nothing left to do.
+    """
     _run(invocation, _TO_BUFFERS)
     module = invocation.export_module()
     if dumps.allocation is not None:

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,3 +205,63 @@ def test_a_curve_as_text() -> None:
     assert len(many.splitlines()) <= 9
     assert many.splitlines()[-1].startswith("4.9e+01")
     assert plot_curve([]) == ""
+
+
+class Guesses(BudgetBuilder):
+    """A curve of random peaks, which liveness knows with an error of up to a fifth, in both schedules."""
+
+    peaks: dict[tuple[str, int | None, bool], tuple[int, int]]
+    curve: list[int]
+
+    def draw(self, numbers: random.Random) -> None:
+        curve = sorted({numbers.randint(300, 1000) for _ in range(8)}, reverse=True)
+        planned: dict[tuple[str, int | None, bool], int] = {
+            ("default", None, False): curve[0] * 13 // 10,
+            ("default", None, True): curve[0],
+            **{("budget", peak, True): peak for peak in curve},
+            **{("budget", peak, False): int(peak * numbers.uniform(1, 1.3)) for peak in curve},
+        }
+        peaks = {key: (peak, int(peak * numbers.uniform(0.8, 1.2))) for key, peak in planned.items()}
+        object.__setattr__(self, "curve", curve)
+        object.__setattr__(self, "peaks", peaks)
+
+    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> Any:
+        if budget == budgeted._UNLIMITED:
+            return SimpleNamespace(partition={"pareto": [(peak, float(i)) for i, peak in enumerate(self.curve)]})
+        planned, laid_out = self.peaks[policy, budget, in_order]
+        partition = {"peak_bytes_planned": planned, "place": self.curve.index(budget) if budget is not None else 0}
+        return Guess(partition, laid_out)
+
+    def scratch(self, staged: Any, target: Target) -> dict[str, int]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What stands for a staged module: its partition, and the peak that IREE lays out."""
+
+    partition: dict[str, Any]
+    peak: int
+
+
+def test_more_memory_never_recomputes_more_and_less_never_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far off liveness is: what is tried does not hang on the budget, but on what it says and IREE lays out."""
+    monkeypatch.setattr(budgeted, "step_peak", lambda staged, scratch: staged.peak)
+    executable = Executable(b"", (), {}, 0.0)
+    monkeypatch.setattr(budgeted, "build_executable", lambda *_, **__: (executable, False))
+    numbers = random.Random(0)
+    for _ in range(60):
+        drawn = Guesses("", None, CPU, {}, Progress(), None)
+        drawn.draw(numbers)
+        least = None
+        found: list[tuple[int, int]] = []
+        for budget in sorted({laid_out for _, laid_out in drawn.peaks.values()}, reverse=True):
+            try:
+                staged: Any = drawn.build(budget)[0]
+                assert least is None
+                found.append((staged.peak, staged.partition["place"]))
+            except InfeasibleBudget as error:
+                assert least in (None, error.least)
+                least = error.least
+                assert drawn.build(least)[0].peak == least  # type: ignore[attr-defined]
+        assert all(less[0] <= more[0] and less[1] >= more[1] for more, less in pairwise(found))
