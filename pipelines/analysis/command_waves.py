@@ -9,6 +9,7 @@ the last that it depends on: with places in memory given, there are no fewer wav
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +36,19 @@ class _Bytes:
     readable: list[int] = field(default_factory=lambda: [0])
     writable: list[int] = field(default_factory=lambda: [0])
 
-    def find(self, access: Access) -> slice:
+    def earliest(self, access: Access) -> int:
+        """The first wave in which an access may be."""
+        return max((self.writable if access.writes else self.readable)[self._find(access)], default=0)
+
+    def record(self, access: Access, wave: int) -> None:
+        """Have what touches these bytes run behind ``wave``: all where they are written, else what writes them."""
+        ranges = self._find(access)
+        for place in range(ranges.start, ranges.stop):
+            self.writable[place] = max(self.writable[place], wave + 1)
+            if access.writes:
+                self.readable[place] = wave + 1
+
+    def _find(self, access: Access) -> slice:
         """The ranges that an access touches, of which the first and the last are cut at its ends."""
         return slice(self._cut(access.start), self._cut(access.stop))
 
@@ -52,7 +65,7 @@ class _Bytes:
 def find_waves(commands: Sequence[Sequence[Access] | None]) -> list[int]:
     """The wave of each command, from 0, given what it accesses; None stands for a command of which that is not known,
     which runs by itself."""
-    resources: dict[int, _Bytes] = {}
+    resources: defaultdict[int, _Bytes] = defaultdict(_Bytes)
     waves: list[int] = []
     first = end = 0
     for accesses in commands:
@@ -60,22 +73,10 @@ def find_waves(commands: Sequence[Sequence[Access] | None]) -> list[int]:
             waves.append(end)
             first = end = end + 1
             continue
-        wave = first
+        wave = max((resources[access.resource].earliest(access) for access in accesses), default=0)
+        wave = max(wave, first)
         for access in accesses:
-            known = resources.setdefault(access.resource, _Bytes())
-            ranges = known.find(access)
-            wave = max(wave, *(known.writable if access.writes else known.readable)[ranges], first)
-        for access in accesses:
-            _record(resources[access.resource], access, wave)
+            resources[access.resource].record(access, wave)
         waves.append(wave)
         end = max(end, wave + 1)
     return waves
-
-
-def _record(known: _Bytes, access: Access, wave: int) -> None:
-    """Have what touches these bytes run behind ``wave``: all where they are written, else what writes them."""
-    ranges = known.find(access)
-    for place in range(ranges.start, ranges.stop):
-        known.writable[place] = max(known.writable[place], wave + 1)
-        if access.writes:
-            known.readable[place] = wave + 1

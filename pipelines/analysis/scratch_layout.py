@@ -124,17 +124,18 @@ def _fit(slices: Sequence[Slice], order: Sequence[int]) -> Layout:
 
 def _stretches(slices: Sequence[Slice], size: int) -> Iterator[list[Slice]]:
     """``slices`` with longer lifetimes, the longest first, that fill less and less of a block of ``size`` bytes."""
+    live = _live(slices)
+    smallest_first = sorted(range(len(slices)), key=lambda i: slices[i].size)
     for steps in _STRETCHES:
         for fill in _FILLS:
-            yield _stretch(slices, steps, int(size * fill))
+            yield _stretch(slices, smallest_first, live.copy(), steps, int(size * fill))
 
 
-def _stretch(slices: Sequence[Slice], steps: int, most: int) -> list[Slice]:
-    """Lengthen each lifetime by up to ``steps`` at both ends, the smallest slices first, as long as no more than
-    ``most`` bytes are alive where it is lengthened."""
-    live = _live(slices)
+def _stretch(slices: Sequence[Slice], order: Sequence[int], live: np.ndarray, steps: int, most: int) -> list[Slice]:
+    """Lengthen each lifetime by up to ``steps`` at both ends, in this order, as long as no more than ``most`` bytes are
+    alive where it is lengthened; ``live`` are those that are at each step, and is kept up."""
     longer = list(slices)
-    for place in sorted(range(len(slices)), key=lambda i: slices[i].size):
+    for place in order:
         part = slices[place]
         behind = _room(live[part.last + 1 : part.last + 1 + steps], most - part.size)
         ahead = _room(live[max(0, part.first - steps) : part.first][::-1], most - part.size)

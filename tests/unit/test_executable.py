@@ -17,7 +17,7 @@ import pytest
 
 from retrograd.pipelines import executable
 from retrograd.pipelines.bindings import Kernel, widest_kernel
-from retrograd.pipelines.device_targets import FEWER_FUSIONS, PLAIN_REDUCTIONS, SHARED_BINDINGS
+from retrograd.pipelines.device_targets import FEWER_FUSIONS, IN_ORDER, PLAIN_REDUCTIONS, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable, iree_tool, measure_scratch
 from retrograd.pipelines.lowering import lower_to_linalg
@@ -106,12 +106,13 @@ def test_the_next_set_of_flags_is_tried_where_one_fails(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_where_all_fail_the_last_is_reported(scratch: Path) -> None:
+@pytest.mark.parametrize("flags", [(), (IN_ORDER,)], ids=["iree-compile", "our passes in it"])
+def test_where_all_fail_the_last_is_reported(scratch: Path, flags: tuple[str, ...]) -> None:
     tried: list[tuple[str, ...]] = []
     with pytest.raises(CompileError) as caught:
-        compile_executable(BAD, with_ladder(("--no-such-flag",), ()), on_attempt=tried.append)
+        compile_executable(BAD, with_ladder(("--no-such-flag", *flags), flags), on_attempt=tried.append)
     error = caught.value
-    assert tried == [("--no-such-flag",), ()]
+    assert tried == [("--no-such-flag", *flags), flags]
     assert error.phase == "iree-compile"
     (kept,) = scratch.iterdir()
     assert error.message.startswith(f"{kept}:2:3: error: ")
