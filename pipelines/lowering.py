@@ -32,6 +32,7 @@ _LOWERING = (
     "bwd-bound-indices,"
     "bwd-isolate-scatters,"
     "bwd-isolate-gathers,"
+    "bwd-isolate-reductions,"
     "bwd-copy-updated,"
     "bwd-export-results"
 )

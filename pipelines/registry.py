@@ -29,6 +29,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-constants": "retrograd.pipelines.transforms.bwd_isolate_constants:BwdIsolateConstants",
     "bwd-isolate-gathers": "retrograd.pipelines.transforms.bwd_isolate_gathers:BwdIsolateGathers",
     "bwd-isolate-products": "retrograd.pipelines.transforms.bwd_isolate_products:BwdIsolateProducts",
+    "bwd-isolate-reductions": "retrograd.pipelines.transforms.bwd_isolate_reductions:BwdIsolateReductions",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-keep-roundings": "retrograd.pipelines.transforms.bwd_keep_roundings:BwdKeepRoundings",
     "bwd-mark-products": "retrograd.pipelines.transforms.bwd_mark_products:BwdMarkProducts",

@@ -12,6 +12,7 @@ BARRIER = "util.optimization_barrier"
 # Of IREE, which takes it away again once kernels are formed.
 _FUSION_BARRIER = "iree_tensor_ext.compute_barrier.start"
 _TIE = "flow.tensor.tie_shape"
+_RETURN, _SIZE = "func.return", "tensor.dim"
 
 
 def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
@@ -27,6 +28,22 @@ def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
         _FUSION_BARRIER, operands=[value], results=[value.type], loc=op.location, ip=ir.InsertionPoint(op)
     )
     return hidden.result
+
+
+def hide_all_from_fusion(op: ir.Operation) -> None:
+    """Have all that reads results of ``op``, but for what returns them or asks for their sizes, take these without
+    IREE's looking at what they are until kernels are formed."""
+    for result in op.results:
+        uses = [(use.owner, use.operand_number) for use in result.uses if use.owner.name not in (_RETURN, _SIZE)]
+        if not uses:
+            continue
+        ip = ir.InsertionPoint.after(op)
+        sizes = [size.result for size in read_open_sizes(result, ip, op.location)]
+        hidden = ir.Operation.create(
+            _FUSION_BARRIER, operands=[result, *sizes], results=[result.type], loc=op.location, ip=ip
+        )
+        for owner, number in uses:
+            owner.operands[number] = hidden.result
 
 
 def take_behind_barrier(value: ir.Value, op: ir.Operation, *, after: bool = False) -> ir.Value:
@@ -59,7 +76,7 @@ def read_size(value: ir.Value, axis: int, ip: ir.InsertionPoint, location: ir.Lo
     """An op that gives the size of an axis of ``value``."""
     number = make_index(axis, ip, location)
     return ir.Operation.create(
-        "tensor.dim", operands=[value, number.result], results=[ir.IndexType.get()], loc=location, ip=ip
+        _SIZE, operands=[value, number.result], results=[ir.IndexType.get()], loc=location, ip=ip
     )
 
 
