@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from operator import itemgetter
+from sys import getrefcount
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +67,7 @@ class StageExecutor:
         self._there: set[str] = set()
         self._give(plan["arguments"])
         self._arguments = len(self._places)
-        self._owned = _find_owned(plan)
+        self._owners = iter(_find_owners(plan))
         self._actions = [self._action(step, freed) for step, freed in _join_frees(plan["steps"])]
         self._results = _gather(self._take(plan["results"]))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
@@ -130,10 +132,28 @@ class StageExecutor:
 
     def _accumulate(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
         param, (gradient,) = step["param"], self._take([step["gradient"]])
-        owned, unused = step["gradient"] in self._owned, self._free(freed)
+        owner = next(self._owners)
+        if owner is _Owner.RUN_TELLS:
+            return self._accumulate_lent(param, gradient, freed)
+        owned, unused = owner is _Owner.ACCUMULATION, self._free(freed)
 
         def run(values: list[Any], python: Any) -> None:
             python.accumulate_grad(param, values[gradient], owned)
+            for place in unused:
+                values[place] = None
+
+        return run
+
+    def _accumulate_lent(self, param: int, gradient: int, freed: Sequence[str]) -> _Action:
+        """Accumulate what Python gave, or what a post hook is to see: it is handed over where eager would, if nobody
+        but the plan has it."""
+        is_seen, unused = gradient not in self._take(freed), self._free(freed)
+
+        def run(values: list[Any], python: Any) -> None:
+            # Here, in the list, and as the argument of the question.
+            value = values[gradient]
+            owned = getrefcount(value) <= 3 and value._use_count() == 1
+            python.accumulate_grad(param, value.detach() if owned and is_seen else value, owned)
             for place in unused:
                 values[place] = None
 
@@ -193,15 +213,54 @@ def _join_frees(steps: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, A
     return joined
 
 
-def _find_owned(plan: Mapping[str, Any]) -> set[str]:
-    """The values that only their accumulation uses: a stage gives them, in memory of their own."""
-    stages = [step for step in plan["steps"] if step["step"] == "run_stage"]
-    made = {name for stage in stages for name in stage["results"]}
-    used = [name for step in plan["steps"] if step["step"] != "free" for name in step.get("arguments", ())]
-    used += [step["gradient"] for step in plan["steps"] if step["step"] == "accumulate_grad"]
-    used += [step[key] for step in plan["steps"] if step["step"] == "update_input" for key in ("target", "value")]
-    counts = Counter([*used, *plan["results"]])
-    return {name for name in made if counts[name] == 1}
+class _Owner(Enum):
+    """Who has a gradient when it is accumulated: its accumulation alone, somebody else too, or only a run tells."""
+
+    ACCUMULATION = auto()
+    OTHERS = auto()
+    RUN_TELLS = auto()
+
+
+def _find_owners(plan: Mapping[str, Any]) -> list[_Owner]:
+    """Of each accumulation, in order, who has its gradient.
+
+    What a stage gives is in memory of its own. What Python gave, and what is seen once more, in a post hook of the node
+    that accumulates (the one kind of hook that takes what is accumulated and gives nothing), a run tells.
+    """
+    made = {name for step in plan["steps"] if step["step"] == "run_stage" for name in step["results"]}
+    uses = Counter(plan["results"])
+    for step in plan["steps"]:
+        uses.update(_uses(step))
+    later: Counter[str] = Counter(plan["results"])
+    owners: list[_Owner] = []
+    for step in reversed(plan["steps"]):
+        if step["step"] == "accumulate_grad":
+            name = step["gradient"]
+            if later[name]:
+                owners.append(_Owner.OTHERS)
+            else:
+                owners.append(_Owner.ACCUMULATION if name in made and uses[name] == 1 else _Owner.RUN_TELLS)
+        if not _is_last_look(step):
+            later.update(_uses(step))
+    return owners[::-1]
+
+
+def _uses(step: Mapping[str, Any]) -> list[str]:
+    match step["step"]:
+        case "free":
+            return []
+        case "accumulate_grad":
+            return [step["gradient"]]
+        case "update_input":
+            return [step["target"], step["value"]]
+        case _:
+            return list(step.get("arguments", ()))
+
+
+def _is_last_look(step: Mapping[str, Any]) -> bool:
+    if step["step"] != "call_hook" or step["kind"] != "post":
+        return False
+    return len(step["arguments"]) == 1 and not any(step["results"])
 
 
 def _gather(places: Sequence[int]) -> _Gather:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from retrograd.dialects.sizes import Size, evaluate_size
 
@@ -219,15 +220,37 @@ def _name(hook: Callable[..., Any]) -> str:
 
 
 def accumulate_into(
-    variable: torch.Tensor, _captured_grad: Any, gradient: Any, has_post_hooks: bool | None = None
+    variable: torch.Tensor,
+    _captured_grad: Any,
+    gradient: Any,
+    has_post_hooks: bool | None = None,
+    *,
+    owned: bool = False,
 ) -> torch.Tensor | None:
     """Add ``gradient`` to ``variable.grad`` as it is now: what it was at capture may be out of date, where a nested
-    backward (a reentrant checkpoint) has accumulated since."""
+    backward (a reentrant checkpoint) has accumulated since.
+
+    A gradient that is ``owned``, which nobody else has, becomes ``variable.grad`` itself, as in eager: a post hook,
+    which is given it too, then sees what is written to it.
+    """
     if gradient is None:
+        return variable.grad
+    if owned and variable.grad is None and obeys_layout(gradient, variable):
+        variable.grad = gradient.detach() if has_post_hooks else gradient
         return variable.grad
     accumulate = compiled_autograd.ops.get("AccumulateGrad")
     (variable.grad,) = accumulate([gradient], variable, variable.grad, has_post_hooks)
     return variable.grad
+
+
+def obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """Whether a gradient lies as its variable does, so that it need not be copied."""
+    if gradient.layout is not torch.strided or torch.is_grad_enabled():
+        return False
+    if not is_non_overlapping_and_dense_or_false(variable):
+        return gradient.is_contiguous()
+    both = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
+    return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in both)
 
 
 def final_callbacks() -> None:

@@ -59,7 +59,7 @@ class _PythonSide:
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
         parameter = self.frame.inputs[self.params[param]]
         if owned and parameter.grad is None and gradient.stride() == parameter.stride():
-            # As AccumulateGrad takes over a gradient that nobody else has; it counts references, and a plan has one.
+            # As AccumulateGrad takes over a gradient that nobody else has.
             parameter.grad = gradient
         else:
             accumulate_into(parameter, None, gradient)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -136,17 +137,32 @@ class Recorder(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
-            (variable, _, gradient, *_), _ = self.fetch_args_kwargs_from_env(n)
-            place = n.args[0]
-            if variable.grad is not None:
-                self._sums.add(find_source(place)[1])
-            if gradient is not None and isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
-                self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
+            return self._accumulate(n)
         result = self._call_hook(n) if n.target is call_user_hook else super().run_node(n)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
+
+    def _accumulate(self, node: torch.fx.Node) -> Any:
+        (variable, before, gradient, *has_post_hooks), _ = self.fetch_args_kwargs_from_env(node)
+        place = node.args[0]
+        if variable.grad is not None:
+            self._sums.add(find_source(place)[1])
+        if gradient is None:
+            return variable.grad
+        if isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
+            self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
+        # Here, in the graph's environment, and as the argument of the question.
+        owned = getrefcount(gradient) <= 3 and gradient._use_count() == 1 and not self._is_needed(node)
+        return accumulate_into(variable, before, gradient, *has_post_hooks, owned=owned)
+
+    @staticmethod
+    def _is_needed(node: torch.fx.Node) -> bool:
+        """Whether what a node accumulates has other uses than post hooks of its own, which give nothing."""
+        gradient = node.args[2]
+        assert isinstance(gradient, torch.fx.Node)
+        return any(user is not node and user > node and not _is_last_look(user) for user in gradient.users)
 
     def _settle_accumulations(self) -> None:
         """Of an accumulation, inline all post-accumulate hooks or none: the gradient is theirs alone, or everyone's."""
@@ -179,6 +195,11 @@ class Recorder(torch.fx.Interpreter):
             self.setting_up = self.setting_up or watched is SETTING_UP
             self.notes.append(f"hook {describe_hook(hook)} is called in Python: {watched}")
         return result
+
+
+def _is_last_look(node: torch.fx.Node) -> bool:
+    is_post_hook = node.target is call_user_hook and node.kwargs["hook_type"] == "post_hook"
+    return is_post_hook and not node.args[1]
 
 
 def _copy(leaf: Any) -> Any:

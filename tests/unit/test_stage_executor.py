@@ -116,3 +116,28 @@ def test_what_cannot_be_called_is_refused() -> None:
         executor("a", [{"step": "run_stage", "function": "stage_0", "arguments": ["a"], "results": ["b"]}], "b")
     with pytest.raises(ExecutionError, match="step 'jump', which this release does not know"):
         executor("a", [{"step": "jump"}], "a")
+
+
+def test_a_gradient_is_handed_over_where_nobody_else_has_it() -> None:
+    hook = {"step": "call_hook", "kind": "tensor_pre", "hook": 0, "arguments": ["b"], "results": ["c"]}
+    post = {"step": "call_hook", "kind": "post", "hook": 1, "arguments": ["c"], "results": []}
+    add = {"step": "accumulate_grad", "param": 0, "gradient": "c"}
+
+    def owned(*steps: dict[str, Any], kept: list[torch.Tensor] | None = None) -> list[Any]:
+        class Keeping(Calls):
+            def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+                results = super().call_hook(kind, hook, values)
+                if kept is not None:
+                    kept.extend(results)
+                return results
+
+        calls = Keeping()
+        executor("a", [island(0, "a", "b"), *steps], "").run([torch.ones(())], calls)
+        return [entry[3] for entry in calls.log if entry[0] == "accumulate"]
+
+    assert owned(hook, add) == [True]
+    assert owned(hook, add, kept=[]) == [False]
+    assert owned(hook, add, post) == [True]
+    # Another parameter takes the same gradient: the last one has it.
+    assert owned(hook, add, {**add, "param": 1}) == [False, True]
+    assert owned(hook, add, island(0, "c", "d")) == [False]

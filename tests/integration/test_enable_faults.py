@@ -1,0 +1,149 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Faults that ``retrograd.enable()`` had, each under its name, beside eager: four steps, what they log and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+import retrograd
+
+Log = list[Any]
+Step = Callable[[], Any]
+# Cases of which a step raises, or logs text.
+RAISES: set[str] = set()
+CASES: dict[str, Callable[[Log], Step]] = {}
+
+
+def case(function: Callable[[Log], Step]) -> Callable[[Log], Step]:
+    """A case makes a step, which logs what is to be as in eager."""
+    CASES[function.__name__] = function
+    return function
+
+
+def leaf(*sizes: int) -> Any:
+    return torch.randn(*sizes, requires_grad=True)
+
+
+def values(tensors: Any) -> list[Any]:
+    return [None if t is None else t.detach().to_dense().clone() for t in tensors]
+
+
+def scale_by(factor: float) -> Callable[[torch.Tensor], None]:
+    """A post-accumulate hook that writes to the gradient."""
+
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(factor)
+
+    return hook
+
+
+@case
+def post_hook_sees_what_a_post_accumulate_hook_wrote(log: Log) -> Step:
+    w, v = leaf(3), leaf(3)
+    w.register_post_accumulate_grad_hook(scale_by(-0.5))
+    node = get_gradient_edge(w).node
+    node.register_hook(lambda inputs, outputs: log.append(values(outputs)))
+
+    def step(node: Any = node) -> None:
+        w.grad = v.grad = None
+        # Where another node takes the same gradient, eager copies it, and the hook does not see what is written.
+        (w * v).sum().backward()
+        (w + v).sin().sum().backward()
+        (w + v).sin().sum().backward()
+        log.append(values([w.grad, v.grad]))
+
+    return step
+
+
+@case
+def post_hook_of_a_gradient_that_has_another_use(log: Log) -> Step:
+    w = leaf(3)
+    kept: list[torch.Tensor] = []
+    w.register_hook(kept.append)
+    w.register_post_accumulate_grad_hook(scale_by(3))
+    node = get_gradient_edge(w).node
+    node.register_hook(lambda inputs, outputs: log.append(values(outputs)))
+
+    def step(node: Any = node) -> None:
+        w.grad = None
+        w.exp().sum().backward()
+        log.append(values([w.grad, kept.pop()]))
+
+    return step
+
+
+@case
+def gradient_is_handed_over(log: Log) -> Step:
+    w, v = leaf(3), leaf(3, 3)
+    w.register_hook(lambda g: g * 2)
+    addresses: list[int] = []
+    v.register_hook(lambda g: addresses.append(g.data_ptr()))
+
+    def step() -> None:
+        w.grad = v.grad = None
+        (w @ v).cos().sum().backward()
+        assert v.grad is not None
+        log.append((values([w.grad, v.grad]), v.grad.data_ptr() == addresses.pop()))
+
+    return step
+
+
+@case
+def two_parameters_of_one_gradient(log: Log) -> Step:
+    a, b = leaf(3), leaf(3)
+    for tensor in (a, b):
+        tensor.register_hook(lambda g: None)
+
+    def step() -> None:
+        a.grad = b.grad = None
+        (a + b).sin().sum().backward()
+        assert a.grad is not None and b.grad is not None
+        log.append((values([a.grad, b.grad]), a.grad.data_ptr() == b.grad.data_ptr()))
+        a.grad.zero_()
+        log.append(values([b.grad]))
+
+    return step
+
+
+def record(make: Callable[[Log], Step], enabled: bool) -> Log:
+    """What four steps log, errors among it."""
+    torch.manual_seed(0)
+    log: Log = []
+    step = make(log)
+    for _ in range(4):
+        try:
+            if enabled:
+                with retrograd.enable():
+                    step()
+            else:
+                step()
+        except Exception as error:  # noqa: BLE001 (to be the same in eager)
+            log.append(f"{type(error).__name__}: {error}")
+    return log
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Tensors but for rounding, all else as it is."""
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), (found, expected)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert_alike(mine, theirs)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_as_eager(name: str) -> None:
+    expected = record(CASES[name], enabled=False)
+    assert expected and (name in RAISES or not any(isinstance(entry, str) for entry in expected)), expected
+    found = record(CASES[name], enabled=True)
+    assert_alike(found, expected)
