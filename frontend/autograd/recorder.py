@@ -82,9 +82,10 @@ class Recorder(torch.fx.Interpreter):
 
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
-    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number. ``inlined`` are the
-    hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that should be
-    are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks that start
+    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
+    those whose memory hooks gave back. ``inlined`` are the hooks that are to be part of the graph, by node, ``watched``
+    those that may be, ``notes`` why others that should be are not (``setting_up``: one that may be next time);
+    ``communication`` are the nodes of hooks that start
     communication.
     """
 
@@ -108,6 +109,9 @@ class Recorder(torch.fx.Interpreter):
         self.written: set[int] = set()
         # The inputs whose gradients were added to what was there.
         self._sums: set[int | None] = set()
+        # Copies of inputs as they were computed with, by number, while hooks may give their memory back, as FSDP's do.
+        self.freed: dict[int, torch.Tensor] = {}
+        self._may_free: frozenset[int] = frozenset()
         # Errors of the user's hooks are theirs as they are.
         self.extra_traceback = False
 
@@ -115,8 +119,10 @@ class Recorder(torch.fx.Interpreter):
         """Run on the arguments that compiled autograd gave; returns the results."""
         inputs, self._frame = frame.inputs, frame
         before = [t._version for t in inputs]
+        self._may_free = _find_borrowed(inputs) if any(is_communication(hook) for hook in frame.hooks) else frozenset()
         results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
+        self.freed = {number: copied for number, copied in self.freed.items() if is_freed(inputs[number])}
         self.watched, self._accumulated = dict(self.inlined), self.gradients
         self._settle_accumulations()
         self.outputs = [_copy(result) for result in results]
@@ -138,11 +144,20 @@ class Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
             return self._accumulate(n)
+        if self._may_free and opaque_kind(n) is None and n.op == "call_function":
+            self._keep_inputs(n)
         result = self._call_hook(n) if n.target is call_user_hook else super().run_node(n)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
+
+    def _keep_inputs(self, node: torch.fx.Node) -> None:
+        """Copy the inputs that a node computes with, when the first one does: a rehearsal needs them."""
+        for argument in node.all_input_nodes:
+            place, number = find_source(argument)
+            if place == "inputs" and number in self._may_free and number not in self.freed:
+                self.freed[number] = _copy(self._frame.inputs[number])
 
     def _accumulate(self, node: torch.fx.Node) -> Any:
         (variable, before, gradient, *has_post_hooks), _ = self.fetch_args_kwargs_from_env(node)
@@ -200,6 +215,18 @@ class Recorder(torch.fx.Interpreter):
 def _is_last_look(node: torch.fx.Node) -> bool:
     is_post_hook = node.target is call_user_hook and node.kwargs["hook_type"] == "post_hook"
     return is_post_hook and not node.args[1]
+
+
+def _find_borrowed(inputs: Sequence[torch.Tensor]) -> frozenset[int]:
+    """The inputs whose memory may be there for a while only: parameters, and what has none yet."""
+    bases = [t if t._base is None else t._base for t in inputs]
+    is_parameter = [base.is_leaf and base.requires_grad for base in bases]
+    return frozenset([n for n, t in enumerate(inputs) if is_freed(t) or is_parameter[n]])
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory for its elements any more."""
+    return tensor.numel() > 0 and not tensor.untyped_storage().size()
 
 
 def _copy(leaf: Any) -> Any:

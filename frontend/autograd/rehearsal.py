@@ -36,13 +36,16 @@ class Rehearsal:
             self._allowed_gradients[index] = max(self._allowed_gradients.get(index, 0.0), tolerances[gradient])
 
     def restore(self, arguments: Sequence[torch.Tensor | int]) -> list[torch.Tensor | int] | None:
-        """The arguments as they were before hooks that are part of the graph wrote to them; None where others did."""
+        """The arguments as they were before hooks that are part of the graph wrote to them, or gave back their memory;
+        None where others wrote to them."""
         before = {
             id(call.tape.tensors[n]): (call.tape.tensors[n], call.tape.before[n].clone())
             for call in reversed(self._recorded.watched.values())
             for n in call.updates
         }
         restored = [a if isinstance(a, int) else _restored(a, before) for a in arguments]
+        for place, number in enumerate(self._traced.inputs):
+            restored[place] = self._recorded.freed.get(number, restored[place])
         # Sizes come last.
         lost = [
             number
