@@ -9,6 +9,7 @@ import copy
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def train(wrapper: Any, rank: int) -> list[str]:
     for step in range(5):
         torch.manual_seed(10 * step + rank)
         x = torch.randn(5, 4)
-        for model, context in zip(models, (contextlib.nullcontext(), retrograd.enable()), strict=True):
+        contexts: list[AbstractContextManager[None]] = [contextlib.nullcontext(), retrograd.enable()]
+        for model, context in zip(models, contexts, strict=True):
             if step != 3:
                 model.zero_grad()
             with context:
