@@ -155,7 +155,7 @@ def _signature(
         params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
         inputs=inputs,
-        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_spec, sizes.names),
+        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_names, sizes.names),
         in_spec=in_spec,
         out_spec=flat.out_spec,
         mutated=mutated,

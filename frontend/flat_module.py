@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from retrograd.frontend.pack_hooks import HookTracker
 from retrograd.frontend.selections import Selection, refusal
 from retrograd.frontend.side_effects import contained
 from retrograd.frontend.source import SourceTracker
+from retrograd.frontend.taken_apart import take_apart
 
 TENSOR = object()
 """Stands for a tensor in :attr:`FlatModule.out_leaves`."""
@@ -40,6 +42,7 @@ class FlatModule(torch.nn.Module):
         self.tracing = False
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
+        self.out_names: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         remaining = iter(tensors)
@@ -49,14 +52,16 @@ class FlatModule(torch.nn.Module):
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
         if self.tracing:
-            with HookTracker(), SourceTracker(), contained(self.model):
+            with HookTracker(), SourceTracker(), contained(self.model), compiling():
                 result = self._call(*args, **kwargs)
         else:
             result = self._call(*args, **kwargs)
-        out_leaves, self.out_spec = pytree.tree_flatten(result)
+        keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
+        out_leaves = [leaf for _, leaf in keyed]
         if any(isinstance(leaf, Selection) for leaf in out_leaves):
             raise refusal("a result")
         # Kept for the constants among them only: a tensor of the trace must not outlive it.
+        self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed]
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
 
@@ -76,6 +81,18 @@ class FlatModule(torch.nn.Module):
         """Each buffer once for every module that holds it, whatever ``remove_duplicate`` says."""
         for path, module in self.named_modules(prefix=prefix):
             yield from ((f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """While this is open, ``torch.compiler.is_compiling()`` is true: libraries then leave out what looks at the
+    contents of tensors, such as a mask that is none where all of it is set."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def state_name(qualified: str) -> str:

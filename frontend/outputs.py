@@ -5,7 +5,6 @@ constants."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,8 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.signature import OutputSpec, TensorType
 from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.source import CaptureError
+from retrograd.frontend.taken_apart import is_handed_on
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, enum.Enum, type, type(None), torch.dtype, torch.device)
 _VIEW_OF_BASE = (
     OutputType.alias_of_intermediate,
     OutputType.alias_of_intermediate_save_as_output,
@@ -32,12 +31,11 @@ def output_specs(
     metadata: ViewAndMutationMeta,
     is_tensor: Sequence[bool],
     leaves: Sequence[Any],
-    out_spec: pytree.TreeSpec,
+    names: Sequence[str],
     sizes: Mapping[sympy.Symbol, str],
 ) -> tuple[OutputSpec, ...]:
-    """One spec per leaf of what the model returned, in order; ``leaves`` gives the constants among them, ``sizes`` the
-    names of the sizes that were left open."""
-    names = _leaf_names(out_spec)
+    """One spec per leaf of what the model returned, in order; ``leaves`` gives the constants among them, ``names``
+    what to call each, ``sizes`` the names of the sizes that were left open."""
     values = _output_values(graph_module)
     specs: list[OutputSpec] = []
     index = 0
@@ -121,11 +119,10 @@ def hint(size: int | torch.SymInt) -> int:
 
 def _check_constant(name: str, leaf: Any) -> None:
     """Refuse a result that may hold tensors of the trace, or what changes from call to call."""
-    if not isinstance(leaf, _CONSTANTS):
+    if not is_handed_on(leaf):
         raise CaptureError(
             f"{name} of what the model returns is a {type(leaf).__name__}, whose tensors would not be seen",
-            "return tensors and containers of them; or tell torch of a class of your own with "
-            "torch.utils._pytree.register_dataclass",
+            "return tensors, containers of them, and objects that have them as attributes",
         )
 
 
@@ -137,12 +134,6 @@ def _kind(output_type: OutputType) -> str:
     if output_type is OutputType.alias_of_intermediate_base_is_user_output:
         return "view_of_output"
     return "view_of_base" if output_type in _VIEW_OF_BASE else "tensor"
-
-
-def _leaf_names(out_spec: pytree.TreeSpec) -> list[str]:
-    numbered = pytree.tree_unflatten(list(range(out_spec.num_leaves)), out_spec)
-    keyed, _ = pytree.tree_flatten_with_path(numbered)
-    return ["output" + pytree.keystr(path) for path, _ in keyed]
 
 
 def _output_values(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,13 +21,15 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @contextlib.contextmanager
 def contained(model: torch.nn.Module | None) -> Iterator[None]:
-    """Give the attributes of every module back as they were before the block.
+    """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
+    that are attributes: hooks among them, which PyTorch keeps so.
 
     Raises:
         CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
     """
     modules = [] if model is None else list(model.named_modules())
     before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for _, module in modules]
+    contents = [_Contents(value) for _, module in modules for value in vars(module).values() if _is_container(value)]
     known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
     # A recurrent layer keeps a list of its parameters, which it brings up to date.
     known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
@@ -40,6 +43,8 @@ def contained(model: torch.nn.Module | None) -> Iterator[None]:
             for name in _TABLES:
                 _restore(vars(module)[name], tables[name])
             _restore(vars(module), tables[""])
+        for content in contents:
+            content.restore()
 
 
 def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
@@ -113,9 +118,36 @@ def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:
-    if table.keys() != before.keys() or any(table[name] is not value for name, value in before.items()):
+    if list(table) != list(before) or any(table[name] is not value for name, value in before.items()):
         table.clear()
         table.update(before)
+
+
+class _Contents:
+    """What is in a dict, list or set, and in those in it."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+        self._items = dict(container) if isinstance(container, dict) else list(container)
+        values = self._items.values() if isinstance(self._items, dict) else self._items
+        self._inner = [_Contents(value) for value in values if _is_container(value)]
+
+    def restore(self) -> None:
+        """Put back what was in it, where that is other by now."""
+        container, items = self._container, self._items
+        now = container if isinstance(container, dict) else list(container)
+        if isinstance(items, dict):
+            _restore(container, items)
+        elif len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(items)
+        for inner in self._inner:
+            inner.restore()
+
+
+def _is_container(value: Any) -> bool:
+    """Whether it is a dict, list or set with the methods of one."""
+    return type(value) in (dict, OrderedDict, defaultdict, list, set)
 
 
 def _join(path: str, name: str) -> str:

@@ -132,7 +132,7 @@ OVERLAPPING = torch.randn(5)
         ),
         (lambda x, a: x * a.sum(), (randn(3), np.ones(3)), r"args\[1\] is a NumPy array.*from_numpy"),
         (lambda x: x * 2, (randn(3).detach().as_subclass(Subclass).requires_grad_(),), r"args\[0\] is a Subclass"),
-        (lambda x: (x * 2, Unregistered(x)), (randn(3),), r"output\[1\] of what the model returns is a Unregistered"),
+        (lambda x: (x * 2, {x}), (randn(3),), r"output\[1\] of what the model returns is a set"),
         (lambda x, s: x * s.unsqueeze_(0), (randn(3), torch.ones(3)), r"changes the shape, strides or storage"),
         (writes, (randn(3), SHARED, SHARED), r"shares its memory with another.*clone"),
         (writes, (randn(3), OVERLAPPING[:3], OVERLAPPING[2:]), r"shares its memory with another.*clone"),

@@ -1,0 +1,207 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Models written as those of public libraries are: what they return, ask and keep, in small."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+
+
+class Layer:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.dtype, self.filled = keys.dtype, True
+
+
+class Cache:
+    """As DynamicCache is: no container that PyTorch knows, with layers in a list."""
+
+    __slots__ = ("__made", "__weakref__", "layers")
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.__made = Layer
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        self.layers.append(self.__made(keys, values))
+
+
+@dataclass
+class Result:
+    loss: Tensor | None
+    logits: Tensor
+    cache: Cache | None = None
+    extra: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FrozenResult:
+    loss: Tensor
+    logits: Tensor
+
+
+class Named(NamedTuple):
+    loss: Tensor
+    logits: Tensor
+
+
+class Record(OrderedDict[str, Any]):
+    """As ModelOutput is, but told to nobody."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self[name] = value
+
+
+class Decoder(nn.Module):
+    def __init__(self, make: Callable[[Tensor, Tensor, Cache], Any]) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.make = make
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        x, cache = self.embedding(tokens), Cache()
+        key, value = self.key(x), self.value(x)
+        cache.append(key, value)
+        logits = self.head(F.scaled_dot_product_attention(self.query(x), key, value, is_causal=True))
+        return self.make(F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits, cache)
+
+
+def _record(loss: Tensor, logits: Tensor, cache: Cache) -> Record:
+    record = Record()
+    record.loss, record.logits, record.cache = loss, logits, cache
+    return record
+
+
+def _tokens() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randint(11, (2, 5)), torch.randint(11, (2, 5))
+
+
+def _gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    return [torch.zeros(()) if g is None else g for g in torch.autograd.grad(loss, wanted, allow_unused=True)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loss, logits, cache: Result(loss, logits, cache, {"tokens": 5}),
+        lambda loss, logits, cache: FrozenResult(loss, logits),
+        lambda loss, logits, cache: Named(loss, logits),
+        _record,
+    ],
+    ids=["cache in a dataclass", "frozen dataclass", "named tuple", "dict class of its own"],
+)
+def test_outputs_as_they_come(make: Callable[[Tensor, Tensor, Cache], Any]) -> None:
+    args = _tokens()
+    model = Decoder(make)
+    step = retrograd.compile_backward(model, args)
+    expected, found = model(*args), step(*args)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(_gradients(model, found.loss), _gradients(model, expected.loss))
+    again = step(*args)
+    if isinstance(found, Result):
+        assert found.cache is not None and found.extra == {"tokens": 5}
+        assert type(found.cache) is Cache and found.cache._Cache__made is Layer  # type: ignore[attr-defined]
+        assert (found.cache.layers[0].filled, found.cache.layers[0].dtype) == (True, torch.float32)
+        torch.testing.assert_close(found.cache.layers[0].values, expected.cache.layers[0].values)
+        assert again.cache is not found.cache and again.extra is not found.extra
+    if isinstance(found, Record):
+        assert list(found) == list(expected) == ["loss", "logits", "cache"]
+        assert found["loss"].grad_fn is not None
+        torch.testing.assert_close(found["cache"].layers[0].keys, expected["cache"].layers[0].keys)
+
+
+def test_gradient_through_a_cache() -> None:
+    args = _tokens()
+    model = Decoder(lambda loss, logits, cache: Result(None, logits, cache))
+    step = retrograd.compile_backward(model, args)
+    losses = [run(*args).cache.layers[0].values.square().sum() for run in (step, model)]
+    torch.testing.assert_close(*[_gradients(model, loss) for loss in losses])
+
+
+class Hides:
+    def __init__(self, x: Tensor) -> None:
+        self.later = lambda: x
+
+
+class Ring:
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.ring = x, self
+
+
+@pytest.mark.parametrize("hide", [Hides, Ring, lambda x: lambda: x, lambda x: {x}, lambda x: iter([x])])
+def test_outputs_whose_tensors_cannot_be_seen(hide: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(retrograd.CaptureError, match=r"what the model returns is a .*whose tensors would not be seen"):
+        retrograd.compile_backward(lambda x: (x * 2, hide(x * 3)), (x,))
+
+
+class Masked(nn.Module):
+    """Asks whether its mask can be left out, but not where it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.linear(x)
+        if not torch.compiler.is_compiling() and mask.all():
+            return F.scaled_dot_product_attention(x, x, x)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None, :])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_branch_on_data_unless_compiling(padded: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(2, 3, 4)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    step = retrograd.compile_backward(model, (x, mask))
+    assert not torch.compiler.is_compiling()
+    if padded:
+        mask[0, 2] = False
+    found, expected = step(x, mask), model(x, mask)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_gradients(model, found.sum()), _gradients(model, expected.sum()))
+
+
+class Recording(nn.Module):
+    """Captures what its layers give by hooks that are there for one call, and refuses to be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.seen: dict[str, list[str]] = {"kinds": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            layer.register_forward_hook(lambda layer, _, y: self.seen["kinds"].append(type(y).__name__))
+            layer.register_forward_pre_hook(lambda layer, args: None, with_kwargs=False)
+            layer.register_full_backward_hook(lambda layer, before, after: None)
+            x = layer(x) * (number + 1)
+        return x * float(x.sum())
+
+
+def test_refused_model_keeps_no_hooks() -> None:
+    model, x = Recording(), torch.randn(2, 3)
+    with pytest.raises(retrograd.CaptureError, match="data-dependent"):
+        retrograd.compile_backward(model, (x,))
+    for layer in model.layers:
+        tables = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
+        assert [len(table) for table in tables] == [0, 0, 0]
+    assert model.seen == {"kinds": []}
+    model(x)
+    assert model.seen == {"kinds": ["Tensor", "Tensor"]}
