@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import _C
-from torch._dynamo.compiled_autograd import Op
+from torch._dynamo.compiled_autograd import Op, copy_slices_epilogue, copy_slices_prologue
 from torch._dynamo.external_utils import (
     FakeCompiledAutogradEngine,
     call_accumulate_grad,
@@ -20,6 +20,12 @@ from torch._dynamo.external_utils import (
     call_hook,
 )
 
+from retrograd.frontend.autograd.custom_functions import (
+    call_custom_backward,
+    finish_slices,
+    prepare_slices,
+    sum_gradients,
+)
 from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import (
     SETTING_UP,
@@ -46,6 +52,10 @@ HOOK_KINDS = {
     "unpack_hook": "unpack",
 }
 _REPLACED = {
+    call_backward: call_custom_backward,
+    torch.add: sum_gradients,
+    copy_slices_prologue: prepare_slices,
+    copy_slices_epilogue: finish_slices,
     call_hook: call_user_hook,
     call_accumulate_grad: accumulate_into,
     FakeCompiledAutogradEngine._exec_final_callbacks_stub: final_callbacks,
@@ -74,7 +84,7 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
     if node.target is _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks:
         return "cpp_tensor_pre"
     custom = isinstance(node.target, Op) and node.target.is_custom_function
-    return BACKWARD if node.target is call_backward or custom else None
+    return BACKWARD if node.target is call_custom_backward or custom else None
 
 
 class Recorder(torch.fx.Interpreter):

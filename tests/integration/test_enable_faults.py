@@ -16,7 +16,7 @@ import retrograd
 Log = list[Any]
 Step = Callable[[], Any]
 # Cases of which a step raises, or logs text.
-RAISES: set[str] = set()
+RAISES = {"too_few_gradients"}
 CASES: dict[str, Callable[[Log], Step]] = {}
 
 
@@ -110,6 +110,142 @@ def two_parameters_of_one_gradient(log: Log) -> Step:
         log.append(values([b.grad]))
 
     return step
+
+
+class Gate(torch.autograd.Function):
+    """Gives no gradient to its first argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradient
+
+
+class Pair(torch.autograd.Function):
+    """Gives two results; absent gradients are zeros to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return first + 2 * second
+
+
+class PairOrNone(torch.autograd.Function):
+    """Gives two results; absent gradients are None to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+        return second if first is None else first
+
+
+class OnlyVjp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def vjp(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+class TooFew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def step_of(log: Log, *losses: Callable[[Any, Any], torch.Tensor]) -> Step:
+    """Logs the gradients of each loss of two matrices."""
+    w, v = leaf(2, 3), leaf(2, 3)
+
+    def step() -> None:
+        for loss in losses:
+            w.grad = v.grad = None
+            loss(w, v).backward()
+            log.append(values([w.grad, v.grad]))
+
+    return step
+
+
+def embedded(weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(torch.tensor([0, 1]), weight, sparse=True).sum()
+
+
+@case
+def no_gradient_where_another_use_gives_one(log: Log) -> Step:
+    gate: Any = Gate.apply
+    return step_of(
+        log,
+        lambda w, v: (gate(w.sin(), v) + w.sin()).sum(),
+        lambda w, v: (gate(s := w.sin(), v) + s * 2).sum(),
+        lambda w, v: ((s := w.sin()) * 2 + gate(s, v)).sum(),
+        lambda w, v: gate(w.sin() * v, v).sum(),
+    )
+
+
+@case
+def gradients_that_eager_materializes(log: Log) -> Step:
+    gate: Any = Gate.apply
+    pair: Any = Pair.apply
+    pair_or_none: Any = PairOrNone.apply
+
+    def loss(function: Any, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        first, second = function(w.sin())
+        result: torch.Tensor = (gate(first.cos(), v) + second).sum()
+        return result
+
+    return step_of(log, lambda w, v: loss(pair, w, v), lambda w, v: loss(pair_or_none, w, v))
+
+
+@case
+def no_gradient_into_a_view_that_was_written(log: Log) -> Step:
+    gate: Any = Gate.apply
+
+    def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        base = w * 1
+        base[0] = v[1]
+        result: torch.Tensor = gate(base, v).sum()
+        return result
+
+    return step_of(log, loss)
+
+
+@case
+def vjp_in_place_of_backward(log: Log) -> Step:
+    function: Any = OnlyVjp.apply
+    return step_of(log, lambda w, v: (function(w.sin()) * v).sum())
+
+
+@case
+def too_few_gradients(log: Log) -> Step:
+    function: Any = TooFew.apply
+    return step_of(log, lambda w, v: function(w.sin(), v).sum())
+
+
+@case
+def weight_that_is_embedded_sparsely_too(log: Log) -> Step:
+    return step_of(
+        log,
+        lambda w, v: embedded(w) + (w * v).sum(),
+        lambda w, v: (w * v).sum() + embedded(w),
+        lambda w, v: embedded(u := w * 1) + (u * v).sum(),
+        lambda w, v: ((u := w * 1) * v).sum() + embedded(u),
+    )
 
 
 def record(make: Callable[[Log], Step], enabled: bool) -> Log:

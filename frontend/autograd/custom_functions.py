@@ -1,0 +1,83 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What PyTorch's engine does around a custom function's backward and between nodes, where compiled autograd's own
+helpers take it that every gradient is there, is dense, and that the function has a ``backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.compiled_autograd import copy_slices_prologue
+from torch._dynamo.external_utils import FakeBackwardCFunction
+
+_SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
+
+
+def call_custom_backward(ctx: Any, saved_tensors: Sequence[torch.Tensor], *gradients: Any) -> tuple[Any, ...]:
+    """What the ``backward`` or ``vjp`` of a `torch.autograd.Function` gives, one gradient for each argument of its
+    forward; absent gradients are zeros to it, unless it said that it takes None.
+
+    Raises:
+        RuntimeError: another number of gradients, or something that is none; as eager's. Besides, whatever the function
+            raises.
+    """
+    if any(gradient is None for gradient in gradients) and _takes_zeros(ctx._forward_cls):
+        gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
+    # PyTorch's types say that there are tensors alone.
+    fake = FakeBackwardCFunction(ctx, saved_tensors)  # type: ignore[arg-type]
+    given = ctx._get_user_fn()(fake, *gradients)
+    given = given if isinstance(given, tuple) else (given,)
+    expected = len(ctx.needs_input_grad)
+    while len(given) > expected and given[-1] is None:
+        given = given[:-1]
+    if len(given) != expected:
+        raise RuntimeError(
+            f"function {ctx.name()} returned an incorrect number of gradients (expected {expected}, got {len(given)})"
+        )
+    for gradient in given:
+        if gradient is not None and not isinstance(gradient, torch.Tensor):
+            raise RuntimeError(f"expected Variable or None (got {type(gradient).__name__})")
+    return given
+
+
+def _takes_zeros(function: Any) -> bool:
+    """Whether absent gradients are zeros to a function. PyTorch keeps what ``set_materialize_grads`` was told to
+    itself; a function that calls it has asked for None."""
+    codes = [getattr(getattr(function, name, None), "__code__", None) for name in ("forward", "setup_context")]
+    return all(code is None or _SETTER not in code.co_names for code in codes)
+
+
+def _zeros(ctx: Any, number: int) -> torch.Tensor:
+    like = ctx._input_metadata[number]
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def sum_gradients(first: Any, second: Any) -> Any:
+    """The sum of two gradients for one output of a node, as the engine's buffers add them up: either may be None, or
+    sparse."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.layout is not torch.strided and second.layout is torch.strided:
+        return torch.add(second, first)
+    return torch.add(first, second)
+
+
+def prepare_slices(gradients: Sequence[Any], *places: Any) -> list[Any]:
+    """What a write to a view begins with in the backward: the gradient of its base, without the part that was written,
+    and that part; None where there is no gradient."""
+    if gradients[0] is None:
+        return [None, None, None]
+    return list(copy_slices_prologue(gradients, *places))
+
+
+def finish_slices(needed: Sequence[bool], result: Any, given: Sequence[Any], part: Any) -> list[Any]:
+    """The gradients of a write to a view: of the base, and of what was written."""
+    found: list[Any] = [None] * len(needed)
+    for number, is_needed in enumerate(needed):
+        if is_needed and result is not None and given[number] is not None:
+            if number == 0:
+                part.copy_(given[number])
+            found[number] = given[number] if number else result
+    return found
