@@ -21,7 +21,6 @@ from retrograd.pipelines.analysis.element_maps import (
 from retrograd.pipelines.functions import functions, only_block
 from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.transforms.barriers import hide_all_from_fusion
-from retrograd.pipelines.transforms.equal_ops import EqualOps
 from retrograd.pipelines.transforms.generics import GENERIC, is_reduced, read_inputs, read_maps
 
 _ROOTS = ("linalg.", "tm_tensor.")
@@ -56,39 +55,34 @@ class BwdIsolateReductions(ModulePass):
 
 
 def find_read_twice(block: ir.Block) -> list[ir.Operation]:
-    """The ops that may begin a kernel, of which an elementwise op in ``block`` reads different elements at once; those
-    that compute the same are one."""
+    """The ops that may begin a kernel, of which an elementwise op in ``block`` reads different elements at once."""
     found = dict[ir.Operation, None]()
     tables = dict[ir.Value, Reads]()
-    equal: EqualOps | None = None
     for view in block.operations:
         op = view.operation
         reads = read_operands(op, tables)
-        if reads is None:
-            continue
-        for result, table in read_results(op, reads):
-            tables[result] = table
-        if is_suspicious(reads):
-            equal = equal or EqualOps(block)
-            found.update(dict.fromkeys(find_at_several_places(reads, equal)))
+        if reads is not None:
+            tables.update(read_results(op, reads))
+            found.update(dict.fromkeys(find_at_several_places(reads)))
     return list(found)
 
 
-def is_suspicious(reads: Reads) -> bool:
-    """Whether values of one type are read by several maps, so that it matters whether they are the same."""
-    by_type = dict[str, set[ElementMap]]()
+def find_at_several_places(reads: Reads) -> list[ir.Operation]:
+    """The ops whose value is read by more than one map.
+
+    Two of one form count as one: what they compute may be the same in the end, by however different ways, and IREE
+    merges them then. A false alarm takes as much: a row's sum and a column's, of one square matrix.
+    """
+    together = dict[tuple[str, ...], set[ElementMap]]()
     for op, maps in reads.items():
-        by_type.setdefault(str(op.results[0].type), set()).update(maps)
-    return any(len(maps) > 1 for maps in by_type.values())
+        together.setdefault(read_form(op), set()).update(maps)
+    return [op for op in reads if len(together[read_form(op)]) > 1]
 
 
-def find_at_several_places(reads: Reads, equal: EqualOps) -> list[ir.Operation]:
-    """The ops whose value is read by more than one map."""
-    together = dict[int, set[ElementMap]]()
-    for op, maps in reads.items():
-        together.setdefault(equal.number(op), set()).update(maps)
-    several = {number for number, maps in together.items() if len(maps) > 1}
-    return [op for op in reads if equal.number(op) in several]
+def read_form(op: ir.Operation) -> tuple[str, ...]:
+    """The sizes of an op's result but for those that are 1, and the type of its elements."""
+    type_ = ir.RankedTensorType(op.results[0].type)
+    return (*(str(size) for size in type_.shape if size != 1), str(type_.element_type))
 
 
 def read_operands(op: ir.Operation, tables: dict[ir.Value, Reads]) -> Reads | None:
@@ -110,7 +104,7 @@ def start_of(value: ir.Value) -> Reads:
     if op is None or not op.name.startswith(_ROOTS) or op.name == _FILL or read_element_maps(op) is not None:
         return {}
     sizes = ir.RankedTensorType(value.type).shape
-    return {op: {drop_unit_axes(range(len(sizes)), sizes)}}
+    return {op: {tuple(axis for axis, size in enumerate(sizes) if size != 1)}}
 
 
 def read_element_maps(op: ir.Operation) -> list[tuple[ir.Value, ElementMap]] | None:

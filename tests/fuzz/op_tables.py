@@ -100,3 +100,19 @@ IN_PLACE = (
     "{x}.addcmul_({y}, {y}, value=0.1)",
     "{x}.index_add_(0, ids[:1], {x}[:1] * 0.5)",
 )
+
+# Of a value whose last two axes are as long, {n} each: it again, its elements at other places.
+REARRANGED = (
+    "{x}.transpose(-1, -2)",
+    "torch.flip({x}, [-1])",
+    "torch.flip({x}, [-2]).transpose(-1, -2)",
+    "torch.roll({x}, (1, 2), (-2, -1))",
+    "F.pad({x}[..., 1:, :], (0, 0, 0, 1))",
+    "{x}[..., torch.arange({n}, device={x}.device).flip(0), :]",
+    "({x}[..., :, :1] + {x}[..., :, 0].unsqueeze(-2))",
+    "{x}.sum(-1, keepdim=True) - {x}.sum(-1).unsqueeze(-2)",
+    "({x}.unsqueeze(-2) - {x}.unsqueeze(-3)).pow(2).mean(-1)",
+    "{x}.diagonal(0, -2, -1).unsqueeze(-1)",
+    "torch.tril({x}).transpose(-1, -2)",
+    "{x}.transpose(-1, -2).reshape({x}.shape)",
+)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,7 +51,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Program:
-    """A function of tensors. ``outputs`` are what it returns; the loss is a sum over those of ``differentiated``."""
+    """A function of tensors. ``outputs`` are what it returns; the loss is a sum over those of ``differentiated``.
+
+    ``origin`` names the model whose graph it is a slice of, if it is.
+    """
 
     inputs: tuple[Input, ...]
     statements: tuple[str, ...]
@@ -59,6 +62,7 @@ class Program:
     differentiated: tuple[bool, ...]
     seed: int
     partition: str = "min-cut"
+    origin: str = ""
 
     def source(self) -> str:
         """The program as a Python function ``model``."""
@@ -96,6 +100,7 @@ class Program:
         """All that a report needs to run it again."""
         rows = "\n".join(f"# {i}" for i in self.inputs)
         options = f"differentiated={self.differentiated} seed={self.seed} partition={self.partition}"
+        options += f" slice of {self.origin}" * bool(self.origin)
         return f"{rows}\n# {options}\n{self.source()}"
 
 
@@ -103,19 +108,29 @@ def _hardsigmoid(x: Tensor) -> Tensor:
     return (x + 3).clamp(0, 6) / 6
 
 
+def turned(program: Program) -> Program:
+    """The program of the same values, of which the first axis of each argument and result is the last one in memory:
+    what holds for one holds for the other."""
+    inputs, before = [], []
+    for spec in program.inputs:
+        if spec.indices or len(spec.shape) < 2 or spec.layout != "contiguous":
+            inputs.append(spec)
+            continue
+        shape = (spec.shape[-1], *spec.shape[1:-1], spec.shape[0])
+        inputs.append(replace(spec, shape=shape))
+        before.append(f"{spec.name} = {spec.name}.transpose(0, -1)")
+    after = [f"{name}_turned = {name}.transpose(0, -1) if {name}.dim() > 1 else {name} * 1" for name in program.outputs]
+    outputs = tuple(f"{name}_turned" for name in program.outputs)
+    return replace(program, inputs=tuple(inputs), statements=(*before, *program.statements, *after), outputs=outputs)
+
+
 def without_statement(program: Program, index: int) -> Program:
     """The program less one statement; whether it still runs is another question."""
     statements = (*program.statements[:index], *program.statements[index + 1 :])
-    return _replace(program, statements, program.outputs, program.differentiated)
+    return replace(program, statements=statements)
 
 
 def with_outputs(program: Program, kept: Sequence[int]) -> Program:
     """The program with some of its outputs only."""
     outputs, used = zip(*((program.outputs[i], program.differentiated[i]) for i in kept), strict=True)
-    return _replace(program, program.statements, outputs, used)
-
-
-def _replace(
-    program: Program, statements: tuple[str, ...], outputs: tuple[str, ...], used: tuple[bool, ...]
-) -> Program:
-    return Program(program.inputs, statements, outputs, used, program.seed, program.partition)
+    return replace(program, outputs=outputs, differentiated=used)

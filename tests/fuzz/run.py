@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Random programs, compiled and compared with eager by the thousand: ``python tests/fuzz/run.py --graphs 2000``.
 
-Programs run in child processes: where one ends, or takes too long, the program that it was at is counted as a crash,
-and the rest goes on. Verdicts are kept, a line of JSON for each batch of programs, and a run goes on where the last one
+Every other batch is drawn op by op, the rest are slices of the graphs of the models in ``benchmarks/models``. Programs
+run in child processes: where one ends, or takes too long, the program that it was at is counted as a crash, and the
+rest goes on. Verdicts are kept, a line of JSON for each batch of programs, and a run goes on where the last one
 stopped. The exit status is 1 where a gradient was wrong, a process crashed, or an error was no refusal.
 """
 
@@ -11,17 +12,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from programs import Program
 
 BATCH = 25
+KINDS = ("drawn", "slices")
 BAD = ("wrong", "failed", "crashed")
 Event = tuple[str, str, str]
 """Kind, reason and report of a program."""
@@ -64,7 +72,7 @@ def main() -> int:
         if not torch.cuda.is_available():
             sys.exit(f"--device {options.device}: PyTorch finds no CUDA device on this machine")
     if options.batch is not None:
-        work(options.batch, options.device)
+        work(options.batch, options.device, options.kinds, options.without)
         return 0
     options.report.mkdir(parents=True, exist_ok=True)
     tally = fuzz(options)
@@ -83,6 +91,14 @@ def _make_parser() -> argparse.ArgumentParser:
         "--report", type=Path, default=Path("build/fuzz"), help="folder for verdicts, table and programs"
     )
     parser.add_argument("--again", action="store_true", help="forget the verdicts that the folder has")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="programs of which kinds")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        metavar="PASS",
+        help="leave passes out, to see whether their absence is found",
+    )
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -104,7 +120,7 @@ def fuzz(options: argparse.Namespace) -> Tally:
         while tally.graphs < options.graphs or running:
             while tally.graphs < options.graphs and len(running) < options.jobs:
                 if seed not in done:
-                    running[pool.submit(list, run_batch(seed, options.device, options.timeout))] = seed
+                    running[pool.submit(list, run_batch(worker_command(seed, options), options.timeout))] = seed
                 seed += 1
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 events = future.result()
@@ -118,10 +134,10 @@ def fuzz(options: argparse.Namespace) -> Tally:
     return tally
 
 
-def run_batch(seed: int, device: str = "cpu", timeout: float = 300.0) -> Iterator[Event]:
-    """Verdict, reason and report of each program of a batch, from a process of its own, which is ended when it has been
-    silent for ``timeout`` seconds."""
-    with subprocess.Popen(worker_command(seed, device), stdout=subprocess.PIPE, text=True) as process:
+def run_batch(command: Sequence[str], timeout: float = 300.0) -> Iterator[Event]:
+    """Verdict, reason and report of each program of a batch, from a process of its own, which ``command`` starts, and
+    which is ended when it has been silent for ``timeout`` seconds."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         pending, told, late = None, False, threading.Event()
 
         def end() -> None:
@@ -142,35 +158,53 @@ def run_batch(seed: int, device: str = "cpu", timeout: float = 300.0) -> Iterato
                 pending = None
         timer.cancel()
     if not told and not late.is_set():
-        raise RuntimeError(f"batch {seed} ended with exit status {process.returncode} before its first program")
+        raise RuntimeError(
+            f"{shlex.join(command)} ended with exit status {process.returncode} before its first program"
+        )
     if pending is not None or process.returncode:
         reason = f"not done within {timeout:.0f} s" if late.is_set() else f"exit status {process.returncode}"
-        yield "crashed", reason, pending or f"# batch {seed}, between two programs"
+        yield "crashed", reason, pending or f"# {shlex.join(command)}, between two programs"
 
 
-def worker_command(seed: int, device: str = "cpu") -> list[str]:
+def worker_command(seed: int, options: argparse.Namespace) -> list[str]:
     """The command that runs a batch."""
-    return [sys.executable, __file__, "--batch", str(seed), "--device", device]
+    command = [sys.executable, __file__, "--batch", str(seed), "--device", options.device, "--kinds", *options.kinds]
+    return [*command, "--without", *options.without] if options.without else command
 
 
-def work(seed: int, device: str) -> None:
+def work(seed: int, device: str, kinds: Sequence[str], without: Sequence[str]) -> None:
     """Run a batch, telling the parent on standard output of each program before and after it runs."""
     from functools import partial
 
-    import hypothesis
     import torch
     from judge import judge, shrink
-    from programs import Program
-    from strategies import programs
 
     torch.set_num_threads(1)
     # Eager is the reference: in f32, not in what the tensor cores make of it.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    leave_out(without)
 
     judged = partial(judge, device=device)
 
     def tell(**event: str) -> None:
         print(json.dumps(event), flush=True)
+
+    def check(program: Program) -> None:
+        tell(program=program.describe())
+        verdict = judged(program)
+        report = shrink(program, verdict.kind, judged).describe() if verdict.kind in BAD else ""
+        tell(kind=verdict.kind, reason=verdict.reason, report=report)
+
+    if kinds[seed % len(kinds)] == "slices":
+        check_slices(seed // len(kinds), check)
+    else:
+        check_drawn(seed, check)
+
+
+def check_drawn(seed: int, check: Callable[[Program], None]) -> None:
+    """``check`` a batch of programs that Hypothesis draws."""
+    import hypothesis
+    from strategies import programs
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -181,13 +215,37 @@ def work(seed: int, device: str) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(programs())
-    def check(program: Program) -> None:
-        tell(program=program.describe())
-        verdict = judged(program)
-        report = shrink(program, verdict.kind, judged).describe() if verdict.kind in BAD else ""
-        tell(kind=verdict.kind, reason=verdict.reason, report=report)
+    def draw(program: Program) -> None:
+        check(program)
 
-    check()
+    draw()
+
+
+def check_slices(seed: int, check: Callable[[Program], None]) -> None:
+    """``check`` a batch of slices of one model's graph."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from graph_slices import draw_slices, read_source
+    from models import MODELS
+
+    entry = list(MODELS.values())[seed % len(MODELS)]
+    for program in draw_slices(read_source(entry, seed), seed, BATCH):
+        check(program)
+
+
+def leave_out(passes: Sequence[str]) -> None:
+    """Have the lowering in this process do without some of its passes."""
+    from retrograd.pipelines import lowering
+
+    whole = lowering.lowering_pipeline
+
+    def without(*args: Any, **options: Any) -> str:
+        text = whole(*args, **options)
+        for name in passes:
+            text = re.sub(rf"(?<=[(,]){name}(\{{[^}}]*\}})?,?", "", text)
+        return text.replace(",)", ")")
+
+    if passes:
+        lowering.lowering_pipeline = without
 
 
 if __name__ == "__main__":

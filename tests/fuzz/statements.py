@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from builder import LARGEST, Builder
 from hypothesis import strategies as st
-from op_tables import BINARY, ELEMENTWISE, IN_PLACE, PER_AXIS, REDUCTIONS, WHOLE
+from op_tables import BINARY, ELEMENTWISE, IN_PLACE, PER_AXIS, REARRANGED, REDUCTIONS, WHOLE
 from torch import Tensor
 
 
@@ -206,6 +206,39 @@ def padding(b: Builder) -> str:
     return b.choose(options)
 
 
+def rearranged(b: Builder) -> str:
+    """A value that meets itself rearranged, after something that sums along an axis, or not."""
+    x = _square(b)
+    if b.draw(st.booleans()):
+        x = b.assign(b.choose(PER_AXIS).format(x=x, d=b.choose((-1, -2))))
+    other = b.assign(b.choose(REARRANGED).format(x=x, n=b.values[x].shape[-1]))
+    return b.choose(BINARY).format(a=x, b=other)
+
+
+def contrast(b: Builder) -> str:
+    """Two losses of one value, along its rows and along its columns."""
+    x = _square(b)
+    if b.values[x].dim() > 2:
+        x = b.assign(f"{x}.reshape(-1, *{x}.shape[-2:])[0]")
+    labels = f"torch.arange({b.values[x].shape[0]}, device={x}.device)"
+    loss = b.choose(
+        ("F.cross_entropy({0}, {1})", "F.nll_loss(F.log_softmax({0}, 1), {1})", "F.mse_loss({0}, {0} * 0.5)")
+    )
+    return f"{loss.format(x, labels)} + {loss.format(f'{x}.transpose(0, 1)', labels)}"
+
+
+def _square(b: Builder) -> str:
+    """A value whose last two axes are as long."""
+    x = b.pick(lambda v: v.dim() >= 2 and min(v.shape[-2:]) > 1)
+    rows, columns = b.values[x].shape[-2:]
+    if rows == columns and b.draw(st.booleans()):
+        return x
+    size = min(rows, columns)
+    return b.assign(
+        b.choose((f"({x} @ {x}.transpose(-1, -2)) * {round(1 / columns, 3)}", f"{x}[..., :{size}, :{size}]"))
+    )
+
+
 def in_place(b: Builder) -> None:
     """A statement that writes to a value, or to a view of one."""
     fresh = b.draw(st.booleans())
@@ -228,8 +261,8 @@ def in_place(b: Builder) -> None:
 
 EXPRESSIONS: tuple[Callable[[Builder], str], ...] = (
     *(elementwise, binary, reduction, per_axis, reshape, transpose, cut, product) * 3,
-    *(whole, mixed, rank, square, index, scatter, join, normalization, pooling, padding) * 2,
-    *(cast, convolution),
+    *(whole, mixed, rank, square, index, scatter, join, normalization, pooling, padding, rearranged) * 2,
+    *(cast, convolution, contrast),
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from builder import Builder, NoOperand
 from hypothesis import reject
 from hypothesis import strategies as st
-from programs import LAYOUTS, Input, Program
+from programs import LAYOUTS, Input, Program, turned
 from statements import EXPRESSIONS, in_place
 
 
@@ -44,7 +44,8 @@ def programs(draw: st.DrawFn, *, least: int = 10, most: int = 20) -> Program:
     if not any(used):
         used = [builder.values[name].requires_grad for name in kept]
     partition = draw(st.sampled_from(("min-cut", "min-cut", "default")))
-    return Program(inputs, tuple(builder.statements), tuple(kept), tuple(used), seed, partition)
+    program = Program(inputs, tuple(builder.statements), tuple(kept), tuple(used), seed, partition)
+    return turned(program) if draw(st.integers(0, 3)) == 0 else program
 
 
 def _inputs(dtype: str) -> st.SearchStrategy[list[Input]]:

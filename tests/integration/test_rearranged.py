@@ -75,6 +75,8 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "contrastive loss of a product": lambda x: contrastive(x @ x.t()),
     "a row's sum beside a column's": lambda x: outer(x.sum(1)),
     "a row's greatest beside a column's place of it": lambda x: x.max(1)[0][:, None] * x.max(1)[1][None].float(),
+    "a sum that keeps its axis": lambda x: (x.sum(1, keepdim=True) - (x + 0).sum(1)[None]).sin(),
+    "rows' sums of a batch of one": lambda x: (x[None] @ x).sum(-1, keepdim=True) - (x[None] @ x).sum(-1)[:, None],
     "rows' sums of a batch": lambda x: (
         x.view(2, 3, SIZE).sum(2)[:, :, None] - x.view(2, 3, SIZE).sum(2)[:, None]
     ).sin(),

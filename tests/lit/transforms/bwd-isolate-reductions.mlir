@@ -38,8 +38,8 @@ func.func @transpose(%a: tensor<4x4xf32>) -> tensor<4x4xf32> {
 
 // -----
 
-// Two sums of the same rows, one of which is added to rows and the other to columns, are one to IREE. What is returned is
-// not hidden, and open sizes go along.
+// Two sums, one of which is read along rows and the other along columns, may be one to IREE. What is returned is not
+// hidden, and open sizes go along.
 // CHECK-LABEL: func.func @equal(
 // CHECK: %[[FIRST:.*]] = linalg.generic {{.*}} iterator_types = ["parallel", "reduction"]
 // CHECK: %[[SIZE:.*]] = tensor.dim %[[FIRST]]
@@ -76,8 +76,40 @@ func.func @equal(%a: tensor<?x?xf32>, %zeros: tensor<?xf32>, %empty: tensor<?x?x
 
 // -----
 
-// Left alone: a softmax, whose maximum and sum are read along rows everywhere, through a view too; a sum and a maximum,
-// one along rows and one along columns; and an argument that meets its transpose.
+// The same where one of them keeps an axis of size 1.
+// CHECK-LABEL: func.func @kept(
+// CHECK-COUNT-2: compute_barrier
+#id = affine_map<(b, m, n) -> (b, m, n)>
+#row = affine_map<(b, m, n) -> (b, m)>
+#kept = affine_map<(b, m, n) -> (b, m, 0)>
+#column = affine_map<(b, m, n) -> (b, n)>
+func.func @kept(%a: tensor<1x4x4xf32>, %zeros: tensor<1x4xf32>, %zeros_kept: tensor<1x4x1xf32>, %empty: tensor<1x4x4xf32>)
+    -> tensor<1x4x4xf32> {
+  %first = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%a : tensor<1x4x4xf32>) outs(%zeros : tensor<1x4xf32>) {
+  ^bb0(%x: f32, %out: f32):
+    %s = arith.addf %x, %out : f32
+    linalg.yield %s : f32
+  } -> tensor<1x4xf32>
+  %second = linalg.generic {indexing_maps = [#id, #kept], iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%a : tensor<1x4x4xf32>) outs(%zeros_kept : tensor<1x4x1xf32>) {
+  ^bb0(%x: f32, %out: f32):
+    %s = arith.addf %x, %out : f32
+    linalg.yield %s : f32
+  } -> tensor<1x4x1xf32>
+  %both = linalg.generic {indexing_maps = [#column, #kept, #id], iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%first, %second : tensor<1x4xf32>, tensor<1x4x1xf32>) outs(%empty : tensor<1x4x4xf32>) {
+  ^bb0(%x: f32, %y: f32, %out: f32):
+    %s = arith.subf %x, %y : f32
+    linalg.yield %s : f32
+  } -> tensor<1x4x4xf32>
+  return %both : tensor<1x4x4xf32>
+}
+
+// -----
+
+// Left alone: a softmax, whose maximum and sum are read along rows everywhere, through a view and with an axis of size 1
+// too; sums of rows beside numbers of columns that are others; and an argument that meets its transpose.
 // CHECK-LABEL: func.func @others(
 // CHECK-NOT: compute_barrier
 #id = affine_map<(m, n) -> (m, n)>
@@ -85,7 +117,7 @@ func.func @equal(%a: tensor<?x?xf32>, %zeros: tensor<?xf32>, %empty: tensor<?x?x
 #column = affine_map<(m, n) -> (n)>
 #kept = affine_map<(m, n) -> (m, 0)>
 #turned = affine_map<(m, n) -> (n, m)>
-func.func @others(%a: tensor<4x4xf32>, %zeros: tensor<4xf32>, %empty: tensor<4x4xf32>)
+func.func @others(%a: tensor<4x4xf32>, %row: tensor<4xf32>, %zeros: tensor<4xf32>, %empty: tensor<4x4xf32>)
     -> (tensor<4x4xf32>, tensor<4x4xf32>, tensor<4x4xf32>) {
   %sums = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "reduction"]}
       ins(%a : tensor<4x4xf32>) outs(%zeros : tensor<4xf32>) {
@@ -112,8 +144,14 @@ func.func @others(%a: tensor<4x4xf32>, %zeros: tensor<4xf32>, %empty: tensor<4x4
     %s = arith.mulf %x, %y : f32
     linalg.yield %s : f32
   } -> tensor<4x4xf32>
-  %different = linalg.generic {indexing_maps = [#row, #column, #id], iterator_types = ["parallel", "parallel"]}
+  %rows = linalg.generic {indexing_maps = [#row, #row, #id], iterator_types = ["parallel", "parallel"]}
       ins(%sums, %most : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4x4xf32>) {
+  ^bb0(%x: f32, %y: f32, %out: f32):
+    %s = arith.mulf %x, %y : f32
+    linalg.yield %s : f32
+  } -> tensor<4x4xf32>
+  %different = linalg.generic {indexing_maps = [#id, #column, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%rows, %row : tensor<4x4xf32>, tensor<4xf32>) outs(%empty : tensor<4x4xf32>) {
   ^bb0(%x: f32, %y: f32, %out: f32):
     %s = arith.mulf %x, %y : f32
     linalg.yield %s : f32
