@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd.api import bisect, compile_backward, load
+    from retrograd.api import bisect, compile_backward
     from retrograd.bisection import Bisection
     from retrograd.fallback import EagerIslandWarning
     from retrograd.frontend.checkpoints import save
     from retrograd.frontend.hook_marks import communication, inlineable
     from retrograd.frontend.source import CaptureError
     from retrograd.frontend.verification import VerificationError
+    from retrograd.loading import load
     from retrograd.pipelines.analysis.pareto import InfeasibleBudget
     from retrograd.pipelines.device_targets import UnknownTarget
     from retrograd.pipelines.diagnostics import PipelineError
@@ -67,7 +68,7 @@ _EXPORTS = {
     "enable": "retrograd.scope",
     "explain_recompiles": "retrograd.scope",
     "inlineable": "retrograd.frontend.hook_marks",
-    "load": "retrograd.api",
+    "load": "retrograd.loading",
     "must_recompute": "retrograd.pipelines.save_policy",
     "must_save": "retrograd.pipelines.save_policy",
     "prefer_recompute": "retrograd.pipelines.save_policy",

@@ -39,13 +39,11 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.pipelines.targets import Target
-from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.bridge import BACKWARD, FORWARD, Bridge
+from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import Manifest
-from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
 from retrograd.variants import variants_of
@@ -164,39 +162,6 @@ def compile_backward(
     )
 
 
-def load(
-    path: str | os.PathLike[str],
-    model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
-    *,
-    device: str | torch.device | None = None,
-) -> CompiledBackward:
-    """Load what ``CompiledBackward.save`` wrote.
-
-    Args:
-        path: the file. Its hash and versions are checked before anything of it runs.
-        model: whose parameters and buffers to run on: a module like the one compiled, or tensors by qualified name.
-            Needed to call the result if the model has any; ``bind(model)`` gives it later.
-        device: where to run: ``cpu``, ``cuda``, ``cuda:1``, ``vulkan``. Without it, where ``model`` is, or else the
-            first that the file has code for.
-
-    Raises:
-        PlacementError: the file has no code for ``device``; says which it has.
-        DeviceError: there is no such device here, or no driver for it.
-        ArtifactError: no artifact, truncated, altered, or of another version; says which.
-        ArgumentError: ``model`` lacks a parameter or buffer, or has one of another shape or dtype.
-    """
-    artifact = read_artifact(path)
-    manifest = artifact.manifest
-    place = device or choose_device(manifest.targets, [t.device for t in tensors_of(model, (), None)])
-    program = Program.load(artifact.vmfb, driver=choose_uri(manifest.targets, place))
-    convention = CallingConvention(manifest.signature, device=program.torch_device)
-    state = ModelState([e.name for e in convention.state], model, manifest.signature.get("training", {}))
-    if model is not None:
-        convention.check_state(state.tensors())
-    bridge = Bridge(program, manifest)
-    return CompiledBackward(bridge, convention, state, program, lambda: artifact.vmfb, manifest, _no_ir)
-
-
 def bisect(
     model: Callable[..., Any],
     args: Sequence[Any],
@@ -284,10 +249,6 @@ def _stage_reader(staged: StagedModule) -> Callable[[str], str]:
         return staged.texts[stage]
 
     return read
-
-
-def _no_ir(stage: str) -> str:
-    raise ValueError(f"a loaded artifact holds no IR, so no stage '{stage}': compile the model to see it")
 
 
 def _name_of(model: Callable[..., Any]) -> str:

@@ -4,6 +4,8 @@
 
 import ast
 import importlib
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -105,6 +107,15 @@ def test_public_name_loads(name: str) -> None:
     assert exported is getattr(importlib.import_module(retrograd._EXPORTS[name]), name)
     # An export that names a module where it is only re-exported would hide where it is defined.
     assert exported.__module__ == retrograd._EXPORTS[name]
+
+
+def test_loading_a_file_imports_nothing_that_compiles() -> None:
+    """Frontend, pipelines and what they need of torch take seconds to import."""
+    code = "import sys, retrograd; retrograd.load; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    compiling = ("retrograd.frontend", "retrograd.pipelines", "retrograd.dialects", "torch_mlir", "iree.compiler")
+    assert "retrograd.runtime.bridge" in found
+    assert [name for name in found if name.startswith(compiling)] == []
 
 
 def test_type_checkers_see_the_lazy_names() -> None:
