@@ -12,19 +12,20 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): requirements-dev.txt pyproject.toml
+$(STAMP): requirements-dev.txt requirements-models.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("retrograd needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + \
 	  ": run make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-models.txt
 	@# To bytecode on all cores, where pip takes one: half of it, less what is hardly imported. Files that are no Python
 	@# but templates of it do not compile.
-	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|pandas|sklearn|fontTools|tests?)/' $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|pandas|sklearn|fontTools|tests?|timm|transformers/models)/' $(VENV)/lib || true
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
@@ -63,6 +64,9 @@ fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table a
 
 coverage: $(STAMP) ## PyTorch's operator database through the compiler: docs/coverage.md (hours; goes on where it stopped)
 	nice -n 10 $(BIN)/python tests/coverage/op_sweep.py --table docs/coverage.md $(ARGS)
+
+models: $(STAMP) ## programs of transformers, timm and torch.nn's users through three doors: docs/models.md (hours; goes on where it stopped)
+	nice -n 10 $(BIN)/python tests/corpus/corpus_run.py --write $(ARGS)
 
 vulkan-driver: ## install Debian's software Vulkan driver, lavapipe, where there is none and this is root
 	@if ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json 2>/dev/null | grep -q json; then echo "a Vulkan driver is installed"; \

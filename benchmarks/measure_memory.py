@@ -191,10 +191,15 @@ def torch_peak(case: Case, call: Callable[..., Any]) -> int:
     run_step(case, call)
     for leaf in case.leaves().values():
         leaf.grad = None
+    return held_at_most(lambda: run_step(case, call))
+
+
+def held_at_most(run: Callable[[], object]) -> int:
+    """The most bytes that ``run`` takes from torch's allocator and holds at a time, by its profiler."""
     gc.collect()
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        run_step(case, call)
+        run()
     results: Any = profiler.profiler
     events = [(e.start_ns(), e.nbytes()) for e in results.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
