@@ -30,15 +30,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Program:
-    """A program of the corpus; ``build`` makes it, and ``family`` is the package that it is written with.
-
-    ``quick`` programs are those that the tests try.
-    """
+    """A program of the corpus; ``build`` makes it, and ``family`` is the package that it is written with."""
 
     name: str
     family: str
     build: Callable[[], Sample] = field(repr=False)
-    quick: bool = False
 
     def make(self) -> Sample:
         """The same sample each time: same parameters, same inputs. The caller's random state stays as it is."""

@@ -186,10 +186,9 @@ def entry(
     *,
     name: str | None = None,
     loss: Callable[[Any], Tensor] = loss_of,
-    quick: bool = False,
     random: bool = False,
     **settings: Any,
 ) -> Program:
     """A program by the names of its classes."""
     build = functools.partial(_build, model, config, settings, inputs, loss, random)
-    return Program(name or model, "transformers", build, quick)
+    return Program(name or model, "transformers", build)

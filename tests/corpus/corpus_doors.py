@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,17 +32,49 @@ class NotCompiledError(Exception):
 class Opened:
     """A program that was compiled: what is called in place of the model, and what runs the step.
 
-    ``seconds`` is the time from the beginning to the end of the first step, less that of a step. ``notes`` say what
-    of it runs in eager between compiled parts, and ``peak_bytes`` the most memory that a step has been seen to take; None
-    where torch's profiler can tell.
+    ``seconds`` is the time from the beginning to the end of the first step, and ``cpu_seconds`` what of the processors'
+    time that took. ``notes`` say what of it runs in eager between compiled parts, and ``peak`` the most bytes that a
+    step has been seen to take; None where torch's profiler can tell.
     """
 
     call: Callable[..., Any]
     seconds: float
+    cpu_seconds: float
     around: Callable[[Callable[[], None]], None] = lambda step: step()
     notes: Callable[[], list[str]] = list
-    peak_bytes: Callable[[], int | None] = lambda: None
+    peak: Callable[[], int | None] = lambda: None
     islands: list[str] = field(default_factory=list)
+
+
+class Clock:
+    """Counts seconds from when it is made: of time, and of the processors' time that this process and those that it
+    started have taken."""
+
+    def __init__(self) -> None:
+        self._start, self._cpu = time.perf_counter(), _processor_seconds()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of time, and of processor time."""
+        return time.perf_counter() - self._start, _processor_seconds() - self._cpu
+
+
+def _processor_seconds() -> float:
+    """Of this process and its descendants, those that have ended included."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The name, which may have spaces in it, is in parentheses; what processes that ended took is told apart.
+            fields = file.read_text(encoding="utf-8").rpartition(")")[2].split()
+            number = int(file.parent.name)
+            parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))
+    total = 0
+    for number in ticks:
+        ancestor = number
+        while ancestor not in (0, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        total += ticks[number] if ancestor else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def open_door(door: str, sample: Sample, steps: Steps) -> Opened:
@@ -62,16 +97,16 @@ def open_door(door: str, sample: Sample, steps: Steps) -> Opened:
 
 def _compile_backward(sample: Sample, steps: Steps) -> Opened:
     steps.reset()
-    start = time.perf_counter()
+    clock = Clock()
     step = retrograd.compile_backward(sample.model, (), sample.inputs(0), cache=False)
     steps.run(step, 0)
-    seconds = time.perf_counter() - start
+    taken = clock.read()
 
     def peak() -> int | None:
         measured: int | None = step.explain().to_dict()["peak_bytes_measured"]
         return measured
 
-    return Opened(step, seconds, peak_bytes=peak)
+    return Opened(step, *taken, peak=peak)
 
 
 def _torch_compile(sample: Sample, steps: Steps) -> Opened:
@@ -94,9 +129,9 @@ def _with_dynamo(sample: Sample, steps: Steps, **how: Any) -> Opened:
     counters.clear()
     call = torch.compile(sample.model, **how)
     steps.reset()
-    start = time.perf_counter()
+    clock = Clock()
     steps.run(call, 0)
-    seconds = time.perf_counter() - start
+    taken = clock.read()
     if not counters["stats"]["unique_graphs"]:
         raise NotCompiledError(left_to_eager(counters) or "no graph was captured")
 
@@ -105,7 +140,7 @@ def _with_dynamo(sample: Sample, steps: Steps, **how: Any) -> Opened:
         count = counters["stats"]["unique_graphs"]
         return [f"{count} graphs: {'; '.join(breaks) or 'sizes or numbers that differ'}"] if count > 1 else []
 
-    return Opened(call, seconds, notes=notes)
+    return Opened(call, *taken, notes=notes)
 
 
 def _enable(sample: Sample, steps: Steps) -> Opened:
@@ -115,9 +150,9 @@ def _enable(sample: Sample, steps: Steps) -> Opened:
 
     before = len(retrograd.explain_recompiles())
     steps.reset()
-    start = time.perf_counter()
+    clock = Clock()
     steps.run(sample.model, 0, around)
-    seconds = time.perf_counter() - start
+    taken = clock.read()
     steps.run(sample.model, 0, around)
     found = retrograd.explain_recompiles()[before:]
     if not any(entry.outcome.startswith("compiled") for entry in found):
@@ -129,7 +164,7 @@ def _enable(sample: Sample, steps: Steps) -> Opened:
         entries = retrograd.explain_recompiles()[before + 1 :]
         return [f"{entry.outcome}: {'; '.join(entry.reasons)}" for entry in entries]
 
-    return Opened(sample.model, seconds, around, notes)
+    return Opened(sample.model, *taken, around, notes)
 
 
 _OPENERS: dict[str, Callable[[Sample, Steps], Opened]] = {

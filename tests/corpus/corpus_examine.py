@@ -33,7 +33,8 @@ class Verdict:
     ``ran`` where random numbers leave nothing to compare; ``wrong``; ``refused`` with a reason; ``crashed`` where an
     error is no refusal, or the process ended, or ran out of time or memory.
 
-    Times of steps are medians in milliseconds, ``ratio`` the step's to eager's. None is what there is not.
+    Times of steps are medians in milliseconds, ``ratio`` the step's to eager's; ``compile_cpu`` are the seconds of
+    processor time of compiling, all of its processes taken together. None is what there is not.
     """
 
     program: str
@@ -44,6 +45,7 @@ class Verdict:
     islands: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     compile_seconds: float | None = None
+    compile_cpu: float | None = None
     step_ms: float | None = None
     eager_ms: float | None = None
     ratio: float | None = None
@@ -68,7 +70,8 @@ def examine(program: Program, door: str, repeats: int) -> Verdict:
             steps = Steps(sample)
             opened = open_door(door, sample, steps)
             verdict.compile_seconds, verdict.islands = round(opened.seconds, 2), opened.islands
-            problems = [] if sample.random else _compare(steps, opened)
+            verdict.compile_cpu = round(opened.cpu_seconds, 2)
+            problems = [] if sample.random else compare_steps(steps, opened)
             verdict.outcome = "wrong" if problems else "ran" if sample.random else "right"
             verdict.reason = "; ".join(problems)[:2000]
             if repeats:
@@ -84,7 +87,8 @@ def examine(program: Program, door: str, repeats: int) -> Verdict:
     return verdict
 
 
-def _compare(steps: Steps, opened: Opened) -> list[str]:
+def compare_steps(steps: Steps, opened: Opened) -> list[str]:
+    """What is wrong with the steps of a program that was compiled, at the first turn where something is."""
     for turn in TURNS:
         compiled, eager, precise = steps.run(opened.call, turn, opened.around), steps.eager(turn), steps.precise(turn)
         check_reference(eager, precise)
@@ -137,7 +141,7 @@ def _weigh(steps: Steps, opened: Opened, verdict: Verdict) -> None:
     if verdict.door == "inductor":
         verdict.peak_bytes = held_at_most(lambda: steps.time(opened.call))
     else:
-        verdict.peak_bytes = opened.peak_bytes()
+        verdict.peak_bytes = opened.peak()
 
 
 def _describe(error: BaseException) -> tuple[str, str]:

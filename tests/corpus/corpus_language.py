@@ -100,7 +100,7 @@ GPT_NEO: dict[str, Any] = {
 tokens = only(causal, "input_ids", "labels")
 
 ENCODERS = [
-    entry("BertForMaskedLM", "BertConfig", padded, quick=True, **SMALL),
+    entry("BertForMaskedLM", "BertConfig", padded, **SMALL),
     entry(
         "BertForSequenceClassification",
         "BertConfig",
@@ -150,12 +150,12 @@ ENCODERS = [
     ),
 ]
 DECODERS = [
-    entry("GPT2LMHeadModel", "GPT2Config", padded, **OLD, n_positions=64, n_embd=32, quick=True),
+    entry("GPT2LMHeadModel", "GPT2Config", padded, **OLD, n_positions=64, n_embd=32),
     entry("GPTNeoForCausalLM", "GPTNeoConfig", padded, **GPT_NEO),
     entry("GPTNeoXForCausalLM", "GPTNeoXConfig", padded, **SMALL),
     entry("OPTForCausalLM", "OPTConfig", padded, **SMALL, ffn_dim=64, word_embed_proj_dim=32),
     entry("BloomForCausalLM", "BloomConfig", padded, **OLD, hidden_size=32),
-    entry("LlamaForCausalLM", "LlamaConfig", padded, quick=True, **DECODER),
+    entry("LlamaForCausalLM", "LlamaConfig", padded, **DECODER),
     entry("MistralForCausalLM", "MistralConfig", padded, **DECODER, sliding_window=8),
     entry("MixtralForCausalLM", "MixtralConfig", padded, **DECODER, num_local_experts=4, output_router_logits=True),
     entry("Qwen2ForCausalLM", "Qwen2Config", padded, **DECODER),

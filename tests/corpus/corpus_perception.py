@@ -149,7 +149,7 @@ SERIES: dict[str, Any] = {
 }
 
 VISION = [
-    entry("ViTForImageClassification", "ViTConfig", images, quick=True, **SEEN),
+    entry("ViTForImageClassification", "ViTConfig", images, **SEEN),
     entry("DeiTForImageClassification", "DeiTConfig", images, **SEEN),
     entry("BeitForImageClassification", "BeitConfig", images, **SEEN, use_relative_position_bias=True),
     entry("Dinov2ForImageClassification", "Dinov2Config", images, **SEEN),
@@ -181,7 +181,7 @@ SOUND = [
     entry("ASTForAudioClassification", "ASTConfig", spectrum, **SPECTRUM),
 ]
 MIXED = [
-    entry("CLIPModel", "CLIPConfig", captioned, **PAIRED, projection_dim=16, quick=True),
+    entry("CLIPModel", "CLIPConfig", captioned, **PAIRED, projection_dim=16),
     entry("SiglipModel", "SiglipConfig", only(captioned, "input_ids", "pixel_values", "return_loss"), **PAIRED),
     entry("ViltForQuestionAnswering", "ViltConfig", pictured_question, **SMALL, image_size=IMAGE, patch_size=8),
     entry("LayoutLMForTokenClassification", "LayoutLMConfig", laid_out, **SMALL, max_2d_position_embeddings=64),

@@ -15,3 +15,14 @@ PROGRAMS: dict[str, Program] = {
     for programs in (corpus_language.PROGRAMS, corpus_perception.PROGRAMS, corpus_timm.PROGRAMS, corpus_torch.PROGRAMS)
     for program in programs
 }
+
+# Programs that compile in seconds, of every kind, and the doors through which the tests try them.
+QUICK: dict[str, tuple[str, ...]] = {
+    "two towers, contrastive": ("compile_backward", "torch.compile", "enable"),
+    "GPT2LMHeadModel": ("compile_backward",),
+    "LlamaForCausalLM": ("torch.compile",),
+    "ViTForImageClassification": ("enable",),
+    "timm MlpMixer": ("compile_backward",),
+    "graph attention": ("compile_backward",),
+    "Wasserstein critic with gradient penalty": ("compile_backward",),
+}

@@ -9,51 +9,72 @@ or hangs is a verdict. Verdicts go to a file of JSON lines as they come, and a r
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
 import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests/fuzz", "benchmarks")]
+DOCUMENT = ROOT / "docs" / "models.md"
+sys.path += [str(ROOT / folder) for folder in ("tests/fuzz", "benchmarks") if str(ROOT / folder) not in sys.path]
 
+import corpus_page  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
+from corpus_case import Program  # noqa: E402
 from corpus_doors import DOORS  # noqa: E402
 from corpus_examine import Verdict, examine  # noqa: E402
-from corpus_programs import PROGRAMS  # noqa: E402
+from corpus_programs import PROGRAMS, QUICK  # noqa: E402
+from page import cpu_model, releases  # noqa: E402
 
 
-def try_apart(name: str, door: str, repeats: int, timeout: float, log: Path) -> Verdict:
+@dataclass(frozen=True)
+class Limits:
+    """Of a process: seconds, and bytes of address space (each tool that it starts has as many for itself)."""
+
+    seconds: float
+    memory: int
+
+
+def try_apart(program: Program, door: str, repeats: int, limits: Limits, log: Path) -> Verdict:
     """The verdict of a process of its own."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, name, door, repeats, log), daemon=False)
+    process = context.Process(target=_work, args=(theirs, program, door, repeats, limits.memory, log), daemon=False)
     start = time.monotonic()
     process.start()
     theirs.close()
     verdict: Verdict | None = None
     try:
-        if ours.poll(timeout):
+        if ours.poll(limits.seconds):
             verdict = ours.recv()
         else:
-            verdict = Verdict(name, PROGRAMS[name].family, door, "crashed", f"not done within {timeout:.0f} seconds")
+            verdict = _dead(program, door, f"not done within {limits.seconds:.0f} seconds")
     except EOFError:
         process.join(10)
         code = process.exitcode or 0
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        verdict = Verdict(name, PROGRAMS[name].family, door, "crashed", f"the process was ended by {how}")
+        verdict = _dead(program, door, f"the process was ended by {how}")
     finally:
         _end(process)
     verdict.total_seconds = round(time.monotonic() - start, 1)
     return verdict
+
+
+def _dead(program: Program, door: str, reason: str) -> Verdict:
+    return Verdict(program.name, program.family, door, "crashed", reason)
 
 
 def _end(process: multiprocessing.process.BaseProcess) -> None:
@@ -67,14 +88,15 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
     process.join()
 
 
-def _work(connection: Connection, name: str, door: str, repeats: int, log: Path) -> None:
+def _work(connection: Connection, program: Program, door: str, repeats: int, memory: int, log: Path) -> None:
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     torch.set_num_threads(1)
-    verdict = examine(PROGRAMS[name], door, repeats)
+    verdict = examine(program, door, repeats)
     connection.send(verdict)
     connection.close()
     # Without what runs at exit: threads of a device that is gone can wait for ever there.
@@ -91,29 +113,58 @@ def read_verdicts(path: Path) -> dict[tuple[str, str], Verdict]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something is wrong or crashed, else 0."""
     options = _make_parser().parse_args(arguments)
-    names = [n for n in PROGRAMS if re.search(options.programs, n) and (not options.quick or PROGRAMS[n].quick)]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    kept = read_verdicts(options.results)
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    bad = 0
-    for door in options.doors.split(","):
-        for name in names:
-            before = kept.get((name, door))
-            if before and not (options.again and before.outcome not in options.keep.split(",")):
-                continue
-            log = options.results.parent / "logs" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.{door}.txt"
-            verdict = try_apart(name, door, options.repeats, options.timeout, log)
-            verdict.commit = commit.strip()
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps(verdict.to_dict())}\n")
-            bad += verdict.outcome in ("wrong", "crashed")
-            print(
-                f"{verdict.outcome:8} {door:16} {name:50} {verdict.total_seconds:6.1f} s, compiled in "
-                f"{verdict.compile_seconds or 0:5.1f} s, ratio {verdict.ratio or 0:5.2f} {verdict.reason[:150]}"
-                f"{' ISLANDS ' + str(len(verdict.islands)) if verdict.islands else ''}",
-                flush=True,
-            )
-    return int(bad > 0)
+    tried = [] if options.kept else [_try(name, door, options) for name, door in _select(options)]
+    if options.write:
+        kept = {key: v for key, v in read_verdicts(options.results).items() if key[0] in PROGRAMS}
+        corpus_page.write(kept, DOCUMENT, _facts(kept), "make models", len(PROGRAMS))
+    return int(any(verdict.outcome in ("wrong", "crashed") for verdict in tried))
+
+
+def _select(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The programs and doors that the command line asks for, less those that have a verdict."""
+    kept = read_verdicts(options.results)
+    again = {key for key, verdict in kept.items() if options.again and verdict.outcome not in options.keep.split(",")}
+    return [
+        (name, door)
+        for door in options.doors.split(",")
+        for name in PROGRAMS
+        if re.search(options.programs, name) and (door in QUICK.get(name, ()) or not options.quick)
+        if (name, door) not in kept or (name, door) in again
+    ]
+
+
+def _try(name: str, door: str, options: argparse.Namespace) -> Verdict:
+    """A new verdict, kept and told."""
+    log = options.results.parent / "logs" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.{door}.txt"
+    limits = Limits(options.timeout, int(options.memory * 2**30))
+    verdict = try_apart(PROGRAMS[name], door, options.repeats, limits, log)
+    verdict.commit = commit()
+    with options.results.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(verdict.to_dict())}\n")
+    figures = f"compiled in {verdict.compile_seconds or 0:.0f} s, step to eager {verdict.ratio or 0:.2f}"
+    islands = f", {len(verdict.islands)} lines on islands" if verdict.islands else ""
+    print(f"{verdict.outcome:8} {door:16} {name:50} {figures}{islands} {verdict.reason[:150]}", flush=True)
+    return verdict
+
+
+@functools.cache
+def commit() -> str:
+    """The commit that is tried; empty outside of a repository."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _facts(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, str]:
+    """What the verdicts depend on, by name."""
+    return {
+        "date": str(datetime.date.today()),
+        "CPU": f"{cpu_model()}, {os.cpu_count()} cores",
+        "threads": "1 (of PyTorch)",
+        "commits": ", ".join(sorted({v.commit for v in verdicts.values() if v.commit})),
+        **releases(),
+        **{package: version(package) for package in ("transformers", "timm")},
+    }
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -122,12 +173,15 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="take only the programs that the tests take")
     parser.add_argument("--doors", default=",".join(DOORS), help="through which doors, with commas between")
     parser.add_argument("--repeats", type=int, default=11, help="steps to time")
+    parser.add_argument("--memory", type=float, default=16.0, help="GiB of address space for each process of one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program through one door")
     parser.add_argument(
         "--results", type=Path, default=ROOT / "build/models/verdicts.jsonl", help="where verdicts are kept"
     )
     parser.add_argument("--again", action="store_true", help="try again what has a verdict that is not in --keep")
     parser.add_argument("--keep", default="right,ran", help="outcomes that --again leaves alone")
+    parser.add_argument("--write", action="store_true", help="write docs/models.md of the verdicts that are kept")
+    parser.add_argument("--kept", action="store_true", help="try nothing, only write the page of verdicts kept")
     return parser
 
 

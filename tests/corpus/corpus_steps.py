@@ -40,7 +40,7 @@ def _double() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Widened():
+        with Widened():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch.set_default_dtype(before)
@@ -66,7 +66,7 @@ class Steps:
 
         def step() -> None:
             loss.append(self.sample.loss(call(**self.sample.inputs(turn))))
-            loss[0].backward()  # type: ignore[no-untyped-call]
+            loss[0].backward()
 
         around(step)
         return _values(model, loss[0])
@@ -82,7 +82,7 @@ class Steps:
         inputs = tree_map(_widen, self.sample.inputs(turn))
         with _double():
             loss = self.sample.loss(self._double(**inputs))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return _values(self._double, loss)
 
     def shaken(self, turn: int, seed: int) -> Run:
@@ -99,7 +99,7 @@ class Steps:
         inputs = self.sample.inputs(0)
         self.sample.model.zero_grad()
         start = time.perf_counter()
-        self.sample.loss(call(**inputs)).backward()  # type: ignore[no-untyped-call]
+        self.sample.loss(call(**inputs)).backward()
         return time.perf_counter() - start
 
     def reset(self) -> None:

@@ -31,10 +31,10 @@ def _build(make: Callable[..., torch.nn.Module], image: int, settings: dict[str,
     return Sample(built.train(), inputs, mean_square)
 
 
-def entry(model: str, image: int = 64, *, name: str = "", quick: bool = False, **settings: Any) -> Program:
+def entry(model: str, image: int = 64, *, name: str = "", **settings: Any) -> Program:
     """A program by the name that timm has for it; ``settings`` take the place of its own."""
     make = functools.partial(timm.create_model, model, pretrained=False)
-    return Program(f"timm {name or model}", "timm", functools.partial(_build, make, image, settings), quick)
+    return Program(f"timm {name or model}", "timm", functools.partial(_build, make, image, settings))
 
 
 def of_class(make: Callable[..., torch.nn.Module], image: int, **settings: Any) -> Program:
@@ -43,7 +43,7 @@ def of_class(make: Callable[..., torch.nn.Module], image: int, **settings: Any) 
 
 
 PROGRAMS = [
-    entry("resnet18", layers=(1, 1, 1, 1), name="resnet10", quick=True),
+    entry("resnet18", layers=(1, 1, 1, 1), name="resnet10"),
     entry("resnet50"),
     entry("efficientnet_b0"),
     entry("mobilenetv3_small_050"),

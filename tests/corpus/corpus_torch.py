@@ -22,7 +22,9 @@ def _normal(*shape: int) -> Callable[[int], Tensor]:
 
 
 def entry(
-    name: str, build: Callable[[], Built], loss: Callable[[Any], Tensor] = lambda output: output, quick: bool = False
+    name: str,
+    build: Callable[[], Built],
+    loss: Callable[[Any], Tensor] = lambda output: output,
 ) -> Program:
     """A program by its name; its model gives the loss, unless ``loss`` makes one of what it gives."""
 
@@ -30,13 +32,13 @@ def entry(
         model, inputs = build()
         return Sample(model.train(), inputs, loss)
 
-    return Program(name, "torch.nn", make, quick)
+    return Program(name, "torch.nn", make)
 
 
 class Recurrent(nn.Module):
     """A classifier of sequences."""
 
-    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], **settings: Any) -> None:
         super().__init__()
         self.recurrent = kind(6, 16, batch_first=True, **settings)
         self.head = nn.Linear(16 * (2 if settings.get("bidirectional") else 1), CLASSES)
@@ -50,7 +52,7 @@ def _classes(turn: int, *shape: int) -> Tensor:
     return torch.randint(CLASSES, shape or (BATCH,), generator=generator(turn + 50))
 
 
-def recurrent(kind: type[nn.RNNBase], **settings: Any) -> Built:
+def recurrent(kind: Callable[..., nn.Module], **settings: Any) -> Built:
     return Recurrent(kind, **settings), lambda turn: {"x": _normal(BATCH, 10, 6)(turn), "y": _classes(turn)}
 
 
@@ -156,7 +158,7 @@ class Autoencoder(nn.Module):
         mean, log_variance = self.statistics(self.encoder(x)).chunk(2, -1)
         decoded = self.decoder(mean + noise * torch.exp(0.5 * log_variance))
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(-1).mean()
-        return F.binary_cross_entropy(decoded, x, reduction="sum") / len(x) + divergence
+        return F.binary_cross_entropy(decoded, x, reduction="sum") / len(x) + divergence  # type: ignore[no-any-return]
 
 
 def autoencoder() -> Built:
@@ -240,7 +242,7 @@ class Oscillator(nn.Module):
         place = self.net(time)
         (speed,) = torch.autograd.grad(place.sum(), time, create_graph=True)
         (acceleration,) = torch.autograd.grad(speed.sum(), time, create_graph=True)
-        return (acceleration + 4 * place).square().mean() + (place[0] - 1).square().mean()
+        return (acceleration + 4 * place).square().mean() + (place[0] - 1).square().mean()  # type: ignore[no-any-return]
 
 
 class Flow(nn.Module):
@@ -275,7 +277,7 @@ class Chain(nn.Module):
         for place in range(1, x.shape[1]):
             scores = torch.logsumexp(scores.unsqueeze(-1) + self.moves, 1) + emitted[:, place]
         true = emitted.gather(-1, y.unsqueeze(-1)).squeeze(-1).sum(-1) + self.moves[y[:, :-1], y[:, 1:]].sum(-1)
-        return (torch.logsumexp(scores, -1) - true).mean()
+        return (torch.logsumexp(scores, -1) - true).mean()  # type: ignore[no-any-return]
 
 
 class Field(nn.Module):
@@ -315,7 +317,7 @@ class Critic(nn.Module):
         between = (share * real + (1 - share) * fake).requires_grad_()
         (slope,) = torch.autograd.grad(self.net(between).sum(), between, create_graph=True)
         penalty = (slope.norm(dim=-1) - 1).square().mean()
-        return self.net(fake).mean() - self.net(real).mean() + 10 * penalty
+        return self.net(fake).mean() - self.net(real).mean() + 10 * penalty  # type: ignore[no-any-return]
 
 
 def critic() -> Built:
@@ -343,7 +345,7 @@ class Policy(nn.Module):
         ratio = (distribution.log_prob(action) - before).exp()
         gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
         loss = F.mse_loss(self.critic(hidden).squeeze(-1), value)
-        return 0.5 * loss - gain - 0.01 * distribution.entropy().mean()
+        return 0.5 * loss - gain - 0.01 * distribution.entropy().mean()  # type: ignore[no-any-return]
 
 
 def policy() -> Built:
@@ -414,10 +416,10 @@ PROGRAMS = [
     entry("LSTM classifier", functools.partial(recurrent, nn.LSTM, num_layers=2, bidirectional=True)),
     entry("GRU classifier", functools.partial(recurrent, nn.GRU)),
     entry("translator of GRU cells with attention", translator),
-    entry("nn.Transformer with masks", attention, quick=True),
+    entry("nn.Transformer with masks", attention),
     entry("diffusion U-Net", unet),
     entry("variational autoencoder", autoencoder),
-    entry("two towers, contrastive", towers, quick=True),
+    entry("two towers, contrastive", towers),
     entry("vector quantization", _alone(Codebook, "x", BATCH, 12)),
     entry("graph attention", graph_attention),
     entry("oscillator, physics-informed", _alone(Oscillator, "time", BATCH, 1)),

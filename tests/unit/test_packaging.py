@@ -71,14 +71,16 @@ def test_sources_start_with_the_licence() -> None:
 def test_dependencies_agree_with_the_lock() -> None:
     lock = dict(
         line.split("==")
-        for line in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+        for file in ("requirements-dev.txt", "requirements-models.txt")
+        for line in (ROOT / file).read_text(encoding="utf-8").splitlines()
         if not line.startswith("#")
     )
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    required = [*project["dependencies"], *extras["dev"], *extras["examples"], *PYPROJECT["build-system"]["requires"]]
+    required = [*project["dependencies"], *extras["dev"], *extras["examples"], *extras["models"]]
+    required += PYPROJECT["build-system"]["requires"]
     for requirement in map(Requirement, required):
-        assert requirement.name in lock, f"{requirement.name} is not in requirements-dev.txt"
+        assert requirement.name in lock, f"{requirement.name} is not pinned"
         assert lock[requirement.name] in requirement.specifier, f"pyproject.toml asks for {requirement}"
 
 
