@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import Build, build_graph, build_joint, import_joint
 from retrograd.description import describe
+from retrograd.frontend.autograd.family_lock import FamilyLock
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import MODES, compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
@@ -49,7 +49,7 @@ from retrograd.runtime.state import ModelState
 from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-COMPILING = threading.RLock()
+COMPILING = FamilyLock()
 
 
 def compile_backward(

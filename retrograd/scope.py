@@ -36,7 +36,10 @@ class _Client:
         return CapturedBackward(capture, self.history, _active_options, build_backward).run
 
     def refuse(self, error: Exception) -> None:
-        self.history.add_refusal(error)
+        self.history.add_reason(f"PyTorch cannot capture it: {error}")
+
+    def leave(self, reason: str) -> None:
+        self.history.add_reason(reason)
 
 
 _CLIENT = _Client()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.background import BackgroundWork
-from retrograd.frontend.autograd.compiler import RuntimeCapture
+from retrograd.frontend.autograd.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
 from retrograd.frontend.autograd.differences import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.guards import StepGuard
 from retrograd.frontend.autograd.history import History
@@ -72,10 +72,13 @@ class CapturedBackward:
         scalars: Sequence[Any],
         hooks: Sequence[Any],
         packed: Sequence[Any],
+        run: BackwardRun,
     ) -> list[Any]:
         """The results of the backward, compiled if it was met before. The list of inputs is emptied.
 
         Raises:
+            RunsEagerly: it is to run eagerly, which PyTorch's engine can.
+            RunsCompiled: it is compiled, and PyTorch's graph need not keep what it saved.
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
         frame = Frame(inputs, hooks, packed)
@@ -84,6 +87,8 @@ class CapturedBackward:
         inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
         last = self._last
         if last is not None and last.guard is not None and last.guard.holds(options, inlined, inputs, sizes, scalars):
+            if run.is_held:
+                raise RunsCompiled
             return last.run(frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = (options, tuple(sizes), tuple(scalars), like, inlined)
@@ -92,13 +97,21 @@ class CapturedBackward:
             if use is not None and use.is_right:
                 use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
                 self._last = use
+                if run.is_held:
+                    raise RunsCompiled
                 return use.run(frame)
             waits = key in self._uses if use is None else not use.is_done
             if waits or not (use or self._has_room(frame)):
+                if run.can_restart:
+                    raise RunsEagerly
+                run.was_eager = True
                 return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
             identity = identity or HookIdentity()
-            recorder = Recorder(self._module, identity)
+            recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
             results = recorder.record(frame, sizes, scalars)
+            if recorder.failure is not None:
+                self._refuse(key, recorder.failure)
+                return results
             if recorder.setting_up and self._set_ups < MOST_SET_UPS:
                 # An optimizer's first step: what it does at its second is what it does from then on.
                 self._set_ups += 1
@@ -181,15 +194,15 @@ class CapturedBackward:
         self._compiled.add(key)
         make = partial(self._add, recorder=recorder, frame=frame, key=key)
         notes: list[str] = []
-        for structure in self._learn(recorder, frame, key):
-            if structure.is_open and not self._has_tried(structure, frame, key):
-                try:
-                    if make(self._trace_open(structure, recorder, frame, key)):
-                        return
-                except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
-                    structure.refuse(f"{type(error).__name__}: {error}")
-            notes += structure.notes
         try:
+            for structure in self._learn(recorder, frame, key):
+                if structure.is_open and not self._has_tried(structure, frame, key):
+                    try:
+                        if make(self._trace_open(structure, recorder, frame, key)):
+                            return
+                    except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
+                        structure.refuse(f"{type(error).__name__}: {error}")
+                notes += structure.notes
             traced = trace_backward(recorder, frame.inputs, key[1], key[2])
             layout = self._layout(frame)
             kind, notes = kind_of(key, layout), [*recorder.notes, *notes]

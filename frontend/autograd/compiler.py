@@ -33,12 +33,44 @@ class RuntimeCapture:
     nodes: tuple[str, ...]
 
 
+# Under this key a node of a capture has the number of the autograd node that it is part of.
+NODE_NUMBER = "retrograd_node"
+
+
 @dataclass(frozen=True)
 class BackwardCall:
     """What ``backward()`` was called on: the roots, and the tensors asked for (none: all leaves)."""
 
     roots: Sequence[Any]
     inputs: Sequence[Any]
+
+    def find_node(self, number: int) -> Any:
+        """PyTorch's node of this number in a capture."""
+        graph = read_node_graph(self.roots, self.inputs)
+        return graph.nodes[capture_order(graph)[number] - 1]
+
+
+class RunsEagerly(Exception):
+    """A captured backward is to run in PyTorch's engine; nothing of it has run."""
+
+
+class RunsCompiled(Exception):
+    """A captured backward is compiled, and needs nothing of what PyTorch's graph saved but what it is given; nothing of
+    it has run."""
+
+
+@dataclass(slots=True)
+class BackwardRun:
+    """One run of a captured backward.
+
+    ``is_held``: PyTorch's graph keeps what it saved for this run's sake, and is to free it after it. ``can_restart``:
+    it is kept, so that PyTorch's engine could run the backward. ``was_eager`` is set where it ran eagerly nevertheless.
+    """
+
+    call: BackwardCall
+    is_held: bool
+    can_restart: bool
+    was_eager: bool = False
 
 
 class OrderedCompiler(AutogradCompilerInstance):
@@ -101,6 +133,9 @@ class OrderedCompiler(AutogradCompilerInstance):
         bounds = [start for _, start in self._starts] + [self._tail]
         head, tail = nodes[: bounds[0]], nodes[bounds[-1] :]
         segments = [nodes[a:b] for a, b in pairwise(bounds)]
+        for number, segment in zip(numbers, segments, strict=True):
+            for node in segment:
+                node.meta[NODE_NUMBER] = number
         order = sorted(range(len(segments)), key=lambda i: ranks[numbers[i]])
         if _reorder(self.fx_tracer.graph, [head, *(segments[i] for i in order), tail]):
             self._names = [self._names[i] for i in order]

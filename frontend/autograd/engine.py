@@ -9,8 +9,10 @@ engine that sees every ``backward()`` and ``grad()`` before PyTorch's own does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,13 +22,23 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import compiled_autograd
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd import Variable
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from retrograd.frontend.autograd.compiler import BackwardCall, OrderedCompiler, RuntimeCapture
+from retrograd.frontend.autograd.compiler import (
+    BackwardCall,
+    BackwardRun,
+    OrderedCompiler,
+    RunsCompiled,
+    RunsEagerly,
+    RuntimeCapture,
+)
 from retrograd.frontend.autograd.reducers import take_over_reducers
 
 _set_compiler = _C._dynamo.compiled_autograd.set_autograd_compiler
-# Takes (inputs, sizes, scalars, hooks, packed_data), gives the results of the backward.
+# Takes (inputs, sizes, scalars, hooks, packed_data) and a BackwardRun, gives the results of the backward.
 CapturedFunction = Callable[..., list[Any]]
+# Of how many kinds of roots it is remembered how their backward ran.
+MOST_ROOTS = 1024
 
 
 class Client(Protocol):
@@ -43,91 +55,140 @@ class Client(Protocol):
     def refuse(self, error: Exception) -> None:
         """Be told that PyTorch could not capture a backward, which now runs eagerly."""
 
+    def leave(self, reason: str) -> None:
+        """Be told why a backward is not captured, and runs eagerly."""
+
 
 class Engine:
     """Has the backwards of a client captured, and runs the others as PyTorch does; like the client, one in a process.
 
-    Threads run one after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
+    One backward runs after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
     backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
-    (``create_graph=True``), anomaly mode, and a backward inside a backward: these run eagerly.
+    (``create_graph=True``), anomaly mode, a backward inside a backward, and one that a dispatch mode is to see: these
+    run eagerly.
+
+    PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
+    keep it; when a recording is done, it is captured once more, to free it.
     """
 
     def __init__(self, client: Client, lock: AbstractContextManager[Any]) -> None:
         self._engine: Any = Variable._execution_engine
         self._client, self._lock = client, lock
-        # Of the captured backward that is running, guarded by the lock: the callbacks queued so far (None: there is
-        # none), and whether anything of it has run.
-        self._callbacks: list[Callable[[], None]] | None = None
-        self._began = False
+        # The captured backward that is running, guarded by the lock.
+        self._running: _Running | None = None
+        # Of backwards by their roots, whether they ran compiled the last time.
+        self._compiled: dict[Hashable, bool] = {}
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
         # Where a function that is under torch.compile calls backward(), Dynamo is not to look at what follows.
         before = set_eval_frame(None)
         try:
-            return self._run_backward(tensors, args, kwargs)
+            with self._lock:
+                return self._run_backward(tensors, args, kwargs)
         finally:
             set_eval_frame(before)
 
     def _run_backward(self, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
         # By place or by name, as torch.autograd.backward and grad do.
         create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
-        inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
-        with self._lock:
-            if self._callbacks is not None:
-                with self._without_capture():
-                    return self._engine.run_backward(tensors, *args, **kwargs)
-            if create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
-                return self._engine.run_backward(tensors, *args, **kwargs)
-            try:
-                return self._run_captured(tensors, inputs, args, kwargs)
-            except Exception as error:
-                if self._began:
-                    raise
-                refusal = take_over_reducers(error, tensors)
-            if refusal is None:
-                return self._run_backward(tensors, args, kwargs)
-            self._client.refuse(refusal)
+        is_nested = self._running is not None or torch._C._current_graph_task_id() != -1
+        if is_nested or create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
             return self._engine.run_backward(tensors, *args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():
+            modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+            self._client.leave(f"{modes} is open, which is to see each op")
+            return self._engine.run_backward(tensors, *args, **kwargs)
+        inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
+        return self._run_active(BackwardCall(tensors, inputs), args, kwargs)
+
+    def _run_active(self, call: BackwardCall, args: Any, kwargs: Any) -> Any:
+        """Run what is to be captured, if it can be."""
+        keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
+        is_held = not keeps and not self._compiled.get(roots, False)
+        running = _Running(call, is_held, keeps or is_held)
+        outcome, given = self._attempt(running, args, kwargs)
+        # Not where an exception is handled, whose frames have the tensors of the backward.
+        match outcome:
+            case _Outcome.DONE:
+                if running.was_eager:
+                    self._remember(roots, False)
+                return given
+            case _Outcome.COMPILED:
+                self._remember(roots, True)
+                return self._run_active(call, args, kwargs)
+            case _Outcome.EAGER:
+                self._remember(roots, False)
+            case _Outcome.REFUSED:
+                refusal = take_over_reducers(given, call.roots)
+                if refusal is None:
+                    return self._run_active(call, args, kwargs)
+                self._client.refuse(refusal)
+        return self._engine.run_backward(call.roots, *args, **kwargs)
+
+    def _remember(self, roots: Hashable, was_compiled: bool) -> None:
+        """Keep how a backward of these roots ran."""
+        if len(self._compiled) >= MOST_ROOTS:
+            self._compiled.clear()
+        self._compiled[roots] = was_compiled
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """As ``torch._C._EngineBase.queue_callback``: called when the backward that is running is done."""
-        if self._callbacks is None:
-            self._engine.queue_callback(callback)
+        running = self._running
+        if running is not None and running.task == torch._C._current_graph_task_id():
+            running.callbacks.append(callback)
         else:
-            self._callbacks.append(callback)
+            self._engine.queue_callback(callback)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def _run_captured(self, tensors: Sequence[Any], inputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
+    def _attempt(self, running: _Running, args: Any, kwargs: Any) -> tuple[_Outcome, Any]:
+        """Run a backward captured, or find that it is not to be: then nothing has run."""
+        keeping = _keeping_graph(args, kwargs) if running.is_held else (args, kwargs)
+        self._running = running
+        try:
+            try:
+                results = self._run_switched(running, *keeping)
+            except RunsEagerly:
+                return _Outcome.EAGER, None
+            except RunsCompiled:
+                return _Outcome.COMPILED, None
+            except Exception as error:
+                if running.began:
+                    raise
+                return _Outcome.REFUSED, error
+            if running.is_held:
+                # What was saved is freed as PyTorch captures it once more; nothing runs.
+                running.is_done = True
+                self._run_switched(running, args, kwargs)
+            running.task = torch._C._current_graph_task_id()
+            # A callback may queue another.
+            while running.callbacks:
+                running.callbacks.pop(0)()
+            return _Outcome.DONE, results
+        finally:
+            self._running = None
+
+    def _run_switched(self, running: _Running, args: Any, kwargs: Any) -> Any:
         """Run PyTorch's engine with compiled autograd's switch thrown.
 
         ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
         context, and no function more than there must be: this is done at each step.
         """
-        callbacks: list[Callable[[], None]] = []
-        self._callbacks, self._began = callbacks, False
         multithreaded = _C._is_multithreading_enabled()
         _C._set_multithreading_enabled(False)
-        before = _set_compiler(partial(self._make_compiler, tensors, inputs), False)
+        before = _set_compiler(partial(self._make_compiler, running.call), False)
         enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
         try:
-            try:
-                results = self._engine.run_backward(tensors, *args, **kwargs)
-            finally:
-                _C._set_multithreading_enabled(multithreaded)
-                compiled_autograd.compiled_autograd_enabled = enabled
-                _set_compiler(*before)
-            # A callback may queue another.
-            while callbacks:
-                callbacks.pop(0)()
-            return results
+            return self._engine.run_backward(running.call.roots, *args, **kwargs)
         finally:
-            self._callbacks = None
+            _C._set_multithreading_enabled(multithreaded)
+            compiled_autograd.compiled_autograd_enabled = enabled
+            _set_compiler(*before)
 
-    def _make_compiler(self, tensors: Sequence[Any], inputs: Sequence[Any]) -> OrderedCompiler:
-        return OrderedCompiler(BackwardCall(tensors, inputs), self._client.receive, self._run_function)
+    def _make_compiler(self, call: BackwardCall) -> OrderedCompiler:
+        return OrderedCompiler(call, self._client.receive, self._run_function)
 
     def _run_function(
         self,
@@ -144,28 +205,59 @@ class Engine:
         In the place of PyTorch's own, which besides makes a tensor of each size, for Dynamo, and gives what is compiled
         meanwhile a name: 10 us.
         """
-        self._began = True
+        running = self._running
+        assert running is not None
+        if running.is_done:
+            return running.results
+        running.began, running.task = True, torch._C._current_graph_task_id()
         before = _set_compiler(None, False)
         module: Any = compiled_autograd
         module.compiled_autograd_enabled = False
         module.active_disable_ctx = module.in_compiled_autograd_region = True
         try:
-            return function(inputs, [sizes[number] for number in used], scalars, hooks, packed)
+            running.results = function(inputs, [sizes[number] for number in used], scalars, hooks, packed, running)
+            return running.results
         finally:
             module.active_disable_ctx = module.in_compiled_autograd_region = False
             module.compiled_autograd_enabled = True
             _set_compiler(*before)
 
-    @contextmanager
-    def _without_capture(self) -> Iterator[None]:
-        """A backward inside a captured one is PyTorch's own, and so are its callbacks."""
-        callbacks, began = self._callbacks, self._began
-        self._callbacks = None
-        try:
-            with compiled_autograd._disable():
-                yield
-        finally:
-            self._callbacks, self._began = callbacks, began
+
+@dataclass(slots=True)
+class _Running(BackwardRun):
+    """The backward that runs captured: the callbacks queued so far, the number of its task in PyTorch's engine, whether
+    anything of it has run, and whether all of it has; and the results that PyTorch takes."""
+
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    task: int = -1
+    began: bool = False
+    is_done: bool = False
+    results: list[Any] = field(default_factory=list)
+
+
+class _Outcome(Enum):
+    """What became of a captured backward: it ran; or it is to run eagerly, or as it was compiled, or PyTorch cannot
+    capture it."""
+
+    DONE = auto()
+    EAGER = auto()
+    COMPILED = auto()
+    REFUSED = auto()
+
+
+def _keeps_graph(args: Any, kwargs: Any) -> bool:
+    return bool(args[1] if len(args) > 1 else kwargs.get("keep_graph", False))
+
+
+def _keeping_graph(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The same arguments, but that what was saved is kept."""
+    return ((args[0], True, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "keep_graph": True})
+
+
+def _describe_roots(roots: Sequence[Any]) -> Hashable:
+    """What tells most backwards apart, without a look at their graphs."""
+    tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+    return tuple([(None if t.grad_fn is None else t.grad_fn.name(), t.shape) for t in tensors])
 
 
 skip_code(Engine.run_backward.__code__)

@@ -21,11 +21,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 @dataclass(frozen=True)
 class NodeGraph:
     """An autograd graph as numbers: node 0 is the root; ``edges[n]`` are n's successors in order, ready or not,
-    ``priorities[n]`` is n's sequence number, ``names[n]`` what PyTorch calls it."""
+    ``priorities[n]`` is n's sequence number, ``names[n]`` what PyTorch calls it, ``nodes[n - 1]`` PyTorch's own."""
 
     edges: Sequence[Sequence[int]]
     priorities: Sequence[int]
     names: Sequence[str]
+    nodes: Sequence[Any] = ()
 
     def dependencies(self) -> list[int]:
         """For each node, how many edges lead to it."""
@@ -50,9 +51,8 @@ def read_node_graph(roots: Sequence[Any], inputs: Sequence[Any]) -> NodeGraph:
     numbers = {node: 1 + i for i, node in enumerate(n for n in successors if n in executed)}
     edges = [[numbers[n] for n in first if n in executed]]
     edges += [[numbers[s] for s in successors[node] if s in executed] for node in numbers]
-    return NodeGraph(
-        edges, [0, *(node._sequence_nr() for node in numbers)], ["GraphRoot", *(node.name() for node in numbers)]
-    )
+    priorities = [0, *(node._sequence_nr() for node in numbers)]
+    return NodeGraph(edges, priorities, ["GraphRoot", *(node.name() for node in numbers)], tuple(numbers))
 
 
 def capture_order(graph: NodeGraph) -> list[int]:

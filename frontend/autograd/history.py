@@ -54,11 +54,10 @@ class History:
         self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), tuple(reasons)))
         self.log.info("%s", self.entries[-1])
 
-    def add_refusal(self, error: Exception) -> None:
-        """Add a backward that PyTorch could not capture; the same reason is told once."""
-        reasons = (f"PyTorch cannot capture it: {error}",)
-        if all(entry.reasons != reasons for entry in self.entries):
-            self.add("runs eagerly", (), reasons)
+    def add_reason(self, reason: str) -> None:
+        """Add a backward that was not captured; the same reason is told once."""
+        if all(entry.reasons != (reason,) for entry in self.entries):
+            self.add("runs eagerly", (), (reason,))
 
     def structure(self, key: Hashable) -> Structure:
         """What is known of a structure so far."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import getrefcount
 from typing import Any
@@ -20,6 +20,7 @@ from torch._dynamo.external_utils import (
     call_hook,
 )
 
+from retrograd.frontend.autograd.compiler import NODE_NUMBER
 from retrograd.frontend.autograd.custom_functions import (
     call_custom_backward,
     finish_slices,
@@ -95,13 +96,22 @@ class Recorder(torch.fx.Interpreter):
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
     those whose memory hooks gave back. ``inlined`` are the hooks that are to be part of the graph, by node, ``watched``
     those that may be, ``notes`` why others that should be are not (``setting_up``: one that may be next time);
-    ``communication`` are the nodes of hooks that start
-    communication.
+    ``communication`` are the nodes of hooks that start communication.
+
+    What fails here and not in PyTorch's own node, which ``find_node`` gives by its number, that node computes, so that
+    the step is done, and no hook is called twice; ``failure`` then says what failed.
     """
 
-    def __init__(self, graph_module: torch.fx.GraphModule, identity: HookIdentity) -> None:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        identity: HookIdentity,
+        find_node: Callable[[int], Any] | None = None,
+    ) -> None:
         super().__init__(graph_module)
         self.capture = graph_module
+        self._find_node = find_node
+        self.failure: str | None = None
         self._identity = identity
         self.inlined: dict[str, InlinedCall] = {}
         self.watched: dict[str, InlinedCall] = {}
@@ -156,11 +166,25 @@ class Recorder(torch.fx.Interpreter):
             return self._accumulate(n)
         if self._may_free and opaque_kind(n) is None and n.op == "call_function":
             self._keep_inputs(n)
-        result = self._call_hook(n) if n.target is call_user_hook else super().run_node(n)
+        result = self._call_hook(n) if n.target is call_user_hook else self._compute(n)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
+
+    def _compute(self, node: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(node)
+        except Exception as error:
+            if not isinstance(node.target, Op) or node.target.is_custom_function or self._find_node is None:
+                raise
+            original = self._find_node(node.meta[NODE_NUMBER]) if NODE_NUMBER in node.meta else None
+            if original is None or original.name().rpartition("::")[2] != node.target.__name__:
+                raise
+            (gradients, *_), _ = self.fetch_args_kwargs_from_env(node)
+            given = original(*gradients)
+            self.failure = f"{node.target.__name__}, as PyTorch captured it, raised {type(error).__name__}: {error}"
+            return list(given) if isinstance(given, tuple) else [given]
 
     def _keep_inputs(self, node: torch.fx.Node) -> None:
         """Copy the inputs that a node computes with, when the first one does: a rehearsal needs them."""

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.compiled_autograd import Op
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.flop_counter import FlopCounterMode
 
 import retrograd
 
 Log = list[Any]
 Step = Callable[[], Any]
 # Cases of which a step raises, or logs text.
-RAISES = {"too_few_gradients"}
+RAISES = {"too_few_gradients", "second_backward_through_a_graph"}
 CASES: dict[str, Callable[[Log], Step]] = {}
 
 
@@ -248,6 +250,46 @@ def weight_that_is_embedded_sparsely_too(log: Log) -> Step:
     )
 
 
+class Reentrant(torch.autograd.Function):
+    """A backward inside of which are as many more as ``depth`` says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.depth = depth
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        inner = x.detach().requires_grad_()
+        with torch.enable_grad():
+            result: Any = Reentrant.apply(inner, ctx.depth - 1) if ctx.depth else inner.sin()  # type: ignore[no-untyped-call]
+        result.backward(gradient)
+        assert inner.grad is not None
+        return inner.grad, None
+
+
+@case
+def seventy_backwards_inside_of_one(log: Log) -> Step:
+    function: Any = Reentrant.apply
+    return step_of(log, lambda w, v: (function(w * v, 70) * v).sum())
+
+
+@case
+def second_backward_through_a_graph(log: Log) -> Step:
+    w = leaf(3)
+
+    def step() -> None:
+        w.grad = None
+        loss = w.sin().sum()
+        loss.backward()
+        log.append(values([w.grad]))
+        loss.backward()
+
+    return step
+
+
 def record(make: Callable[[Log], Step], enabled: bool) -> Log:
     """What four steps log, errors among it."""
     torch.manual_seed(0)
@@ -283,3 +325,43 @@ def test_as_eager(name: str) -> None:
     assert expected and (name in RAISES or not any(isinstance(entry, str) for entry in expected)), expected
     found = record(CASES[name], enabled=True)
     assert_alike(found, expected)
+
+
+def test_what_fails_while_recording_the_engine_finishes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise NotImplementedError("no such kernel")
+
+    w, calls = leaf(3), list[str]()
+    w.register_hook(lambda g: calls.append("hook"))
+    x = w.exp()
+    x.register_hook(lambda g: calls.append("hook of x"))
+    monkeypatch.setattr(fail, "__name__", "AsinhBackward0")
+    before = len(retrograd.explain_recompiles())
+    for _ in range(3):
+        loss = (x.asinh() * x).sum()
+        monkeypatch.setattr(Op, "__call__", lambda op, *args: (fail if "Asinh" in op.__name__ else op.fn)(*args))
+        w.grad = None
+        calls.clear()
+        with retrograd.enable():
+            loss.backward(retain_graph=True)
+        exact = (x.asinh() + x / (x * x + 1).sqrt()) * x
+        torch.testing.assert_close(w.grad, exact.detach())
+        assert calls == ["hook of x", "hook"]
+    (entry,) = retrograd.explain_recompiles()[before:]
+    assert "AsinhBackward0, as PyTorch captured it, raised NotImplementedError: no such kernel" in str(entry)
+
+
+def test_flops_are_counted_under_enable() -> None:
+    m = torch.nn.Linear(8, 4)
+
+    def count() -> int:
+        with FlopCounterMode(display=False) as counter:
+            m(torch.randn(2, 8)).sin().sum().backward()
+        return int(counter.get_total_flops())
+
+    expected = count()
+    with retrograd.enable():
+        for _ in range(2):
+            m(torch.randn(2, 8)).sin().sum().backward()
+        assert count() == expected
+    assert any("FlopCounterMode is open" in str(entry) for entry in retrograd.explain_recompiles())

@@ -1,0 +1,53 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A lock of one backward, or of one trace, and of all that runs inside it, in whichever thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import torch
+
+_NUMBERS = itertools.count()
+
+
+class FamilyLock:
+    """Held by who takes it first and by its descendants, one inside the other.
+
+    PyTorch's engine runs a backward inside a backward in another thread when there are more than 60 of them, or when
+    they are on a CUDA device, and waits for it: a lock that belongs to a thread would never be given. Who holds it is
+    written where PyTorch keeps what a thread hands on to the engine's threads, such as its hooks for saved tensors.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key = f"retrograd.family_lock.{next(_NUMBERS)}"
+        self._holder: object | None = None
+        self._local = threading.local()
+
+    def __enter__(self) -> None:
+        taken: list[bool] = self._taken()
+        holder = self._holder
+        is_descendant = holder is not None and self._family() is holder
+        if not is_descendant:
+            self._lock.acquire()
+            self._holder = object()
+            torch._C._stash_obj_in_tls(self._key, self._holder)
+        taken.append(not is_descendant)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._taken().pop():
+            torch._C._remove_obj_from_tls(self._key)
+            self._holder = None
+            self._lock.release()
+
+    def _taken(self) -> list[bool]:
+        """For each time that this thread entered and has not left: whether it took the lock then."""
+        if not hasattr(self._local, "taken"):
+            self._local.taken = []
+        taken: list[bool] = self._local.taken
+        return taken
+
+    def _family(self) -> object | None:
+        return torch._C._get_obj_in_tls(self._key) if torch._C._is_key_in_tls(self._key) else None
