@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,16 @@ from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.open_sizes import OpenLayout
 from retrograd.frontend.autograd.python_calls import PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.recorder import Recorder, opaque_kind
-from retrograd.frontend.autograd.skeleton import leaves_of
+from retrograd.frontend.autograd.skeleton import Path, leaves_of
 from retrograd.frontend.source import CaptureError
+
+# What gives an element of an argument of the backward, by the argument.
+_SOURCES: Mapping[str, Callable[[int], Template]] = {
+    "inputs": calls.from_input,
+    "hooks": calls.from_hook,
+    "packed_data": calls.from_packed,
+    "scalars": calls.from_scalar,
+}
 
 
 class AtenInterpreter(torch.fx.Interpreter):
@@ -120,10 +128,9 @@ class AtenInterpreter(torch.fx.Interpreter):
         return tuple(None if leaf is None else next(remaining) for leaf in recorded)
 
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
-        if self._layout is not None:
-            self._layout.check_call(node)
         values: list[torch.Tensor] = []
-        arguments = tuple(self._template(argument, values) for argument in node.args)
+        slots = {} if self._layout is None else self._layout.open_slots(node)
+        arguments = tuple(self._template(a, values, (0, place), slots) for place, a in enumerate(node.args))
         recorded = self.recorded[node.name]
         single = not isinstance(recorded, (tuple, list))
         leaves = leaves_of(recorded)
@@ -157,18 +164,19 @@ class AtenInterpreter(torch.fx.Interpreter):
         filled = [next(remaining) if p else None for p in present]
         return filled[0] if single else tuple(filled)
 
-    def _template(self, argument: Any, values: list[torch.Tensor]) -> Template:
+    def _template(self, argument: Any, values: list[torch.Tensor], path: Path, slots: Mapping[Path, int]) -> Template:
+        if path in slots:
+            return calls.from_slot(slots[path])
         if isinstance(argument, (list, tuple)):
-            return calls.sequence([self._template(part, values) for part in argument])
+            parts = [self._template(part, values, (*path, place), slots) for place, part in enumerate(argument)]
+            return calls.sequence(parts)
         if not isinstance(argument, torch.fx.Node):
             return calls.constant(argument)
         place, index = find_source(argument)
         if place is not None:
             if place == "inputs":
                 self.kept_inputs.add(index)
-            return {"inputs": calls.from_input, "hooks": calls.from_hook, "packed_data": calls.from_packed}[place](
-                index
-            )
+            return _SOURCES[place](index)
         return _value_template(self.env[argument], values)
 
 

@@ -20,9 +20,9 @@ from retrograd.frontend.autograd.history import History
 from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.open_variants import trace_variant
-from retrograd.frontend.autograd.python_calls import Frame
+from retrograd.frontend.autograd.python_calls import Frame, find_source
 from retrograd.frontend.autograd.python_side import Compiled
-from retrograd.frontend.autograd.recorder import Recorder, make_runnable
+from retrograd.frontend.autograd.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.skeleton import Number, read_skeleton
 from retrograd.frontend.autograd.structure import Shape, Structure, find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.trace import TracedBackward, trace_backward
@@ -54,6 +54,12 @@ class CapturedBackward:
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
         self._skeleton = read_skeleton(self._module.graph)
+        self._computes_with_scalars = any(
+            opaque_kind(user) is None
+            for node in self._module.graph.nodes
+            if find_source(node)[0] == "scalars"
+            for user in node.users
+        )
         # Which variant runs for a key; None for what runs eagerly.
         self._uses: dict[Hashable, Use | None] = {}
         # The keys that something was compiled for.
@@ -81,7 +87,9 @@ class CapturedBackward:
             RunsCompiled: it is compiled, and PyTorch's graph need not keep what it saved.
             RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
         """
-        frame = Frame(inputs, hooks, packed)
+        frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
+        # C++ functions are given theirs as they are; nothing else takes any.
+        scalars = scalars if self._computes_with_scalars else ()
         options = self._options()
         identity = HookIdentity() if self._sites else None
         inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
@@ -105,10 +113,10 @@ class CapturedBackward:
                 if run.can_restart:
                     raise RunsEagerly
                 run.was_eager = True
-                return list(self._module.forward(frame.inputs, sizes, scalars, hooks, packed))
+                return list(self._module.forward(frame.inputs, sizes, frame.scalars, hooks, packed))
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
-            results = recorder.record(frame, sizes, scalars)
+            results = recorder.record(frame, sizes, frame.scalars)
             if recorder.failure is not None:
                 self._refuse(key, recorder.failure)
                 return results
@@ -203,7 +211,7 @@ class CapturedBackward:
                     except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
                         structure.refuse(f"{type(error).__name__}: {error}")
                 notes += structure.notes
-            traced = trace_backward(recorder, frame.inputs, key[1], key[2])
+            traced = trace_backward(recorder, frame.inputs, key[1], frame.scalars)
             layout = self._layout(frame)
             kind, notes = kind_of(key, layout), [*recorder.notes, *notes]
             make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), layout), layout))

@@ -210,14 +210,11 @@ class OpenLayout:
             args, kwargs = put((args, kwargs), path, number)
         return args, kwargs
 
-    def check_call(self, node: torch.fx.Node) -> None:
-        """Refuse a call of Python that is given a number that is open: it takes those of the step that was traced.
-
-        Raises:
-            CaptureError: it is.
-        """
-        if node.name in self._open:
-            raise CaptureError(f"{node.name} is called in Python with a number that changes", "keep it the same")
+    def open_slots(self, node: torch.fx.Node) -> dict[Path, int]:
+        """The numbers among a node's arguments that are open: where they stand, and which of the structure's they
+        are."""
+        slots = enumerate(zip(self.skeleton.slots, self.sizes.numbers, strict=True))
+        return {s.path: place for place, (s, n) in slots if s.node == node.name and isinstance(n, SYMBOLIC)}
 
     @cached_property
     def _open(self) -> dict[str, list[tuple[Path, Any]]]:

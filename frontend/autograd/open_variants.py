@@ -39,7 +39,7 @@ def trace_variant(
         watched = recorder.with_calls(called)
         sizes = OpenSizes(structure)
         try:
-            traced = trace_backward(watched, frame.inputs, key[1], key[2], OpenLayout(sizes, skeleton))
+            traced = trace_backward(watched, frame.inputs, key[1], frame.scalars, OpenLayout(sizes, skeleton))
             break
         except HookStays as stays:
             called[stays.node] = stays.reason

@@ -29,7 +29,11 @@ class Frame:
     inputs: Any
     hooks: Sequence[Any]
     packed: Sequence[Any]
-    # Of those that a graph leaves open, by name.
+    # Numbers that C++ functions saved.
+    scalars: Sequence[Any] = ()
+    # What gives the numbers of the capture's structure, in its order.
+    number_of: Callable[[int], Any] | None = None
+    # Of the sizes that a graph leaves open, by name.
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -42,7 +46,7 @@ def find_source(node: Any) -> tuple[str | None, int]:
     if isinstance(node, torch.fx.Node) and node.target is operator.getitem:
         source, index = node.args
         if isinstance(source, torch.fx.Node) and source.op == "placeholder" and source.target != "sizes":
-            return (None, 0) if source.target == "scalars" else (str(source.target), int(str(index)))
+            return str(source.target), int(str(index))
     return None, 0
 
 
@@ -59,6 +63,21 @@ def from_hook(index: int) -> Template:
 def from_packed(index: int) -> Template:
     """What a pack hook returned."""
     return lambda frame, values: frame.packed[index]
+
+
+def from_scalar(index: int) -> Template:
+    """A number that a C++ function saved."""
+    return lambda frame, values: frame.scalars[index]
+
+
+def from_slot(index: int) -> Template:
+    """A number that differs from step to step."""
+
+    def read(frame: Frame, values: Sequence[torch.Tensor]) -> Any:
+        assert frame.number_of is not None
+        return frame.number_of(index)
+
+    return read
 
 
 def from_value(index: int) -> Template:

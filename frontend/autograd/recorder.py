@@ -84,8 +84,15 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
         return HOOK_KINDS[str(node.kwargs["hook_type"])]
     if node.target is _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks:
         return "cpp_tensor_pre"
-    custom = isinstance(node.target, Op) and node.target.is_custom_function
-    return BACKWARD if node.target is call_custom_backward or custom else None
+    return BACKWARD if node.target is call_custom_backward or is_cpp_function(node) else None
+
+
+def is_cpp_function(node: torch.fx.Node) -> bool:
+    """Whether a node calls the backward of a custom function in C++. PyTorch wraps those that it is not told to be
+    traceable; the last argument names the function."""
+    if isinstance(node.target, Op):
+        return node.target.is_custom_function
+    return getattr(node.target, "__name__", "") == "run_non_traceable_cpp_in_eager"
 
 
 class Recorder(torch.fx.Interpreter):

@@ -20,7 +20,7 @@ from torch._dynamo.compiled_autograd import Op
 
 from retrograd.frontend.autograd.hook_identity import Same
 from retrograd.frontend.autograd.python_calls import accumulate_into, find_source
-from retrograd.frontend.autograd.recorder import opaque_kind
+from retrograd.frontend.autograd.recorder import is_cpp_function, opaque_kind
 
 Path = tuple[Any, ...]
 Number = int | float
@@ -133,6 +133,9 @@ class _Reader:
 
     def _target(self, node: torch.fx.Node) -> str:
         """What a node calls, by name; what is not known by its name is held as well."""
+        if is_cpp_function(node):
+            # PyTorch names each capture of it anew.
+            return "cpp_function"
         if not isinstance(node.target, str):
             if not isinstance(node.target, (Op, torch._ops.OpOverload)):
                 self.held.append(Same(node.target))

@@ -365,3 +365,20 @@ def test_flops_are_counted_under_enable() -> None:
             m(torch.randn(2, 8)).sin().sum().backward()
         assert count() == expected
     assert any("FlopCounterMode is open" in str(entry) for entry in retrograd.explain_recompiles())
+
+
+def test_gradients_that_are_rounding_noise_are_no_alarm() -> None:
+    """The bias in front of a batch norm has no gradient but for rounding."""
+    torch.manual_seed(0)
+    m = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Hardswish(), torch.nn.Linear(8, 2))
+    x = torch.randn(64, 6) * 100
+    before = len(retrograd.explain_recompiles())
+    for _ in range(2):
+        m.zero_grad()
+        with retrograd.enable():
+            (m(x).square().sum() * 1e5).backward()
+    (entry,) = retrograd.explain_recompiles()[before:]
+    assert entry.outcome == "compiled", str(entry)
+    layer: Any = m[0]
+    noise = layer.bias.grad
+    assert noise is not None and noise.norm() > 1e-5

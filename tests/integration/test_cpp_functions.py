@@ -1,0 +1,81 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Custom functions in C++ under ``retrograd.enable()``: called from the compiled backward, of any size and number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+import retrograd
+
+_FUNCTION = """
+struct NAME : public torch::autograd::Function<NAME> {
+  static constexpr bool is_traceable = TRACEABLE;
+  static torch::Tensor forward(torch::autograd::AutogradContext *ctx, const torch::Tensor &x, double scale, int64_t n) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["scale"] = scale;
+    ctx->saved_data["n"] = n;
+    return x * x * scale * static_cast<double>(n);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext *ctx,
+                                                 torch::autograd::variable_list gradients) {
+    auto x = ctx->get_saved_variables()[0];
+    auto factor = ctx->saved_data["scale"].toDouble() * static_cast<double>(ctx->saved_data["n"].toInt());
+    return {gradients[0] * x * 2 * factor, torch::Tensor(), torch::Tensor()};
+  }
+};
+"""
+_SOURCE = (
+    "#include <torch/extension.h>\n"
+    + _FUNCTION.replace("NAME", "Opaque").replace("TRACEABLE", "false")
+    + _FUNCTION.replace("NAME", "Traceable").replace("TRACEABLE", "true")
+    + """
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("opaque", [](torch::Tensor x, double scale, int64_t n) { return Opaque::apply(x, scale, n); });
+  m.def("traceable", [](torch::Tensor x, double scale, int64_t n) { return Traceable::apply(x, scale, n); });
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if not (shutil.which("ninja") and shutil.which(os.environ.get("CXX", "c++"))):
+        pytest.skip("no C++ compiler, or no ninja")
+    place: Path = tmp_path_factory.mktemp("extension")
+    source = place / "functions.cpp"
+    source.write_text(_SOURCE)
+    return cpp_extension.load(
+        "retrograd_test_functions", [str(source)], extra_cflags=["-O0"], build_directory=str(place)
+    )
+
+
+def gradients(function: Any, steps: Sequence[tuple[int, float, int]]) -> list[torch.Tensor | None]:
+    found = []
+    for rows, scale, n in steps:
+        torch.manual_seed(0)
+        w = torch.randn(rows, 3, requires_grad=True)
+        function(w.cos(), scale, n).sin().sum().backward()
+        found.append(w.grad)
+    return found
+
+
+@pytest.mark.parametrize("name", ["opaque", "traceable"])
+def test_saved_numbers_and_sizes_differ_from_step_to_step(functions: Any, name: str) -> None:
+    function = getattr(functions, name)
+    steps = [(3 + i, 1.5 + i, 1 + i % 4) for i in range(12)]
+    expected = gradients(function, steps)
+    before = len(retrograd.explain_recompiles())
+    with retrograd.enable():
+        found = gradients(function, steps)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6)
+    outcomes = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+    assert len(outcomes) == 2 and "runs eagerly" not in outcomes

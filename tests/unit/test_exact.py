@@ -1,0 +1,54 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What counts as near to float64, and what a backward is in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend import hook_ops
+from retrograd.frontend.autograd.exact import ExactRun, NoExactValues, is_as_near_as_eager
+from retrograd.frontend.autograd.python_calls import PythonCalls
+from retrograd.frontend.autograd.trace import TracedBackward
+
+
+def traced(function: Any, *arguments: torch.Tensor) -> TracedBackward:
+    graph = make_fx(function, tracing_mode="fake")(*arguments)
+    return TracedBackward(graph, tuple(range(len(arguments))), (0,), PythonCalls(), (0,))
+
+
+def test_noise_as_large_as_eagers_is_near_and_what_is_off_is_not() -> None:
+    exact = torch.zeros(4, dtype=torch.float64)
+    assert is_as_near_as_eager(torch.full((4,), 3e-6), torch.full((4,), -1e-6), exact, 1e-3)
+    assert not is_as_near_as_eager(torch.full((4,), 3e-4), torch.full((4,), -1e-6), exact, 1e-3)
+    ones = torch.ones(4, dtype=torch.float64)
+    assert is_as_near_as_eager(ones.float() * 1.0001, ones.float(), ones, 1e-3)
+    assert not is_as_near_as_eager(ones.float() * 1.01, ones.float(), ones, 1e-3)
+    assert not is_as_near_as_eager(torch.full((4,), float("nan")), ones.float(), ones, 1e-3)
+
+
+def test_all_numbers_are_wide() -> None:
+    def backward(x: torch.Tensor) -> list[torch.Tensor]:
+        token = hook_ops.create_token()
+        with hook_ops.declared_results({("pre", 0): [torch.empty(3, device="meta")]}):
+            (given,), token = hook_ops.call_hook([x.to(torch.bfloat16).float()], token, "pre", 0)
+        token = hook_ops.accumulate_grad(x.to(torch.bfloat16).float() + 1e-9, token, 0)
+        hook_ops.final_callbacks(token)
+        return [given * 2 + torch.zeros(3, dtype=torch.float16)]
+
+    x = torch.tensor([1.0, 2.0, 1 / 3])
+    run = ExactRun(traced(backward, x), {("pre", 0): [torch.full((3,), 5.0)]})
+    run.compute([x])
+    torch.testing.assert_close(run.gradients, {0: [x.double() + 1e-9]}, rtol=0, atol=1e-15)
+    torch.testing.assert_close(run.results, [torch.full((3,), 10.0, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("function", [lambda x: [x.view(torch.int32)], lambda x: [torch.rand_like(x)]])
+def test_what_looks_at_bits_or_draws_numbers_is_refused(function: Any) -> None:
+    x = torch.ones(2)
+    with pytest.raises(NoExactValues):
+        ExactRun(traced(function, x), {}).compute([x])
