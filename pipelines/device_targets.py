@@ -96,6 +96,10 @@ class _CudaArchitecture:
 
     def attribute(self, name: str) -> str:
         """``#hal.device.target`` for it. iree-compile has no such description of sm_90 of its own."""
+        return f'#hal.device.target<"cuda", [{self.executable(name)}]>'
+
+    def executable(self, name: str) -> str:
+        """``#hal.executable.target`` for it, which its code is marked with."""
         mma = ["NV_MMA_SYNC_F32_16x8x16_F16", "NV_MMA_SYNC_F16_16x8x16_F16"]
         mma += ["NV_MMA_SYNC_F32_16x8x16_BF16"] * self.bf16
         mma += ["NV_MMA_SYNC_F32_16x8x32_F8E4M3FN", "NV_MMA_SYNC_F32_16x8x32_F8E5M2"] * self.f8
@@ -115,8 +119,7 @@ class _CudaArchitecture:
             ]
         )
         info = f'#iree_gpu.target<arch = "{name}", features = "+ptx{self.ptx}", wgp = <{workgroup}>>'
-        executable = f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {info}}}>'
-        return f'#hal.device.target<"cuda", [{executable}]>'
+        return f'#hal.executable.target<"cuda", "cuda-nvptx-fb", {{iree_codegen.target_info = {info}}}>'
 
 
 # Shared memory as the CUDA C++ Programming Guide has it, "Technical Specifications per Compute Capability".

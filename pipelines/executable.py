@@ -19,6 +19,7 @@ from retrograd.pipelines.bindings import widest_kernel
 from retrograd.pipelines.device_targets import IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
+from retrograd.pipelines.kernels.family import CHOICES
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
 from retrograd.pipelines.row_tiles import row_rules
@@ -44,7 +45,7 @@ class Executable:
     Of a function that works out what it allocates from open sizes, these are the bytes at the sizes of the trace.
 
     ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
-    are not what the module asks for.
+    are not what the module asks for; ``kernels`` which op became a kernel of our own, and which did not and why.
     """
 
     vmfb: bytes
@@ -53,6 +54,7 @@ class Executable:
     seconds: float
     notes: tuple[str, ...] = ()
     timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
 
 
 @cache
@@ -101,7 +103,14 @@ def compile_executable(
         data = vmfb.read_bytes()
         check_formats(data, target)
         seconds = time.perf_counter() - start
-        return Executable(data, flags, transients, seconds, find_demotions(linalg, target), timelines)
+        notes = find_demotions(linalg, target)
+        return Executable(data, flags, transients, seconds, notes, timelines, read_choices(linalg))
+
+
+def read_choices(linalg: str) -> tuple[str, ...]:
+    """What convert-linalg-to-kernels noted in a module's text: which op took which path, a line each; a line once."""
+    noted = re.search(rf'{re.escape(CHOICES)} = \[("[^\]]*")\]', linalg)
+    return tuple(dict.fromkeys(re.findall(r'"([^"]*)"', noted[1]))) if noted else ()
 
 
 def _dump_options(folder: Path, target: Target) -> list[str]:

@@ -59,12 +59,21 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     own = own.replace(_MARKS, f"{_MARKS}{{avoid-tails=true}}") if target.has_avx512 else own
     own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
+    own = _convert_to_kernels(target, "scatters") + own
     before = "bwd-negate-products," * ("cpu" in target.kinds)
-    after = ",bwd-narrow-products,bwd-pad-products" * has_matrix_units
+    products = _convert_to_kernels(target, "products")
+    after = f",bwd-narrow-products,{products}bwd-pad-products" * has_matrix_units
     own = f"{_IN_ORDER},{own}" if target.is_in_order else own
     # In f64, and for a GPU beside the CPU too: they share the module.
     sines = ",bwd-expand-sines" * ("cpu" in target.kinds and target.has_f64)
     return f"builtin.module({common},{before}{own}{sines}{after})"
+
+
+def _convert_to_kernels(target: Target, family: str) -> str:
+    """The pass that has kernels of ours take what a family of them is for, and a comma; nothing without that family."""
+    if family not in target.kernels:
+        return ""
+    return f"convert-linalg-to-kernels{{arch={target.name.partition(':')[2]} families={family}}},"
 
 
 def lower_to_linalg(

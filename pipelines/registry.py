@@ -48,6 +48,7 @@ PASSES: dict[str, str] = {
     "bwd-split-columns": "retrograd.pipelines.transforms.bwd_split_columns:BwdSplitColumns",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
+    "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",
     "convert-torch-complex-to-pairs": (
         "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"
     ),

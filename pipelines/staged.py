@@ -8,13 +8,15 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from retrograd.dialects import ir
+from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.functions import JOINT, find_function, functions
 from retrograd.pipelines.interface import FunctionInterface, read_interface
+from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
@@ -230,13 +232,24 @@ def build_executable(
     found = store.get(parts) if store is not None else None
     if found is not None:
         return _decode(found), True
-    with progress.phase("lower"):
-        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
-    with progress.phase("iree-compile"):
-        executable = compile_executable(linalg, target)
+    try:
+        executable = _compile(staged, target, progress, standalone=standalone)
+    except CompileError as error:
+        if not target.kernels:
+            raise
+        executable = _compile(staged, replace(target, kernels=()), progress, standalone=standalone)
+        note = f"no kernels of our own are used, with which this did not compile: {error.message}"
+        executable = replace(executable, notes=(*executable.notes, note))
     if store is not None:
         store.put(parts, _encode(executable))
     return executable, False
+
+
+def _compile(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:
+    with progress.phase("lower"):
+        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
+    with progress.phase("iree-compile"):
+        return compile_executable(linalg, target)
 
 
 def executable_parts(
@@ -249,6 +262,7 @@ def executable_parts(
         "lowering": lowering_pipeline(target, twins_alone=not standalone),
         "target": repr(target),
         "cpu": host_cpu(),
+        "kernels": str(find_triton()) if target.kernels else "",
         **versions,
     }
 
@@ -259,7 +273,7 @@ def _encode(executable: Executable) -> bytes:
         "transients": executable.transients,
         "seconds": executable.seconds,
     }
-    header["notes"] = list(executable.notes)
+    header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
     header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
     return json.dumps(header).encode() + b"\n" + executable.vmfb
 
@@ -269,7 +283,8 @@ def _decode(data: bytes) -> Executable:
     fields = json.loads(header)
     timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
     flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
-    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines)
+    kernels = tuple(fields["kernels"])
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels)
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

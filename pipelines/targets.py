@@ -28,11 +28,13 @@ class Target:
     """The devices that an executable has code for, each of another kind.
 
     ``ladder`` holds sets of optimization flags, the fastest code first; the next one is tried where a set fails to
-    compile, and the last compiles the most.
+    compile, and the last compiles the most. ``kernels`` are the families of kernels of our own that take what IREE's
+    code generator is slow at.
     """
 
     devices: tuple[DeviceTarget, ...]
     ladder: Ladder
+    kernels: tuple[str, ...] = ()
 
     def only(self, flags: tuple[str, ...]) -> Target:
         """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""

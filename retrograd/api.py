@@ -64,6 +64,7 @@ def compile_backward(
     dynamic_shapes: Any = None,
     verify: bool = False,
     fallback: Literal["island", "error"] = "island",
+    kernels: str | Sequence[str] = "auto",
     cache: bool = True,
     portable: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -95,6 +96,9 @@ def compile_backward(
             which a warning and ``explain()`` tell; or ``error``, they are refused, as they always are for HIP, whose
             code runs nowhere here. A memory budget counts what islands give, and not what torch takes while it runs
             them.
+        kernels: for CUDA, what kernels of retrograd's own compute in place of code that IREE generates: ``auto``, all
+            that there is one for, if Triton is installed; ``off``, nothing; or names of families of them,
+            ``["products"]``. ``explain()`` says which op took which.
         cache: keep the executable on disk and take it from there the next time.
         portable: compile at once what ``save`` writes, whose functions others than retrograd call too; otherwise
             ``save`` compiles that, so that who saves nothing waits for less.
@@ -109,14 +113,15 @@ def compile_backward(
         line and a command that replays the failure.
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
-        ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use.
+        ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
+        or kernels are asked for by name that there are none of here.
         TypeError: ``verify``, ``cache`` or ``portable`` is neither True nor False.
     """
     check_flag("verify", verify)
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
-    options = Options(target, partition, cache, memory_budget, save_policy, fallback).on(
+    options = Options(target, partition, cache, memory_budget, save_policy, fallback, kernels).on(
         tensors_of(model, args, kwargs)
     )
     phases, hooks = Progress(progress), find_open_pair()

@@ -227,7 +227,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
         CaptureError, PipelineError, CompileError: it cannot be compiled; names the op.
     """
     device = _device_of(traced.graph_module)
-    phases, target = Progress(), target_on(device, options.target)
+    phases, target = Progress(), target_on(device, options.target, options.kernels)
     driver = choose_uri(target.names, choose_device(target.names, [device]))
     # What compiles beside the training is the same program.
     plain = replace(options, background=False)

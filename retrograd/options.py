@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.device_targets import KINDS
+from retrograd.pipelines.kernels.choice import AUTO, OFF, check_kernels, with_kernels
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.targets import Target, UnknownTarget, cuda_architecture, find_target
 from retrograd.runtime.placement import choose_device, choose_uri
@@ -36,6 +37,7 @@ class Options:
     memory_budget: int | float | str | None = None
     save_policy: SavePolicy | None = None
     fallback: str = "island"
+    kernels: str | Sequence[str] = AUTO
     device: torch.device = _CPU
 
     @property
@@ -44,7 +46,9 @@ class Options:
         return self.save_policy or SavePolicy()
 
     def __post_init__(self) -> None:
-        self.find_target()
+        # Which kernels there are for it is seen when the device is known.
+        target_on(self.device, self.target, OFF)
+        check_kernels(self.kernels)
         check_flag("cache", self.cache)
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
@@ -73,7 +77,7 @@ class Options:
 
     def find_target(self) -> Target:
         """The target asked for, else that of the tensors' device."""
-        return target_on(self.device, self.target)
+        return target_on(self.device, self.target, self.kernels)
 
     def allowed_fallback(self) -> str:
         """The fallback, where there can be islands: code for HIP does not run here, and no file holds an island."""
@@ -95,12 +99,14 @@ class BackwardOptions:
     cache: bool
     background: bool = False
     fallback: str = "island"
+    kernels: str | Sequence[str] = AUTO
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None) or len(target_on(_CPU, self.target).devices) > 1:
             raise UnknownTarget(
                 f"target {self.target!r}: a backward runs on one device; write one of {', '.join(KINDS)}"
             )
+        check_kernels(self.kernels)
         check_flag("cache", self.cache)
         check_flag("background", self.background)
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -122,12 +128,13 @@ def check_flag(what: str, given: object) -> None:
         raise TypeError(f"{what} is True or False, got {given!r}{hint}")
 
 
-def target_on(device: torch.device, target: str | Sequence[str] | None) -> Target:
-    """The target asked for, else that of tensors on ``device``; ``cuda`` is the kind of card that it is."""
+def target_on(device: torch.device, target: str | Sequence[str] | None, kernels: str | Sequence[str] = AUTO) -> Target:
+    """The target asked for, else that of tensors on ``device``, with the ``kernels`` asked for; ``cuda`` is the kind of
+    card that it is."""
     if device.type != "cuda":
-        return find_target("cpu" if target is None else target)
+        return with_kernels(find_target("cpu" if target is None else target), kernels)
     architecture = cuda_architecture(*torch.cuda.get_device_capability(device))
-    return find_target("cuda" if target is None else target, cuda_architecture=architecture)
+    return with_kernels(find_target("cuda" if target is None else target, cuda_architecture=architecture), kernels)
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

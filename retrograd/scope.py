@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Literal
 
@@ -72,6 +73,7 @@ def enable(
     cache: bool = True,
     background: bool = False,
     fallback: Literal["island", "error"] = "island",
+    kernels: str | Sequence[str] = "auto",
 ) -> Scope:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -89,12 +91,15 @@ def enable(
             first step on that begins when its compilation is done.
         fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions;
             or ``error``, the whole backward runs eagerly.
+        kernels: as for :func:`compile_backward`.
 
     Raises:
-        UnknownTarget, ValueError: no such target, schedule or fallback.
+        UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
         TypeError: ``cache`` or ``background`` is neither True nor False.
     """
-    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback))
+    # Options are compared and hashed.
+    families = kernels if isinstance(kernels, str) else tuple(kernels)
+    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback, families))
 
 
 def explain_recompiles() -> list[Recompile]:

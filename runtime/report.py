@@ -77,6 +77,8 @@ class Report:
             if key in self.data:
                 value = self.data[key]
                 table.add_row(title, self._why_unknown(key) if value is None else self._text(key, value))
+        for line in self.data.get("kernels", ()):
+            table.add_row("kernel", line)
         for phase, seconds in self.data["compile_seconds"].items():
             table.add_row(f"seconds in {phase}", f"{seconds:.2f}")
         for island in self.data.get("islands", ()):

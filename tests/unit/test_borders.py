@@ -35,6 +35,8 @@ BORDERS = {
     "dialects": border("dialects"),
     "dialects/ir.py": border("dialects", others="torch_mlir"),
     "pipelines": border("dialects", "pipelines", others="numpy ortools"),
+    "pipelines/kernels": border("dialects", "pipelines", others="platformdirs"),
+    "pipelines/kernels/source": border(others="triton"),
     "pipelines/stream": border("pipelines", others="iree.compiler"),
     "frontend": border("dialects", "frontend", others="numpy sympy torch torch_mlir.extras torch_mlir.fx"),
     "runtime": border("runtime", others="iree.runtime matplotlib numpy platformdirs rich safetensors torch"),
@@ -42,6 +44,7 @@ BORDERS = {
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
     "tools/opt.py": border("dialects", "pipelines"),
     "tools/lower.py": border("tools"),
+    "tools/ptx.py": border("pipelines", others="triton"),
     "tools/iree_compile.py": border("pipelines", others="iree.compiler"),
 }
 # The distribution that brings each module named above.

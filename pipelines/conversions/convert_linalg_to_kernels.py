@@ -1,0 +1,85 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``convert-linalg-to-kernels``: what IREE's code generator is slow at is dispatched to kernels of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from retrograd.dialects import ir
+from retrograd.pipelines.functions import functions, only_block
+from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
+from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
+from retrograd.pipelines.kernels.kernel import KernelError
+from retrograd.pipelines.kernels.products import Products
+from retrograd.pipelines.kernels.ptx import compile_kernels
+from retrograd.pipelines.kernels.scatters import Scatters
+from retrograd.pipelines.kernels.tiles import ARCHITECTURES
+from retrograd.pipelines.passes import ModulePass, PassFailure
+
+FAMILIES: Mapping[str, Callable[[str], Family]] = {"products": Products, "scatters": Scatters}
+"""Families by name; each is made for an architecture."""
+
+
+@dataclass(frozen=True)
+class ConvertLinalgToKernels(ModulePass):
+    """Puts a dispatch of a kernel of ours, an executable with its PTX in the module, where an op was that a family of
+    kernels takes; all other ops stay, and IREE generates their code.
+
+    The PTX is data of the module: neither iree-compile nor what runs its result needs Triton, which compiled it.
+    """
+
+    name: ClassVar[str] = "convert-linalg-to-kernels"
+    description: ClassVar[str] = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
+
+    arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
+    families: str = field(default="products,scatters", metadata={"help": "names of families of kernels, by commas"})
+    ptx: Literal["embed", "none"] = field(
+        default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}
+    )
+
+    def apply(self, module: ir.Operation) -> None:
+        families = self._find_families(module)
+        plans: list[Plan] = []
+        choices: list[str] = []
+        for func in functions(module):
+            kinds = [FAMILIES[name](self.arch) for name in families]
+            for view in list(only_block(func, self.name).operations):
+                found = next((plan for kind in kinds if (plan := kind.plan(view.operation)) is not None), None)
+                if found is not None:
+                    choices.append(str(found))
+                if found is not None and not isinstance(found, Refusal):
+                    plans.append(found)
+        kernels = {kernel: updates for plan in plans for kernel, updates in plan.kernels().items()}
+        compiled = dict.fromkeys(kernels, NO_PTX)
+        if self.ptx == "embed":
+            try:
+                compiled = compile_kernels(kernels, self.arch)
+            except KernelError as error:
+                raise PassFailure(None, f"{self.name}: {error}", "or leave out the pass") from error
+        for plan in plans:
+            plan.apply(compiled)
+        add_executables(module, {kernel: (compiled[kernel], kernels[kernel]) for kernel in kernels}, self.arch)
+        _note(module, choices)
+
+    def _find_families(self, module: ir.Operation) -> list[str]:
+        names = self.families.split(",")
+        unknown = [name for name in names if name not in FAMILIES]
+        if unknown:
+            raise PassFailure(
+                None, f"{self.name}: no family of kernels '{unknown[0]}'", f"there are {', '.join(FAMILIES)}"
+            )
+        if self.arch not in ARCHITECTURES:
+            raise PassFailure(
+                None, f"{self.name}: no kernels for '{self.arch}'", f"there are some for {', '.join(ARCHITECTURES)}"
+            )
+        return names
+
+
+def _note(module: ir.Operation, choices: list[str]) -> None:
+    """Add lines to what a module says of its kernels."""
+    before = [ir.StringAttr(line).value for line in module.attributes[CHOICES]] if CHOICES in module.attributes else []
+    if before or choices:
+        module.attributes[CHOICES] = ir.ArrayAttr.get([ir.StringAttr.get(line) for line in [*before, *choices]])

@@ -1,0 +1,58 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which families of kernels a target is compiled with: what was asked for, as far as it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES
+from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
+from retrograd.pipelines.kernels.tiles import ARCHITECTURES
+from retrograd.pipelines.targets import Target
+
+AUTO, OFF = "auto", "off"
+
+
+def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
+    """``target`` with the families of kernels that are ``wanted``: ``"auto"`` for all, where Triton is installed and
+    the code is for one CUDA device that there are kernels for; ``"off"`` for none; or their names.
+
+    Raises:
+        ValueError: no such family; or kernels are asked for by name that cannot be had here.
+    """
+    names, obstacle = check_kernels(wanted), find_obstacle(target)
+    if wanted == AUTO:
+        return target if obstacle else replace(target, kernels=tuple(FAMILIES))
+    if obstacle and names:
+        raise ValueError(f"kernels {', '.join(names)} cannot be had: {obstacle}; use kernels='auto' or 'off'")
+    return replace(target, kernels=tuple(name for name in FAMILIES if name in names))
+
+
+def check_kernels(wanted: str | Sequence[str]) -> list[str]:
+    """The names of families in what is wanted.
+
+    Raises:
+        ValueError: there is none of a name; lists those there are.
+    """
+    if wanted in (AUTO, OFF):
+        return []
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    known = [AUTO, OFF, *FAMILIES]
+    for name in names:
+        if name not in FAMILIES:
+            similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(name), known, 1))
+            raise ValueError(f"kernels {name!r} is not one of {', '.join(known)}{similar}")
+    return names
+
+
+def find_obstacle(target: Target) -> str | None:
+    """Why a target has no kernels of ours; ``None`` where it has."""
+    if target.kinds != ("cuda",):
+        return f"they are for one CUDA device, and the target is {target.name}"
+    architecture = target.name.partition(":")[2]
+    if architecture not in ARCHITECTURES:
+        return f"there are some for {', '.join(ARCHITECTURES)}, and the target is {target.name}"
+    return None if find_triton() is not None else f"Triton is not installed ({INSTALL})"

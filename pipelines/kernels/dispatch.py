@@ -1,0 +1,114 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels in a module: an executable for each, with its PTX, and the ops that dispatch them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from retrograd.dialects import ir
+from retrograd.pipelines.device_targets import CUDA_ARCHITECTURES
+from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
+from retrograd.pipelines.transforms.barriers import make_index
+
+# Of IREE, unknown here: modules that hold them are read with unregistered dialects allowed.
+DISPATCH = "flow.dispatch"
+EXECUTABLE = "hal.executable.source"
+# What stands for PTX where none is compiled, in tests of what takes which kernel.
+NO_PTX = CompiledKernel(ptx="", threads=128, shared=0, scratch=0)
+
+_SOURCE = """
+"hal.executable.source"() ({{
+  "hal.executable.export"() ({{
+  ^bb0(%device: !hal.device, %x: index, %y: index, %z: index):
+    "hal.return"(%x, %y, %z) : (index, index, index) -> ()
+  }}, {{}}) {{sym_name = "{label}", sym_visibility = "public", ordinal = 0 : index,
+    layout = #hal.pipeline.layout<constants = {numbers}, bindings = [{bindings}]>,
+    workgroup_size = [{threads} : index, 1 : index, 1 : index], subgroup_size = 32 : index,
+    workgroup_local_memory = {shared} : index}} : () -> ()
+  "hal.executable.source_end"() : () -> ()
+}}) {{sym_name = "{label}_cuda", sym_visibility = "private",
+  objects = #hal.executable.objects<{{
+    {target} = [#hal.executable.object<{{path = "{label}.ptx"{data}}}>]}}>}} : () -> ()
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel for operands and sizes: the workgroups, its numbers, and how many programs have scratch memory.
+
+    ``written`` is the number of the operand that the kernel updates in place, which its result then is.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    written: int | None = field(default=None)
+
+
+def create_dispatch(
+    launch: Launch,
+    compiled: CompiledKernel,
+    operands: Sequence[ir.Value],
+    result: ir.Type,
+    before: ir.Operation,
+) -> ir.Value:
+    """Dispatch a kernel in front of an op; gives its result, of type ``result``."""
+    ip, location = ir.InsertionPoint(before), before.location
+    grid = [make_index(count, ip, location).result for count in launch.grid]
+    numbers = [_make_number(number, ip, location) for number in launch.numbers]
+    results = [result]
+    if compiled.scratch:
+        results.append(_bytes_type(prod(launch.grid) * compiled.scratch, location))
+    attributes: dict[str, ir.Attribute] = {
+        "entry_points": ir.Attribute.parse(f"[@{launch.kernel.label}_cuda::@{launch.kernel.label}]"),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([len(grid), len(operands) + len(numbers), 0, 0]),
+    }
+    if launch.written is not None:
+        attributes["tied_operands"] = ir.Attribute.parse(f"[{launch.written} : index]")
+    made = ir.Operation.create(
+        DISPATCH, results=results, operands=[*grid, *operands, *numbers], attributes=attributes, loc=location, ip=ip
+    )
+    return made.results[0]
+
+
+def add_executables(module: ir.Operation, kernels: Mapping[Kernel, tuple[CompiledKernel, bool]], target: str) -> None:
+    """Put an executable for each kernel in front of a module's functions, with its PTX; ``target`` is the architecture.
+    With a kernel goes whether it updates an operand in place."""
+    block = module.regions[0].blocks[0]
+    for kernel, (compiled, updates) in kernels.items():
+        parsed = ir.Module.parse(write_executable(kernel, compiled, target, updates=updates))
+        parsed.body.operations[0].operation.clone(ip=ir.InsertionPoint.at_block_begin(block))
+
+
+def write_executable(kernel: Kernel, compiled: CompiledKernel, target: str, *, updates: bool) -> str:
+    """The executable of a kernel as text, its PTX in it as data."""
+    results = 0 if updates else 1
+    read = len(kernel.pointers) - results
+    plain, written = "#hal.pipeline.binding<storage_buffer, ReadOnly>", "#hal.pipeline.binding<storage_buffer>"
+    bindings = [plain] * (read - updates) + [written] * (results + updates + bool(compiled.scratch))
+    # Written out, and not as a resource of the module: the bindings do not look into attributes of IREE's.
+    digits = compiled.ptx.encode().hex()
+    data = f', data = dense<"0x{digits}"> : vector<{len(digits) // 2}xi8>' if digits else ""
+    return _SOURCE.format(
+        label=kernel.label,
+        numbers=len(kernel.numbers),
+        bindings=", ".join(bindings),
+        threads=compiled.threads,
+        shared=compiled.shared,
+        target=CUDA_ARCHITECTURES[target].executable(target),
+        data=data,
+    )
+
+
+def _make_number(number: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
+    type_ = ir.IntegerType.get_signless(32)
+    attributes = {"value": ir.IntegerAttr.get(type_, number)}
+    made = ir.Operation.create("arith.constant", results=[type_], attributes=attributes, loc=location, ip=ip)
+    return made.results[0]
+
+
+def _bytes_type(count: int, location: ir.Location) -> ir.Type:
+    return ir.RankedTensorType.get([count], ir.IntegerType.get_signless(8), loc=location)

@@ -1,0 +1,60 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A kernel as data: which function of ``source`` it is, and what that is compiled for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ELEMENTS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i64": "i64", "i32": "i32"}
+"""Triton's names of the types of elements, by MLIR's."""
+
+
+class KernelError(Exception):
+    """A kernel that cannot be compiled here; says why, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel for all sizes of its class.
+
+    ``pointers`` are its buffers, operands first, each with the type of its elements; ``numbers`` its 32-bit arguments.
+    ``aligned`` are those of both that are multiples of 16 (addresses in bytes). ``constants`` are what the function is
+    specialized to, ``None`` for a buffer that it does without. A workgroup has ``warps`` warps, which load ``stages``
+    steps ahead.
+    """
+
+    label: str
+    source: str
+    function: str
+    pointers: tuple[tuple[str, str], ...]
+    numbers: tuple[str, ...]
+    aligned: tuple[str, ...]
+    constants: tuple[tuple[str, int | None], ...]
+    warps: int
+    stages: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, which the compiling program reads."""
+        return asdict(self)
+
+    @property
+    def key(self) -> str:
+        """Text that is the same for the same kernel."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """PTX whose arguments are as IREE passes them: buffers, those of scratch memory last among them, then numbers.
+
+    ``shared`` is the shared memory of a workgroup and ``scratch`` its own part of a scratch buffer, in bytes; the
+    kernel takes no such buffer where that is 0.
+    """
+
+    ptx: str
+    threads: int
+    shared: int
+    scratch: int

@@ -1,0 +1,132 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From kernels to PTX, by Triton in a process of its own; each once, as long as the cache lasts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import platformdirs
+
+from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
+
+CACHE_VARIABLE = "RETROGRAD_CACHE_DIR"
+"""The environment variable that names the folder of all that retrograd keeps."""
+
+INSTALL = "pip install retrograd[cuda]"
+_PROGRAM = "retrograd.tools.ptx"
+_SOURCES = Path(__file__).parent / "source"
+
+
+@cache
+def find_triton() -> str | None:
+    """Triton's release; ``None`` where it is not installed. Triton itself is not imported."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        # A copy without metadata: its sources tell one from another, as far as anyone can.
+        return "unknown"
+
+
+def compile_kernels(kernels: Iterable[Kernel], architecture: str) -> dict[Kernel, CompiledKernel]:
+    """PTX for each kernel, from the cache or by Triton.
+
+    Raises:
+        KernelError: Triton is not installed, or does not compile a kernel; says which.
+    """
+    wanted = list(dict.fromkeys(kernels))
+    paths = {kernel: _path(kernel, architecture) for kernel in wanted}
+    found = {kernel: kept for kernel, path in paths.items() if (kept := _read(path)) is not None}
+    missing = [kernel for kernel in wanted if kernel not in found]
+    for kernel, compiled in zip(missing, _compile(missing, architecture), strict=True):
+        found[kernel] = compiled
+        _write(paths[kernel], compiled)
+    return found
+
+
+def _compile(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
+    if not kernels:
+        return []
+    if find_triton() is None:
+        raise KernelError(f"Triton is not installed, which compiles kernels of our own: {INSTALL}, or kernels='off'")
+    request = json.dumps({"architecture": architecture, "kernels": [kernel.to_dict() for kernel in kernels]})
+    ended = subprocess.run([sys.executable, "-m", _PROGRAM], input=request, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
+        raise KernelError(f"Triton compiles no kernels for {architecture}: {last[:500]}; compile with kernels='off'")
+    return [CompiledKernel(**answer) for answer in json.loads(ended.stdout)]
+
+
+def _path(kernel: Kernel, architecture: str) -> Path:
+    folder = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("retrograd")
+    text = f"{architecture} {find_triton()} {kernel.key} {_fingerprint()}"
+    return Path(folder) / "kernels" / f"{kernel.label}-{sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+@cache
+def _fingerprint() -> str:
+    files = [*sorted(_SOURCES.glob("*.py")), Path(__file__)]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read(path: Path) -> CompiledKernel | None:
+    """What is kept there, if it is whole."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        digest = fields.pop("digest")
+        return CompiledKernel(**fields) if digest == sha256(fields["ptx"].encode()).hexdigest() else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(path: Path, compiled: CompiledKernel) -> None:
+    """Keep a kernel; where the folder cannot be written to, it is compiled again next time."""
+    fields = {**asdict(compiled), "digest": sha256(compiled.ptx.encode()).hexdigest()}
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(fields), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        print(f"retrograd: kernels are not kept in {path.parent}: {error}", file=sys.stderr)
+
+
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(\n(.*?)\n\)", flags=re.DOTALL)
+
+
+def adapt_ptx(ptx: str, kernel: Kernel, scratch: int) -> str:
+    """Triton's PTX with the kernel under its label, and its arguments as IREE passes them.
+
+    Triton's last two arguments point to scratch memory and to a profiler's: the first, where the kernel has any, goes
+    behind the buffers, the other goes.
+
+    Raises:
+        KernelError: the arguments are not those that were asked for, or one is used that is taken out.
+    """
+    entry = _ENTRY.search(ptx)
+    if entry is None:
+        raise KernelError(f"the PTX of {kernel.label} has no kernel")
+    name, parameters = entry[1], [line.strip().rstrip(",") for line in entry[2].split("\n")]
+    buffers, numbers = len(kernel.pointers), len(kernel.numbers)
+    if len(parameters) != buffers + numbers + 2:
+        raise KernelError(f"the PTX of {kernel.label} takes {len(parameters)} arguments: another release of Triton?")
+    own, rest, (memory, profile) = parameters[:buffers], parameters[buffers:-2], parameters[-2:]
+    for taken in [profile] + [memory] * (not scratch):
+        if f"[{taken.split()[-1]}]" in ptx:
+            raise KernelError(f"the PTX of {kernel.label} uses an argument that IREE does not pass")
+    order = ",\n\t".join([*own, *[memory] * bool(scratch), *rest])
+    text = ptx[: entry.start()] + f".visible .entry {name}(\n\t{order}\n)" + ptx[entry.end() :]
+    return re.sub(rf"\b{name}(?=_param_\d|\()", kernel.label, text)

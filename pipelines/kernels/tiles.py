@@ -1,0 +1,148 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How products are divided: tiles of a workgroup, and parts of the sum where there are few tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``batch`` products of m x k by k x n matrices of ``element`` (MLIR's name)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    element: str
+
+    @property
+    def parts(self) -> int:
+        """How many matrices of bf16 one of f32 is the sum of; one of 16 bits is multiplied as it is."""
+        return 3 if self.element == "f32" else 1
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A workgroup's tile (m x n, in steps of k), its warps, how many steps ahead it loads, and how many ``parts`` the
+    sum is computed in. ``copied`` tiles are fetched by the copy engine. ``rate`` is what tiles of this kind reach, in
+    TFLOP/s, where there are enough of them, and ``resident`` how many a multiprocessor holds."""
+
+    architecture: str
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    rate: float
+    resident: int = 1
+    copied: bool = False
+    parts: int = 1
+
+    def count(self, shape: Shape) -> int:
+        """Tiles of one product."""
+        return -(-shape.m // self.m) * -(-shape.n // self.n)
+
+    def steps(self, shape: Shape) -> int:
+        """Steps of a part; the last part may have fewer."""
+        total = -(-shape.k // self.k) if self.copied else pad(shape.k) // self.k
+        return -(-total // self.parts)
+
+
+MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_120": 170}
+"""Of the largest card of each architecture: A100, RTX 3090, RTX 4090, H100, RTX 5090."""
+
+# Of an H100, less what a sum of parts does not reach of it: bytes in a second.
+_BANDWIDTH = 2.5e12
+_MOST_PARTS = 8
+# A part has so many steps at the least.
+_FEWEST_STEPS = 8
+_SMALL, _LARGE = 64, 128
+
+
+def pad(size: int) -> int:
+    """What a size is filled up to, for tiles that divide it."""
+    step = _SMALL if size <= _SMALL else _LARGE
+    return -(-size // step) * step
+
+
+# Measured on an H100, at 4096 x 4096 x 4096 and 4096 x 3072 x 768; those of other architectures are by shared memory.
+_TILES: dict[str, dict[int, tuple[Tiling, ...]]] = {
+    "sm_90": {
+        3: (
+            Tiling("sm_90", 64, 128, 32, 4, 3, rate=110, resident=2),
+            Tiling("sm_90", 64, 64, 64, 4, 2, rate=80, resident=2),
+        ),
+        1: (
+            Tiling("sm_90", 128, 256, 64, 8, 3, rate=750, copied=True),
+            Tiling("sm_90", 128, 128, 64, 8, 4, rate=640, copied=True),
+            Tiling("sm_90", 128, 128, 64, 4, 4, rate=560),
+            Tiling("sm_90", 128, 64, 64, 4, 4, rate=400, resident=2),
+            Tiling("sm_90", 64, 64, 64, 4, 3, rate=300, resident=4),
+        ),
+    },
+    "sm_80": {
+        3: (
+            Tiling("sm_80", 64, 128, 32, 4, 3, rate=35),
+            Tiling("sm_80", 64, 64, 32, 4, 3, rate=25, resident=2),
+        ),
+        1: (
+            Tiling("sm_80", 128, 128, 64, 8, 3, rate=220),
+            Tiling("sm_80", 64, 64, 64, 4, 3, rate=130, resident=3),
+        ),
+    },
+}
+# With 99 KiB of shared memory for a workgroup.
+_TIGHT = {
+    3: (
+        Tiling("", 64, 128, 32, 4, 2, rate=25),
+        Tiling("", 64, 64, 32, 4, 2, rate=20, resident=2),
+    ),
+    1: (
+        Tiling("", 128, 128, 32, 8, 3, rate=140),
+        Tiling("", 64, 64, 64, 4, 3, rate=90, resident=2),
+    ),
+}
+for _name in ("sm_86", "sm_89", "sm_120"):
+    _TILES[_name] = {
+        parts: tuple(replace(tiling, architecture=_name) for tiling in tilings) for parts, tilings in _TIGHT.items()
+    }
+
+ARCHITECTURES = tuple(sorted(_TILES, key=lambda name: int(name[3:])))
+"""Those that there are tiles for."""
+
+
+def choose_tiling(shape: Shape, architecture: str) -> Tiling:
+    """The tiling that is expected to take the least time.
+
+    Raises:
+        KeyError: an architecture that is none of ``ARCHITECTURES``.
+    """
+    return min(_find_tilings(shape, architecture), key=lambda tiling: estimate_seconds(shape, tiling))
+
+
+def _find_tilings(shape: Shape, architecture: str) -> Iterator[Tiling]:
+    for tiling in _TILES[architecture][shape.parts]:
+        if tiling.copied and shape.batch > 1:
+            continue
+        if not tiling.copied and (pad(shape.m) % tiling.m or pad(shape.n) % tiling.n):
+            continue
+        yield tiling
+        steps = tiling.steps(shape)
+        most = min(_MOST_PARTS, steps // _FEWEST_STEPS) if shape.batch == 1 else 1
+        for parts in range(2, most + 1):
+            divided = replace(tiling, parts=parts)
+            # No part is without steps.
+            if divided.steps(shape) * (parts - 1) < steps:
+                yield divided
+
+
+def estimate_seconds(shape: Shape, tiling: Tiling) -> float:
+    """How long a product takes: whole rounds of tiles, and what writes and adds up its parts."""
+    slots = MULTIPROCESSORS[tiling.architecture] * tiling.resident
+    rounds = -(-tiling.count(shape) * shape.batch * tiling.parts // slots)
+    tile = 2 * tiling.m * tiling.n * tiling.k * tiling.steps(shape) * slots / (tiling.rate * 1e12)
+    sums = 0.0 if tiling.parts == 1 else 8 * (tiling.parts + 1) * shape.m * shape.n / _BANDWIDTH
+    return rounds * tile + sums

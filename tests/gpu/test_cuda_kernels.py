@@ -1,0 +1,159 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels of our own on the device: against float64, on fresh random inputs, at sizes that no tile divides too."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import require_device
+from torch import Tensor
+
+import retrograd
+
+# Of the norm: eager's own in f32 is 2e-7 to 1e-6 at these sizes, and one rounding to 16 bits more than that.
+TOLERANCES = {torch.float32: 5e-7, torch.bfloat16: 3e-3, torch.float16: 5e-4}
+
+
+def setup_module() -> None:
+    require_device()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype).requires_grad_()
+
+
+def poison() -> None:
+    """Leave what is no number in the memory that results and scratch are taken from next."""
+    torch.full((1 << 26,), float("nan"), device="cuda")
+    torch.cuda.synchronize()
+
+
+def run(call: Callable[..., Any], args: Sequence[Tensor], tangent: Tensor) -> list[Tensor]:
+    output = call(*args)
+    return [output.detach(), *torch.autograd.grad(output, [a for a in args if a.requires_grad], tangent)]
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def compile_with(kernels: str, function: Callable[..., Any], args: Sequence[Tensor]) -> Any:
+    compiled = retrograd.compile_backward(function, args, kernels=kernels)
+    labels = " ".join(compiled.explain().to_dict()["kernels"])
+    assert {"products": "product_", "scatters": "add_rows"}[kernels] in labels, labels
+    return compiled
+
+
+def check(function: Callable[..., Any], *args: Tensor, kernels: str = "products") -> None:
+    """Outputs and gradients near those of float64, the same bits twice, and no further from them than eager's."""
+    compiled = compile_with(kernels, function, args)
+    wide = [a.detach().double().requires_grad_() if a.is_floating_point() else a for a in args]
+    shape = function(*args)
+    tangent = torch.randn_like(shape)
+    exact, eager = run(function, wide, tangent.double()), run(function, args, tangent)
+    poison()
+    found = run(compiled, args, tangent)
+    again = run(compiled, args, tangent)
+    for mine, other, theirs, right in zip(found, again, eager, exact, strict=True):
+        assert torch.equal(mine, other)
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        error = relative_error(mine, right)
+        assert error <= max(TOLERANCES[mine.dtype], 1.2 * relative_error(theirs, right)), (error, mine.shape)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (256, 256, 256),
+        (1024, 768, 512),
+        (300, 257, 1000),
+        (4096, 48, 136),
+        (17, 4096, 300),
+        (2048, 130, 64),
+        (128, 128, 8192),
+        (640, 1000, 5003),
+    ],
+    ids=lambda size: str(size),
+)
+def test_linear_layers(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """Three layouts: the forward's weight is transposed, and what its gradient is of."""
+    check(F.linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype, scale=k**-0.5), random(n, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_batches(dtype: torch.dtype) -> None:
+    check(torch.bmm, random(6, 200, 72, dtype=dtype), random(6, 72, 250, dtype=dtype))
+    check(lambda x, y: x @ y.transpose(-1, -2), random(3, 4, 128, 64, dtype=dtype), random(3, 4, 128, 64, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_strides_and_slices(dtype: torch.dtype) -> None:
+    wide, weight = random(512, 1030, dtype=dtype), random(300, 700, dtype=dtype)
+    check(lambda x, w: x[:, 3:303] @ w[:, 1:], wide, weight)
+    check(lambda x, w: x.t() @ w, random(700, 512, dtype=dtype).t().contiguous().t(), random(700, 96, dtype=dtype))
+
+
+def test_one_row_is_right_too() -> None:
+    """Nothing that a kernel does not take is wrong."""
+    x, w = random(1, 512), random(700, 512)
+    compiled = retrograd.compile_backward(F.linear, (x, w), kernels="products")
+    assert "too small" in " ".join(compiled.explain().to_dict()["kernels"])
+    tangent = torch.randn(1, 700, device="cuda")
+    for mine, theirs in zip(run(compiled, (x, w), tangent), run(F.linear, (x, w), tangent), strict=True):
+        assert relative_error(mine, theirs.double()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_infinities_and_what_is_no_number(dtype: torch.dtype) -> None:
+    x, y = random(300, 512, dtype=dtype), random(512, 200, dtype=dtype)
+    largest = torch.finfo(dtype).max
+    with torch.no_grad():
+        x[3, 5], x[7, 9], x[9, 3], x[20, 20] = float("inf"), float("nan"), -float("inf"), largest
+        y[1, 1], y[5, 7] = largest, 0
+    compiled, tangent = compile_with("products", torch.mm, (x, y)), torch.ones(300, 200, device="cuda", dtype=dtype)
+    found, eager = run(compiled, (x, y), tangent)[0], run(torch.mm, (x, y), tangent)[0]
+    assert torch.equal(found.isnan(), eager.isnan())
+    assert torch.equal(found.isinf(), eager.isinf())
+    assert torch.equal(found[found.isinf()], eager[eager.isinf()])
+
+
+def test_numbers_of_all_sizes() -> None:
+    """A row of large numbers beside rows of small ones, whose lower parts are smaller still."""
+    scales = torch.logspace(-30, 15, 256, device="cuda")[:, None]
+    x, y = (random(256, 512).detach() * scales).requires_grad_(), random(512, 256)
+    compiled = compile_with("products", torch.mm, (x, y))
+    exact = x.detach().double() @ y.detach().double()
+    error = (compiled(x, y).detach().double() - exact).norm(dim=1) / exact.norm(dim=1)
+    assert float(error.max()) < 5e-7
+
+
+@pytest.mark.parametrize("rows", ["random", "same", "few"])
+@pytest.mark.parametrize(("count", "width"), [(4096, 96), (777, 33), (2, 300)])
+def test_embeddings(rows: str, count: int, width: int) -> None:
+    most = {"random": 1000, "same": 1, "few": 7}[rows]
+    places = torch.randint(0, most, (count,), device="cuda")
+    check(lambda w: F.embedding(places, w), random(1000, width), kernels="scatters")
+
+
+def test_a_file_needs_no_triton(tmp_path: Path) -> None:
+    x, w = random(512, 512), random(512, 512)
+    compiled = compile_with("products", F.linear, (x, w))
+    path = tmp_path / "linear.rgd"
+    compiled.save(path)
+    code = f"""
+import sys
+sys.modules["triton"] = None
+import torch, retrograd
+x, w = (torch.randn(512, 512, device="cuda").requires_grad_() for _ in range(2))
+y = retrograd.load({str(path)!r})(x, w)
+y.sum().backward()
+assert (y - torch.nn.functional.linear(x, w)).abs().max() < 1e-3 and x.grad is not None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,140 @@
+// RUN: retrograd-opt %s -p 'convert-linalg-to-kernels{ptx=none}' --allow-unregistered-dialect --split-input-file \
+// RUN:   | FileCheck %s
+
+// A product of f32: both matrices are split into three of bf16, filled up with zeros to whole tiles. What splits one is
+// compiled once, and a matrix that two products read is split once.
+
+// CHECK: bwd.kernels = ["matmul of tensor<300x1000xf32> and tensor<1000x256xf32>: product_nt_f32_64x128x32
+// CHECK-DAG: sym_name = "split_f32_odd_cuda"
+// CHECK-LABEL: func.func @split(
+// CHECK-SAME: %[[X:.*]]: tensor<300x1000xf32>, %[[W:.*]]: tensor<256x1000xf32>
+// CHECK-NOT: linalg.matmul
+// CHECK: %[[SX:.*]] = "flow.dispatch"({{.*}}, %[[X]], {{.*}}entry_points = [@split_f32_odd_cuda::@split_f32_odd]{{.*}}tensor<3x384x1024xbf16>
+// CHECK: %[[SW:.*]] = "flow.dispatch"({{.*}}, %[[W]], {{.*}}tensor<3x256x1024xbf16>
+// CHECK: %[[PARTS:.*]] = "flow.dispatch"({{.*}}, %[[SX]], %[[SW]], {{.*}}@product_nt_f32_64x128x32{{.*}} -> tensor<{{[0-9]+}}x300x256xf32>
+// CHECK: linalg.generic {{.*}}iterator_types = ["parallel", "parallel", "reduction"]} ins(%[[PARTS]]
+// CHECK: "flow.dispatch"({{.*}}, %[[SX]], {{.*}}@product_tn_f32_
+func.func @split(%x: tensor<300x1000xf32>, %w: tensor<256x1000xf32>, %y: tensor<300x1000xf32>)
+    -> (tensor<300x256xf32>, tensor<1000x1000xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<1000x256xf32>
+  %t = linalg.transpose ins(%w : tensor<256x1000xf32>) outs(%e : tensor<1000x256xf32>) permutation = [1, 0]
+  %f = tensor.empty() : tensor<300x256xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%f : tensor<300x256xf32>) -> tensor<300x256xf32>
+  %r = linalg.matmul ins(%x, %t : tensor<300x1000xf32>, tensor<1000x256xf32>)
+      outs(%fill : tensor<300x256xf32>) -> tensor<300x256xf32>
+  %g = tensor.empty() : tensor<1000x300xf32>
+  %u = linalg.transpose ins(%x : tensor<300x1000xf32>) outs(%g : tensor<1000x300xf32>) permutation = [1, 0]
+  %h = tensor.empty() : tensor<1000x1000xf32>
+  %other = linalg.fill ins(%zero : f32) outs(%h : tensor<1000x1000xf32>) -> tensor<1000x1000xf32>
+  %s = linalg.matmul ins(%u, %y : tensor<1000x300xf32>, tensor<300x1000xf32>)
+      outs(%other : tensor<1000x1000xf32>) -> tensor<1000x1000xf32>
+  return %r, %s : tensor<300x256xf32>, tensor<1000x1000xf32>
+}
+
+// -----
+
+// A product of bf16 is read as it is; the bias, and rounding, are the kernel's.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#column = affine_map<(d0, d1) -> (d1)>
+// CHECK-LABEL: func.func @epilogue(
+// CHECK-SAME: %[[X:.*]]: tensor<4096x768xbf16>, %[[W:.*]]: tensor<768x3072xbf16>, %[[B:.*]]: tensor<3072xbf16>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], %[[B]], {{.*}}@product_nn_bf16_128x256x64_copied_bf16_bias_bf16{{.*}} -> tensor<4096x3072xbf16>
+// CHECK-NEXT: return %[[R]]
+func.func @epilogue(%x: tensor<4096x768xbf16>, %w: tensor<768x3072xbf16>, %b: tensor<3072xbf16>)
+    -> tensor<4096x3072xbf16> {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<4096x3072xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<4096x3072xf32>) -> tensor<4096x3072xf32>
+  %p = linalg.matmul ins(%x, %w : tensor<4096x768xbf16>, tensor<768x3072xbf16>)
+      outs(%fill : tensor<4096x3072xf32>) -> tensor<4096x3072xf32>
+  %sum = linalg.generic {indexing_maps = [#id, #column, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%p, %b : tensor<4096x3072xf32>, tensor<3072xbf16>) outs(%e : tensor<4096x3072xf32>) {
+  ^bb0(%a: f32, %c: bf16, %o: f32):
+    %1 = arith.extf %c : bf16 to f32
+    %2 = arith.addf %a, %1 : f32
+    linalg.yield %2 : f32
+  } -> tensor<4096x3072xf32>
+  %n = tensor.empty() : tensor<4096x3072xbf16>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%sum : tensor<4096x3072xf32>) outs(%n : tensor<4096x3072xbf16>) {
+  ^bb0(%a: f32, %o: bf16):
+    %1 = arith.truncf %a : f32 to bf16
+    linalg.yield %1 : bf16
+  } -> tensor<4096x3072xbf16>
+  return %r : tensor<4096x3072xbf16>
+}
+
+// -----
+
+// A batch whose axes were collapsed after its matrices were transposed; what begins within another tensor is copied.
+
+// CHECK-LABEL: func.func @batch(
+// CHECK-SAME: %[[Q:.*]]: tensor<2x16x128x64xbf16>, %[[K:.*]]: tensor<2x16x128x64xbf16>
+// CHECK: %[[KS:.*]] = tensor.collapse_shape %[[K]] {{.*}} into tensor<32x128x64xbf16>
+// CHECK: "flow.dispatch"({{.*}}, %[[KS]], {{.*}}@product_nt_bf16_
+// CHECK: %[[PADDED:.*]] = "flow.dispatch"({{.*}}@pad_bf16_unaligned
+// CHECK: "flow.dispatch"({{.*}}, %[[PADDED]],
+func.func @batch(%q: tensor<2x16x128x64xbf16>, %k: tensor<2x16x128x64xbf16>, %w: tensor<1025x512xbf16>)
+    -> (tensor<32x128x128xf32>, tensor<1024x512xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<2x16x64x128xbf16>
+  %t = linalg.transpose ins(%k : tensor<2x16x128x64xbf16>) outs(%e : tensor<2x16x64x128xbf16>) permutation = [0, 1, 3, 2]
+  %a = tensor.collapse_shape %q [[0, 1], [2], [3]] : tensor<2x16x128x64xbf16> into tensor<32x128x64xbf16>
+  %b = tensor.collapse_shape %t [[0, 1], [2], [3]] : tensor<2x16x64x128xbf16> into tensor<32x64x128xbf16>
+  %f = tensor.empty() : tensor<32x128x128xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%f : tensor<32x128x128xf32>) -> tensor<32x128x128xf32>
+  %r = linalg.batch_matmul ins(%a, %b : tensor<32x128x64xbf16>, tensor<32x64x128xbf16>)
+      outs(%fill : tensor<32x128x128xf32>) -> tensor<32x128x128xf32>
+  %slice = tensor.extract_slice %w[1, 0] [1024, 512] [1, 1] : tensor<1025x512xbf16> to tensor<1024x512xbf16>
+  %square = tensor.extract_slice %w[0, 0] [512, 512] [1, 1] : tensor<1025x512xbf16> to tensor<512x512xbf16>
+  %g = tensor.empty() : tensor<1024x512xf32>
+  %start = linalg.fill ins(%zero : f32) outs(%g : tensor<1024x512xf32>) -> tensor<1024x512xf32>
+  %s = linalg.matmul ins(%slice, %square : tensor<1024x512xbf16>, tensor<512x512xbf16>)
+      outs(%start : tensor<1024x512xf32>) -> tensor<1024x512xf32>
+  return %r, %s : tensor<32x128x128xf32>, tensor<1024x512xf32>
+}
+
+// -----
+
+// What stays: sums onto something, sizes that are open, small products, of integers.
+
+// CHECK: bwd.kernels = [
+// CHECK-SAME: IREE's code, it adds to what is there
+// CHECK-SAME: IREE's code, sizes are open
+// CHECK-SAME: 4 x 8 x 4, it is too small
+// CHECK-LABEL: func.func @stays(
+// CHECK-COUNT-3: linalg.matmul
+// CHECK-NOT: flow.dispatch
+func.func @stays(%x: tensor<512x512xf32>, %o: tensor<?x512xf32>, %s: tensor<4x4xf32>, %w: tensor<4x8xf32>)
+    -> (tensor<512x512xf32>, tensor<?x512xf32>, tensor<4x8xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %p = linalg.matmul ins(%x, %x : tensor<512x512xf32>, tensor<512x512xf32>)
+      outs(%x : tensor<512x512xf32>) -> tensor<512x512xf32>
+  %q = linalg.matmul ins(%o, %x : tensor<?x512xf32>, tensor<512x512xf32>)
+      outs(%o : tensor<?x512xf32>) -> tensor<?x512xf32>
+  %e = tensor.empty() : tensor<4x8xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<4x8xf32>) -> tensor<4x8xf32>
+  %r = linalg.matmul ins(%s, %w : tensor<4x4xf32>, tensor<4x8xf32>) outs(%fill : tensor<4x8xf32>) -> tensor<4x8xf32>
+  return %p, %q, %r : tensor<512x512xf32>, tensor<?x512xf32>, tensor<4x8xf32>
+}
+
+// -----
+
+// Rows that are added up where they go: places are ranked, and the table is updated in place.
+
+// CHECK-LABEL: func.func @rows(
+// CHECK-SAME: %[[U:.*]]: tensor<777x1x33xf32>, %[[P:.*]]: tensor<777x1xi64>, %[[T:.*]]: tensor<1000x33xf32>
+// CHECK: %[[ORDER:.*]] = "flow.dispatch"({{.*}}, %[[P]], {{.*}}@rank_places{{.*}} -> tensor<777xi32>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[ORDER]], %[[P]], %[[U]], %[[T]], {{.*}}@add_rows{{.*}}tied_operands = [3 : index]
+// CHECK: return %[[R]]
+func.func @rows(%u: tensor<777x1x33xf32>, %p: tensor<777x1xi64>, %t: tensor<1000x33xf32>) -> tensor<1000x33xf32> {
+  %r = "tm_tensor.scatter"(%u, %p, %t) ({
+  ^bb0(%new: f32, %old: f32):
+    %s = arith.addf %old, %new : f32
+    "tm_tensor.yield"(%s) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, unique_indices = false, operandSegmentSizes = array<i32: 2, 1>}
+      : (tensor<777x1x33xf32>, tensor<777x1xi64>, tensor<1000x33xf32>) -> tensor<1000x33xf32>
+  return %r : tensor<1000x33xf32>
+}

@@ -1,0 +1,221 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels of our own, without a device: how products are divided, what Triton makes of them, who asks for them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from retrograd.api import compile_backward
+from retrograd.pipelines.executable import read_choices
+from retrograd.pipelines.kernels import ptx
+from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
+from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
+from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
+from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels, find_triton
+from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
+from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
+from retrograd.pipelines.lowering import lowering_pipeline
+from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.vmfb import read_ptx
+from retrograd.runtime.artifact import read_artifact
+from retrograd.runtime.cache import FOLDER_VARIABLE
+
+needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
+# Shared memory of a workgroup, in bytes.
+SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 99 << 10}
+
+
+@pytest.mark.parametrize(("size", "padded"), [(1, 64), (64, 64), (65, 128), (128, 128), (50257, 50304)])
+def test_sizes_are_filled_up_to_tiles(size: int, padded: int) -> None:
+    assert pad(size) == padded
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("element", ["f32", "bf16", "f16"])
+def test_every_product_has_a_tiling_whose_parts_cover_it(architecture: str, element: str) -> None:
+    for batch, m, n, k in [(1, 16, 16, 65536), (96, 512, 64, 512), (1, 4096, 50257, 768), (7, 33, 129, 4100)]:
+        shape = Shape(batch, m, n, k, element)
+        tiling = choose_tiling(shape, architecture)
+        assert tiling.parts * tiling.steps(shape) * tiling.k >= k
+        assert (tiling.parts - 1) * tiling.steps(shape) * tiling.k < pad(k)
+        assert tiling.copied or (pad(m) % tiling.m, pad(n) % tiling.n) == (0, 0)
+        assert not (tiling.copied and batch > 1)
+
+
+def test_weight_gradients_are_split() -> None:
+    """144 tiles are one round and a tenth for 132 multiprocessors, 6 are nothing at all."""
+    assert choose_tiling(Shape(1, 768, 768, 4096, "f32"), "sm_90").parts > 1
+    assert choose_tiling(Shape(1, 4096, 4096, 4096, "f32"), "sm_90").parts == 1
+
+
+def test_an_estimate_counts_whole_rounds() -> None:
+    tiling = Tiling("sm_90", 128, 128, 64, 8, 3, rate=100)
+    full = Shape(1, 128 * 12, 128 * 11, 1024, "bf16")
+    assert estimate_seconds(replace(full, n=full.n + 1), tiling) == pytest.approx(2 * estimate_seconds(full, tiling))
+    # At the rate of the tiling, where there are as many tiles as multiprocessors.
+    assert estimate_seconds(full, tiling) == pytest.approx(2 * full.m * full.n * full.k / 100e12)
+
+
+PTX = """.visible .entry rank(
+	.param .u64 .ptr .global .align 1 rank_param_0,
+	.param .u64 .ptr .global .align 1 rank_param_1,
+	.param .u32 rank_param_2,
+	.param .u64 .ptr .global .align 1 rank_param_3,
+	.param .u64 .ptr .global .align 1 rank_param_4
+)
+{
+	ld.param.b64 %rd1, [rank_param_0];
+	ld.param.b32 %r1, [rank_param_2];
+}
+"""
+
+
+def test_scratch_memory_goes_behind_the_buffers() -> None:
+    plain, scratched = adapt_ptx(PTX, RANK, 0), adapt_ptx(PTX, RANK, 128)
+    assert ".visible .entry rank_places(" in plain and "[rank_places_param_2]" in plain
+    order = [line.split("_")[-1].rstrip(",") for line in scratched.splitlines() if ".param .u" in line]
+    assert order == ["0", "1", "3", "2"]
+    assert "param_3" not in plain and "param_4" not in scratched
+
+
+@pytest.mark.parametrize(
+    ("text", "scratch", "what"),
+    [
+        ("", 0, "has no kernel"),
+        (PTX.replace("\t.param .u32 rank_param_2,\n", ""), 0, "takes 4 arguments"),
+        (PTX.replace("[rank_param_0]", "[rank_param_3]"), 0, "does not pass"),
+        (PTX.replace("[rank_param_0]", "[rank_param_4]"), 128, "does not pass"),
+    ],
+)
+def test_ptx_of_another_form_is_refused(text: str, scratch: int, what: str) -> None:
+    with pytest.raises(KernelError, match=what):
+        adapt_ptx(text, RANK, scratch)
+
+
+def test_an_executable_has_its_ptx_as_data() -> None:
+    compiled = CompiledKernel(PTX, threads=256, shared=1024, scratch=0)
+    text = write_executable(RANK, compiled, "sm_90", updates=False)
+    assert PTX.encode().hex() in text and f"vector<{len(PTX.encode())}xi8>" in text
+    assert "workgroup_local_memory = 1024 : index" in text and "workgroup_size = [256 : index" in text
+    # An operand that is updated is the result.
+    updating = write_executable(SEGMENTS, NO_PTX, "sm_90", updates=True)
+    assert updating.count("#hal.pipeline.binding<") == 4 and updating.count("ReadOnly") == 3
+
+
+def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: "3.6.0")
+    cuda, cpu, old = find_target("cuda:sm_90"), find_target("cpu"), find_target("cuda:sm_75")
+    assert with_kernels(cuda, "auto").kernels == ("products", "scatters")
+    assert with_kernels(cuda, "off").kernels == ()
+    assert with_kernels(cuda, ["scatters"]).kernels == ("scatters",)
+    assert with_kernels(cpu, "auto") == cpu and with_kernels(old, "auto") == old
+    with pytest.raises(ValueError, match="for one CUDA device"):
+        with_kernels(find_target("cpu,cuda:sm_90"), "products")
+    with pytest.raises(ValueError, match="sm_75"):
+        with_kernels(old, ["products"])
+    with pytest.raises(ValueError, match="did you mean 'products'"):
+        check_kernels(["product"])
+    monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: None)
+    assert with_kernels(cuda, "auto") == cuda
+    with pytest.raises(ValueError, match=r"pip install retrograd\[cuda\]"):
+        with_kernels(cuda, "products")
+
+
+def test_the_lowering_has_the_pass_for_what_is_asked_for() -> None:
+    cuda = find_target("cuda:sm_90")
+    assert "convert-linalg-to-kernels" not in lowering_pipeline(cuda)
+    text = lowering_pipeline(replace(cuda, kernels=("products", "scatters")))
+    # Scatters before updates are combined, products when they are narrow and before they are padded.
+    order = [
+        "families=scatters}",
+        "bwd-combine-scatters",
+        "bwd-narrow-products",
+        "families=products}",
+        "bwd-pad-products",
+    ]
+    assert sorted(order, key=text.index) == order
+
+
+def test_choices_are_read_from_a_module() -> None:
+    assert read_choices('module attributes {bwd.kernels = ["a: b", "c", "a: b"], other = ["d"]} {}') == ("a: b", "c")
+    assert read_choices("module {}") == ()
+
+
+def test_without_triton_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(ptx, "find_triton", lambda: None)
+    with pytest.raises(KernelError, match=r"pip install retrograd\[cuda\]"):
+        compile_kernels([RANK], "sm_90")
+
+
+@needs_triton
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
+def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Triton's assembler accepts the PTX, and a workgroup has the shared memory that it takes."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    kernels = [*product_kernels(architecture), RANK, SEGMENTS]
+    found = compile_kernels(kernels, architecture)
+    for kernel in kernels:
+        compiled = found[kernel]
+        assert f".target {architecture}" in compiled.ptx and f".entry {kernel.label}(" in compiled.ptx
+        assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * kernel.warps
+    units = "wgmma.mma_async" if architecture == "sm_90" else "mma.sync"
+    assert all(units in found[kernel].ptx for kernel in kernels if kernel.function.startswith("product"))
+
+
+def product_kernels(architecture: str) -> list[Kernel]:
+    """One of f32, on three parts, and one of bf16."""
+    kernels = []
+    for element in ("f32", "bf16"):
+        tiling = choose_tiling(Shape(1, 4096, 4096, 4096, element), architecture)
+        constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None}
+        constants |= {"BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
+        constants |= {} if tiling.copied else {"PARTS": 3 if element == "f32" else 1}
+        kernels.append(
+            Kernel(
+                f"product_{element}",
+                "products",
+                "product_copied" if tiling.copied else "product",
+                (("a", "bf16"), ("b", "bf16"), ("c", "f32")),
+                ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
+                ("a", "b", "c", "N", "pitch_a", "pitch_b"),
+                tuple(constants.items()),
+                tiling.warps,
+                tiling.stages,
+            )
+        )
+    return kernels
+
+
+@needs_triton
+def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    first = compile_kernels([RANK], "sm_90")
+    (path,) = (tmp_path / "kernels").iterdir()
+    monkeypatch.setattr(ptx, "_compile", lambda kernels, architecture: [NO_PTX] * len(kernels))
+    assert compile_kernels([RANK], "sm_90") == first
+    # What was altered is compiled anew.
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "ptx": fields["ptx"] + " "}))
+    assert compile_kernels([RANK], "sm_90") == {RANK: NO_PTX}
+
+
+@needs_triton
+def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The PTX is in the executable: nothing of Triton's is needed to run it."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    x, w = (torch.randn(256, 512, requires_grad=True) for _ in range(2))
+    compiled = compile_backward(
+        torch.nn.functional.linear, (x, w), target="cuda:sm_90", kernels="products", cache=False
+    )
+    report = compiled.explain().to_dict()
+    assert any("product_nt_f32" in line for line in report["kernels"]) and not report["notes"]
+    assert "product_nt_f32" in str(compiled.explain())
+    path = tmp_path / "linear.rgd"
+    compiled.save(path)
+    kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
+    assert {"split_f32"} < set(kernels) and any(name.startswith("product_nt_f32") for name in kernels)

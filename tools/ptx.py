@@ -1,0 +1,61 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiles kernels to PTX with Triton, for a parent that does not import it: JSON in, JSON out; no GPU is needed."""
+
+import json
+import os
+import sys
+import tempfile
+from importlib import import_module
+
+from retrograd.pipelines.kernels.kernel import ELEMENTS, CompiledKernel, Kernel
+from retrograd.pipelines.kernels.ptx import adapt_ptx
+
+
+def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
+    """PTX of one kernel, which Triton's assembler has checked.
+
+    Raises:
+        KernelError: Triton gave PTX of another form than this release knows.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    function = getattr(import_module(f"retrograd.pipelines.kernels.source.{kernel.source}"), kernel.function)
+    names = function.arg_names
+    types = {name: f"*{ELEMENTS[element]}" for name, element in kernel.pointers}
+    types |= dict.fromkeys(kernel.numbers, "i32") | dict.fromkeys(dict(kernel.constants), "constexpr")
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in kernel.aligned}
+    source = ASTSource(
+        function, signature={name: types[name] for name in names}, constexprs=dict(kernel.constants), attrs=aligned
+    )
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    found = compile(source, target=target, options={"num_warps": kernel.warps, "num_stages": kernel.stages})
+    scratch = int(found.metadata.global_scratch_size)
+    ptx = adapt_ptx(found.asm["ptx"], kernel, scratch)
+    return CompiledKernel(ptx, 32 * int(found.metadata.num_warps), int(found.metadata.shared), scratch)
+
+
+def main() -> int:
+    """Read what to compile from standard input, write what came of it to standard output."""
+    request = json.load(sys.stdin)
+    kernels = [_read(fields) for fields in request["kernels"]]
+    # Triton's own cache is not needed: what is compiled here is kept by the parent.
+    with tempfile.TemporaryDirectory(prefix="retrograd-triton-") as folder:
+        os.environ |= {"TRITON_CACHE_DIR": folder, "TRITON_DISABLE_LINE_INFO": "1"}
+        answers = [vars(compile_kernel(kernel, request["architecture"])) for kernel in kernels]
+    json.dump(answers, sys.stdout)
+    return 0
+
+
+def _read(fields: dict[str, object]) -> Kernel:
+    """A kernel from JSON, which has lists for tuples."""
+    return Kernel(**{name: _freeze(value) for name, value in fields.items()})  # type: ignore[arg-type]
+
+
+def _freeze(value: object) -> object:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
