@@ -90,7 +90,7 @@ def test_linear_layers(m: int, n: int, k: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_batches(dtype: torch.dtype) -> None:
     check(torch.bmm, random(6, 200, 72, dtype=dtype), random(6, 72, 250, dtype=dtype))
-    check(lambda x, y: x @ y.transpose(-1, -2), random(3, 4, 128, 64, dtype=dtype), random(3, 4, 128, 64, dtype=dtype))
+    check(lambda x, y: x @ y.transpose(-1, -2), random(3, 8, 128, 64, dtype=dtype), random(3, 8, 128, 64, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -104,7 +104,6 @@ def test_one_row_is_right_too() -> None:
     """Nothing that a kernel does not take is wrong."""
     x, w = random(1, 512), random(700, 512)
     compiled = retrograd.compile_backward(F.linear, (x, w), kernels="products")
-    assert "too small" in " ".join(compiled.explain().to_dict()["kernels"])
     tangent = torch.randn(1, 700, device="cuda")
     for mine, theirs in zip(run(compiled, (x, w), tangent), run(F.linear, (x, w), tangent), strict=True):
         assert relative_error(mine, theirs.double()) < 1e-6
@@ -139,7 +138,7 @@ def test_numbers_of_all_sizes() -> None:
 def test_embeddings(rows: str, count: int, width: int) -> None:
     most = {"random": 1000, "same": 1, "few": 7}[rows]
     places = torch.randint(0, most, (count,), device="cuda")
-    check(lambda w: F.embedding(places, w), random(1000, width), kernels="scatters")
+    check(F.embedding, places, random(1000, width), kernels="scatters")
 
 
 def test_a_file_needs_no_triton(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def product(
             at_a += step_a
             at_b += step_b
         # An infinity times the lower parts of a number is an infinity of any sign: there the first parts alone count.
+        # Where these are finite, it is the sum that is too large.
         if tl.sum((tl.abs(acc) < INFINITY).to(tl.int32)) < BM * BN:
             at_a -= own * step_a
             at_b -= own * step_b
@@ -124,7 +125,7 @@ def product(
                 first = tl.dot(tl.load(at_a), tl.load(at_b), first)
                 at_a += step_a
                 at_b += step_b
-            acc = tl.where(tl.abs(acc) < INFINITY, acc, first)
+            acc = tl.where((tl.abs(acc) < INFINITY) | (tl.abs(first) < INFINITY), acc, first)
     finish(acc, bias, c, part * count + batch, row, column, M, N, BM, BN, BIAS)
 
 
