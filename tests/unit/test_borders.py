@@ -192,7 +192,8 @@ def test_imported_projects_are_declared_dependencies() -> None:
     declared = {requirement.split("=")[0].split(">")[0] for requirement in project["dependencies"]}
     imported = {module for allowed in BORDERS.values() for module in allowed.others}
     needed = {DISTRIBUTIONS.get(module, DISTRIBUTIONS.get(module.split(".")[0], module)) for module in imported}
-    assert needed == declared | set(project["optional-dependencies"]["plot"])
+    extras = {name.split(">")[0] for extra in ("cuda", "plot") for name in project["optional-dependencies"][extra]}
+    assert needed == declared | extras
 
 
 TORCH_FREE = [
