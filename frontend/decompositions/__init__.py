@@ -24,6 +24,7 @@ from retrograd.frontend.decompositions import (
     copies,
     distances,
     elementary,
+    experts,
     exponentials,
     factorizations,
     float_parts,
@@ -60,6 +61,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *indexing.ENTRIES,
     *masked.ENTRIES,
     *segments.ENTRIES,
+    *experts.ENTRIES,
     *distances.ENTRIES,
     *bags.ENTRIES,
     *copies.ENTRIES,
@@ -88,4 +90,5 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
 
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """torch-mlir's table with ``DECOMPOSITIONS`` over it; a new dictionary at each call."""
-    return {**get_decomposition_table(), **{entry.op: entry.function for entry in DECOMPOSITIONS}}
+    entries = (*DECOMPOSITIONS, *experts.find_named())
+    return {**get_decomposition_table(), **{entry.op: entry.function for entry in entries}}
