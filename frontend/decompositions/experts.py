@@ -13,6 +13,7 @@ MLSys 2023, whose blocks these are, padded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,7 @@ ENTRIES = (
     Decomposition(aten._grouped_mm.default, grouped_mm, NO_LOWERING),
 )
 # Of a library that may not be there, by name: what transformers calls while it is traced.
-NAMED = {
+NAMED: dict[str, Callable[..., Any]] = {
     "transformers::grouped_mm_fallback": multiply_groups,
     "transformers::grouped_mm_fallback_backward": grouped_mm_backward,
 }
