@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.pack_hooks import HookTracker
+from retrograd.frontend.python_calls_seen import PythonSeen, run_watched
+from retrograd.frontend.python_places import PythonValues
+from retrograd.frontend.python_values import find_generators, find_values
 from retrograd.frontend.selections import Selection, refusal
-from retrograd.frontend.side_effects import contained
+from retrograd.frontend.side_effects import contained, refuse_counting
 from retrograd.frontend.source import SourceTracker
 from retrograd.frontend.taken_apart import take_apart
 
@@ -40,6 +44,8 @@ class FlatModule(torch.nn.Module):
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.tracing = False
+        # The Python values that the first of several traces went by.
+        self.python: PythonValues | None = None
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -51,11 +57,8 @@ class FlatModule(torch.nn.Module):
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
-        if self.tracing:
-            with HookTracker(), SourceTracker(), contained(self.model), compiling():
-                result = self._call(*args, **kwargs)
-        else:
-            result = self._call(*args, **kwargs)
+        call = partial(self._call, *args, **kwargs)
+        result = self._trace(call) if self.tracing else call()
         keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
         out_leaves = [leaf for _, leaf in keyed]
         if any(isinstance(leaf, Selection) for leaf in out_leaves):
@@ -64,6 +67,19 @@ class FlatModule(torch.nn.Module):
         self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed]
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
+
+    def _trace(self, call: Callable[[], Any]) -> Any:
+        with HookTracker(), SourceTracker(), contained(self.model) as changed, compiling():
+            if self.python is not None:
+                return call()
+            modules = {} if self.model is None else dict(self.model.named_modules())
+            seen = PythonSeen()
+            result = run_watched(call, seen, find_generators(self._call, modules))
+        self.python = find_values(self._call, modules, seen, changed)
+        if self.model is not None and changed:
+            with HookTracker(), SourceTracker(), contained(self.model), compiling():
+                refuse_counting(self.model, call)
+        return result
 
     # The tracer swaps tensors in by name and puts the old ones back in the same order: of two names for one place (a
     # submodule that is used twice) the second would bring the tracer's tensor back for good. One name for each place.

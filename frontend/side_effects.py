@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.python_places import ABSENT, is_plain, is_same_value
 from retrograd.frontend.source import CaptureError
 
 # The dicts of a module that hold what is known by name, and the modules in it.
@@ -20,9 +22,10 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
-def contained(model: torch.nn.Module | None) -> Iterator[None]:
+def contained(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
     """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
-    that are attributes: hooks among them, which PyTorch keeps so.
+    that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
+    attributes that were other numbers or texts at its end, by the identity of their module, and name.
 
     Raises:
         CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
@@ -33,13 +36,19 @@ def contained(model: torch.nn.Module | None) -> Iterator[None]:
     known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
     # A recurrent layer keeps a list of its parameters, which it brings up to date.
     known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
+    changed: set[tuple[int, str]] = set()
     try:
-        yield
+        yield changed
         for (path, module), tables in zip(modules, before, strict=True):
             _refuse_new_state(path, module, tables)
             _refuse_new_tensors(path, module, known)
     finally:
         for (_, module), tables in zip(modules, before, strict=True):
+            then, now = tables[""], vars(module)
+            pairs = [(name, then.get(name, ABSENT), now.get(name, ABSENT)) for name in {*then, *now}]
+            changed |= {
+                (id(module), name) for name, a, b in pairs if (is_plain(a) or is_plain(b)) and not is_same_value(a, b)
+            }
             for name in _TABLES:
                 _restore(vars(module)[name], tables[name])
             _restore(vars(module), tables[""])
@@ -115,6 +124,42 @@ def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         for path, leaf in keyed
         if isinstance(leaf, torch.Tensor)
     }
+
+
+def refuse_counting(model: torch.nn.Module, call: Callable[[], Any]) -> None:
+    """Refuse a model that computes with what it changes itself, as by the number of its calls.
+
+    It is run twice, the second time with what the first left in its attributes.
+
+    Raises:
+        CaptureError: the second run calls other functions, or with other numbers; names the attributes.
+    """
+    before = [(m, name, value) for m in model.modules() for name, value in vars(m).items() if is_plain(value)]
+    trails = []
+    for _ in range(2):
+        with OpTrail() as trail:
+            call()
+        trails.append(trail.steps)
+    if trails[0] != trails[1]:
+        changed = {name for m, name, value in before if not is_same_value(vars(m).get(name, ABSENT), value)}
+        raise CaptureError(
+            f"the model computes otherwise each time that it is called, by what it sets itself: "
+            f"{', '.join(sorted(changed)) or 'its attributes'}",
+            "pass it as an argument, or keep it as a buffer, a tensor; if it is set once, call the model once before",
+        )
+
+
+class OpTrail(TorchFunctionMode):
+    """Notes which functions of torch are called with which numbers and texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        self.steps.append((func, *(repr(leaf) for leaf in leaves if is_plain(leaf))))
+        return func(*args, **(kwargs or {}))
 
 
 def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:

@@ -82,6 +82,11 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return layer
 
 
+def is_user_file(filename: str) -> bool:
+    """Whether a function of this file is none of torch's and none of ours."""
+    return not filename.startswith(_NOT_USER)
+
+
 def place_of_caller() -> str:
     """``, at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
     frame: FrameType | None = sys._getframe(1)

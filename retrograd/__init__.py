@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from retrograd.runtime.report import Report
     from retrograd.runtime.tensors import ExecutionError
     from retrograd.scope import enable, explain_recompiles
+    from retrograd.specializations import SpecializationWarning
     from retrograd.variants import ZeroTangentWarning
 
     __version__: str
@@ -59,6 +60,7 @@ _EXPORTS = {
     "PlacementError": "retrograd.runtime.placement",
     "Report": "retrograd.runtime.report",
     "SavePolicy": "retrograd.pipelines.save_policy",
+    "SpecializationWarning": "retrograd.specializations",
     "UnknownTarget": "retrograd.pipelines.device_targets",
     "VerificationError": "retrograd.frontend.verification",
     "ZeroTangentWarning": "retrograd.variants",
@@ -93,6 +95,7 @@ __all__ = [
     "PlacementError",
     "Report",
     "SavePolicy",
+    "SpecializationWarning",
     "UnknownTarget",
     "VerificationError",
     "ZeroTangentWarning",

@@ -23,6 +23,7 @@ from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
+from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
@@ -46,6 +47,7 @@ from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
+from retrograd.specializations import Specializations
 from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
@@ -73,7 +75,9 @@ def compile_backward(
 
     Args:
         model: an ``nn.Module``, a bound method of one, or a function of tensors. Its mode (train or eval) is compiled
-            in, and so are the numbers, strings and other Python values that it reads from its attributes.
+            in. Where a number, text or other Python value that it reads from its attributes, its configuration,
+            globals or the environment is another one at a call, it is compiled once more, as it is where a tensor
+            requires grad that did not.
         args: example positional arguments: tensors, containers of tensors, constants. They are not changed, and nothing
             runs.
         kwargs: example keyword arguments.
@@ -128,6 +132,7 @@ def compile_backward(
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
+            python = captured.module.python or PythonValues()
         built = build_joint(captured, options, phases, portable=portable)
         variants = variants_of(built, options, phases)
         backward = replace(built.function(BACKWARD), without=variants)
@@ -153,7 +158,7 @@ def compile_backward(
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
     texts = None if variants is None else variants.texts
-    return CompiledBackward(
+    compiled = CompiledBackward(
         call,
         convention,
         state,
@@ -165,6 +170,21 @@ def compile_backward(
         built.times,
         texts,
     )
+    once_more = partial(
+        compile_backward,
+        model,
+        target=target,
+        partition=partition,
+        memory_budget=memory_budget,
+        save_policy=save_policy,
+        dynamic_shapes=dynamic_shapes,
+        verify=verify,
+        fallback=fallback,
+        cache=cache,
+        progress=progress,
+    )
+    compiled.specializations = Specializations(model, python, once_more, hooks, fallback)
+    return compiled
 
 
 def bisect(

@@ -20,6 +20,10 @@ class ArgumentError(TypeError):
     """An argument that the compiled program does not take; the message names it and what was expected."""
 
 
+class MissingGradientError(ArgumentError):
+    """A tensor requires grad now, and did not when the program was compiled, which has no gradient of it."""
+
+
 @dataclass(frozen=True)
 class ExpectedTensor:
     """What an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not compiled is not
@@ -55,7 +59,7 @@ class ExpectedTensor:
                 f"{self.name}: expected {self}, found {found}; compile again for other shapes, dtypes or devices"
             )
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
+            raise MissingGradientError(
                 f"{self.name}: requires grad now, but did not when compiled, so that its gradient would be missing; "
                 "detach() it, or compile again"
             )

@@ -7,14 +7,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.autograd import forward_ad
 
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.bridge import BACKWARD, FORWARD
-from retrograd.runtime.calling import ArgumentError, CallingConvention
+from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import Manifest
@@ -25,11 +25,31 @@ from retrograd.runtime.state import ModelState
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
+# What `explain` says of this process, and not of the file.
+_IN_PROCESS = ("backward_variants", "specializations")
+
+
+class OtherPrograms(Protocol):
+    """Programs of the same model that were compiled for other Python values than the first, or for more gradients."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What each of them was compiled for."""
+
+    def is_first(self) -> bool:
+        """Whether Python's values are those of the first program."""
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the one for the values and arguments as they are, which is compiled if there is none."""
+
+
 class CompiledBackward:
     """Call it like the model it was compiled from; ``.backward()`` on what comes out runs the compiled backward.
 
     Arguments must have the shapes, dtypes and devices (and Python constants the values) that it was compiled for; sizes
     that were left open, any that fulfil its conditions.
+    Where a Python value that the model reads is another one now, or a tensor requires grad that did not, it is compiled
+    once more and both programs are kept: ``specializations`` has them, and is ``None`` for what was loaded.
     Parameters and buffers are those of the model, read at each call; buffers are updated as eager does.
     """
 
@@ -59,6 +79,7 @@ class CompiledBackward:
         self._variants = variants
         self._has_run = False
         self._peak: int | None = None
+        self.specializations: OtherPrograms | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns.
@@ -66,6 +87,17 @@ class CompiledBackward:
         Raises:
             ArgumentError: an argument, parameter or buffer that the program was not compiled for; nothing has run then.
         """
+        others = self.specializations
+        if others is None:
+            return self._run(args, kwargs)
+        if not others.is_first():
+            return others.call(args, kwargs)
+        try:
+            return self._run(args, kwargs)
+        except MissingGradientError:
+            return others.call(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         inputs = self._convention.flatten(args, kwargs)
         state = self._state.tensors()
         primals = [*self._convention.check_state(state), *inputs]
@@ -129,7 +161,7 @@ class CompiledBackward:
             )
         vmfb = self._portable()
         # Backwards without some of the outputs are programs of their own, which the file has not.
-        report = {key: value for key, value in self.explain().to_dict().items() if key != "backward_variants"}
+        report = {key: value for key, value in self.explain().to_dict().items() if key not in _IN_PROCESS}
         report["vmfb_bytes"] = len(vmfb)
         write_artifact(path, vmfb, dataclasses.replace(self.manifest, report=report))
 
@@ -149,6 +181,8 @@ class CompiledBackward:
         report = dict(self.manifest.report)
         if self._variants is not None:
             report["backward_variants"] = list(self._variants)
+        if self.specializations is not None and self.specializations.texts:
+            report["specializations"] = list(self.specializations.texts)
         if self._times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
             return Report({**report, "islands": self._times.describe()})

@@ -40,6 +40,7 @@ _TITLES = {
     "recomputed_flops": "FLOPs recomputed",
     "stages": "stages",
     "backward_variants": "backwards for outputs left out",
+    "specializations": "compiled once more, for other values",
     "peak_bytes_planned": "peak of live bytes, planned",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
@@ -158,7 +159,7 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ("; " if key in ("sizes", "backward_variants") else " ").join(value) or "none"
+        return ("; " if key in ("sizes", "backward_variants", "specializations") else " ").join(value) or "none"
     if isinstance(value, float):
         return f"{value:.1e}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,102 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Programs for other Python values, and for more tensors that require grad, than a model was first compiled with."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from retrograd.frontend.pack_hooks import HookPair
+from retrograd.frontend.python_places import PythonValues
+from retrograd.runtime.calling import ArgumentError, MissingGradientError
+from retrograd.runtime.compiled import CompiledBackward
+
+# As many as PyTorch's compiler makes of one function before it gives up (torch._dynamo.config.recompile_limit).
+LIMIT = 8
+_REMEDY = "pass it as a tensor argument, or compile the model for each value by itself"
+
+
+class SpecializationWarning(UserWarning):
+    """A model goes by a Python value that is another one at each call, and runs in eager."""
+
+
+@dataclass
+class Specializations:
+    """What a model was compiled for beside ``values``, which the first program was.
+
+    ``model`` is the model, ``compile`` compiles it for arguments, positional and by name; ``hooks`` are those for saved
+    tensors that were open, and are so again for others. ``texts`` says what each was compiled for.
+    """
+
+    model: Callable[..., Any]
+    values: PythonValues
+    compile: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward]
+    hooks: HookPair | None
+    fallback: str
+    texts: list[str] = field(default_factory=list)
+    _others: list[tuple[PythonValues, CompiledBackward]] = field(default_factory=list)
+    _has_warned: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def is_first(self) -> bool:
+        """Whether Python's values are those of the first program."""
+        return self.values.are_as_before()
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the program for what Python's values are now, and these arguments; compiled now if there is none.
+
+        Where that would be one more than the limit, the model runs in eager, which a warning says.
+
+        Raises:
+            ArgumentError: the arguments are others than compiled for; or there would be one program more than the
+                limit, and ``fallback`` is ``error``.
+            CaptureError, PipelineError, CompileError: it cannot be compiled.
+        """
+        for values, program in reversed(self._others):
+            if values.are_as_before():
+                try:
+                    return program(*args, **kwargs)
+                except MissingGradientError:
+                    # Nothing ran. One for more tensors that require grad may be among the others.
+                    continue
+        reason = "; ".join(self.values.find_changed()) or "more tensors that require grad"
+        if len(self._others) >= LIMIT:
+            return self._run_eager(args, kwargs, reason)
+        return self._compile(args, kwargs, reason)(*args, **kwargs)
+
+    def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
+        message = f"compiled {LIMIT + 1} times, and once more other than what it was compiled with: {reason}"
+        if self.fallback == "error":
+            raise ArgumentError(f"{message}; {_REMEDY}")
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{message}; such calls run in eager: {_REMEDY}", SpecializationWarning, stacklevel=4)
+        with ExitStack() as stack:
+            self._open_hooks(stack)
+            return self.model(*args, **kwargs)
+
+    def _open_hooks(self, stack: ExitStack) -> None:
+        if self.hooks is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.hooks.pack, self.hooks.unpack))
+
+    def _compile(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> CompiledBackward:
+        with self._lock, ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            self._open_hooks(stack)
+            program = self.compile(args, kwargs)
+            alone = program.specializations
+            if not isinstance(alone, Specializations):
+                raise AssertionError("a program that was compiled here knows what for")
+            # It is called for these values only.
+            program.specializations = None
+            self._others.append((alone.values, program))
+            self.texts.append(reason)
+            return program

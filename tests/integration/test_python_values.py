@@ -1,0 +1,230 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a model takes from Python: values that are others at a later call, random numbers, clocks, the environment."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable
+from random import random as coin
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+
+GAIN = 1.0
+
+
+class Config:
+    def __init__(self) -> None:
+        self.alpha, self.name = 2, "relu"
+        self.scales: dict[str, Any] = {"first": 1.0, "rest": [1, 2]}
+        self.unread = 5
+
+
+SETTINGS = Config()
+
+
+class Model(nn.Module):
+    kind = "plain"
+
+    def __init__(self, extra: Callable[[Any], float] = lambda self: 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 3)
+        self.dropout = nn.Dropout(0.0)
+        self.config, self.temperature, self.extra = Config(), 1.5, extra
+        self.generator, self.own = np.random.default_rng(0), random.Random(0)
+        self.calls, self.unnamed = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.linear(x)) / self.temperature * self.config.alpha * SETTINGS.alpha * GAIN
+        x = x * self.config.scales["first"] + self.config.scales["rest"][1]
+        if self.config.name == "relu":
+            x = x.relu()
+        if self.kind == "square":
+            x = x.square()
+        return x.sum() * self.extra(self)
+
+
+def _check(step: Any, model: nn.Module, x: Tensor) -> None:
+    found, expected = step(x), model(x)
+    torch.testing.assert_close(found, expected)
+    wanted = [p for p in (*model.parameters(), x) if p.requires_grad]
+    torch.testing.assert_close(torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted))
+
+
+def _changes() -> dict[str, Callable[[Model, pytest.MonkeyPatch], None]]:
+    return {
+        "attribute": lambda model, patch: setattr(model, "temperature", 0.5),
+        "type": lambda model, patch: setattr(model, "temperature", True),
+        "configuration": lambda model, patch: setattr(model.config, "alpha", 7),
+        "text": lambda model, patch: setattr(model.config, "name", "none"),
+        "in a list": lambda model, patch: model.config.scales["rest"].__setitem__(1, 9),
+        "layer": lambda model, patch: setattr(model.dropout, "p", 1.0),
+        "of the class": lambda model, patch: patch.setattr(Model, "kind", "square"),
+        "in place of the class's": lambda model, patch: setattr(model, "kind", "square"),
+        "global": lambda model, patch: patch.setitem(globals(), "GAIN", 3.0),
+        "global object": lambda model, patch: patch.setattr(SETTINGS, "alpha", 3),
+    }
+
+
+@pytest.mark.parametrize("change", list(_changes()))
+def test_other_value_is_compiled_anew(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    _changes()[change](model, monkeypatch)
+    _check(step, model, x)
+    assert len(step.explain().to_dict()["specializations"]) == 1
+    _check(step, model, x)
+    assert len(step.explain().to_dict()["specializations"]) == 1
+
+
+def test_value_that_comes_back_is_not_compiled_again() -> None:
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    for temperature in (2.0, 1.5, 2.0, 1.5):
+        model.temperature = temperature
+        _check(step, model, x)
+    model.unnamed, model.config.unread = 1, 2
+    _check(step, model, x)
+    assert step.explain().to_dict()["specializations"] == ["model.temperature (1.5, now 2.0)"]
+
+
+def test_closure_and_function() -> None:
+    scale = 2.0
+
+    def function(x: Tensor) -> Tensor:
+        return (x * scale).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    step = retrograd.compile_backward(function, (x,))
+    assert float(step(x)) == float(function(x))
+    scale = 3.0
+    torch.testing.assert_close(step(x), function(x))
+    torch.testing.assert_close(torch.autograd.grad(step(x), x), torch.autograd.grad(function(x), x))
+
+
+def test_value_that_never_rests_runs_in_eager() -> None:
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    with pytest.warns(
+        retrograd.SpecializationWarning, match=r"model\.temperature .* run in eager: pass it as a tensor"
+    ):
+        for number in range(10):
+            model.temperature = 10.0 + number
+            _check(step, model, x)
+    assert len(step.explain().to_dict()["specializations"]) == 8
+
+
+def test_critic_that_is_frozen_at_times() -> None:
+    """A GAN's critic is trained in turn with what its gradients train."""
+    model, x = Model(), torch.randn(2, 3, requires_grad=True)
+    model.requires_grad_(False)
+    step = retrograd.compile_backward(model, (x,))
+    for trained in (False, True, False, True):
+        model.requires_grad_(trained)
+        _check(step, model, x)
+    assert step.explain().to_dict()["specializations"] == ["more tensors that require grad"]
+
+
+def by_random(model: Any) -> float:
+    start = 0.5
+    return start + random.random()  # drawn here
+
+
+def by_coin(model: Any) -> float:
+    return 1.0 if coin() < 0.5 else 2.0  # drawn here
+
+
+def by_uniform(model: Any) -> float:
+    value = random.uniform(0.0, 1.0)  # drawn here
+    return value * 2
+
+
+def by_numpy(model: Any) -> float:
+    return float(np.random.rand())  # drawn here
+
+
+def by_own_generator(model: Any) -> float:
+    return float(model.generator.normal())  # drawn here
+
+
+def by_own_random(model: Any) -> float:
+    return float(model.own.random())  # drawn here
+
+
+def by_clock(model: Any) -> float:
+    return time.time() % 2  # drawn here
+
+
+def by_date(model: Any) -> float:
+    return datetime.datetime.now().microsecond  # drawn here
+
+
+def by_bytes(model: Any) -> float:
+    return os.urandom(1)[0]  # drawn here
+
+
+def by_identifier(model: Any) -> float:
+    return uuid.uuid4().int % 2  # drawn here
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        *(by_random, by_coin, by_uniform, by_numpy, by_own_generator, by_own_random),
+        *(by_clock, by_date, by_bytes, by_identifier),
+    ],
+)
+def test_randomness_of_pythons(draw: Callable[[Any], float]) -> None:
+    """Frozen at the trace, they would be one number for ever."""
+    model, x = Model(draw), torch.randn(2, 3)
+    states = random.getstate(), np.random.get_state()[1].copy(), model.own.getstate()  # type: ignore[index]
+    with pytest.raises(retrograd.CaptureError, match="compiled in as they were while tracing") as caught:
+        retrograd.compile_backward(model, (x,))
+    assert "# drawn here" in str(caught.value)
+    assert f"in {draw.__name__}" in str(caught.value)
+    assert random.getstate() == states[0] and model.own.getstate() == states[2]
+    assert np.array_equal(np.random.get_state()[1], states[1])  # type: ignore[index]
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(model: Any) -> float:
+        return float(os.environ.get("RETROGRAD_TEST_SCALE", "1")) + len(os.getenv("RETROGRAD_TEST_TEXT", ""))
+
+    model, x = Model(read), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    monkeypatch.setenv("RETROGRAD_TEST_SCALE", "3")
+    _check(step, model, x)
+    monkeypatch.setenv("RETROGRAD_TEST_TEXT", "abc")
+    _check(step, model, x)
+    assert len(step.explain().to_dict()["specializations"]) == 2
+
+
+class Counting(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (self.calls if self.unnamed else 1)
+
+
+def test_model_that_counts_its_calls() -> None:
+    """To count is no harm; to compute with it would be."""
+    model, x = Counting(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    _check(step, model, x)
+    assert step.explain().to_dict().get("specializations") is None
+    model.unnamed = 1
+    with pytest.raises(retrograd.CaptureError, match=r"computes otherwise each time that it is called.*calls"):
+        retrograd.compile_backward(model, (x,))
