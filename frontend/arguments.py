@@ -24,6 +24,11 @@ def check_call(model: object, args: object, kwargs: object) -> None:
     if isinstance(model, type) or not callable(model):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise CaptureError(f"the model is {what}, not a module or a function", "give an nn.Module, made, or a function")
+    if hasattr(model, "_torchdynamo_orig_callable") or hasattr(model, "_orig_mod"):
+        raise CaptureError(
+            "the model is what torch.compile has made",
+            'compile what torch.compile was given; or use torch.compile(model, backend="retrograd")',
+        )
     if isinstance(args, torch.Tensor):
         raise CaptureError(
             "a tensor is given as the arguments of the model, whose rows would be taken for them",

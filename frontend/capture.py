@@ -10,7 +10,8 @@ errors that name the user's lines, and the traced graph into one that the import
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,7 +117,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     """AOTAutograd's joint export; whatever it raises becomes an error that names the user's line."""
     flat.tracing = True
     try:
-        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints():
+        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints(), _quiet():
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(decomposition_table())
             )
@@ -126,6 +127,18 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
         raise capture_error(error) from error
     finally:
         flat.tracing = False
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging the stack of an error that is about to be raised, as one of ours."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _open_inputs(

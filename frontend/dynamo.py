@@ -21,10 +21,12 @@ from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.importer import JOINT
+from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
 from retrograd.frontend.portable_ops import portable_ops
-from retrograd.frontend.random_ops import share_seed
+from retrograd.frontend.random_ops import find_seed, share_seed
+from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.source import CaptureError
 
@@ -78,6 +80,8 @@ def _compile(
     pair = find_open_pair()
     guard_hooks(pair)
     functions: dict[str, CompiledFunction] = {}
+    own = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
+    derivatives = SecondDerivatives("a graph of torch.compile's", None if own else graph_module)
     outputs: list[int] = []
     sizes: dict[str, torch.SymInt] = {}
 
@@ -90,6 +94,9 @@ def _compile(
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
         mark_values(joint, pair)
+        if find_seed(joint.graph) is not None or draws_numbers(joint):
+            # Drawn once more, they would be others.
+            derivatives.eager = None
         functions.update(compile_traced(joint, JOINT))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
@@ -116,7 +123,7 @@ def _compile(
     )
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.
-    with portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
+    with derivatives.open(), portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
         compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
     return compiled if pair is None else inlined_in(compiled)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from retrograd.frontend.pack_hooks import HookTracker
 from retrograd.frontend.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.python_values import find_generators, find_values
+from retrograd.frontend.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.selections import Selection, refusal
 from retrograd.frontend.side_effects import contained, refuse_counting
 from retrograd.frontend.source import SourceTracker
@@ -38,6 +40,7 @@ class FlatModule(torch.nn.Module):
         self.model = (
             model if isinstance(model, torch.nn.Module) else owner if isinstance(owner, torch.nn.Module) else None
         )
+        self.name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__qualname__", "")
         # Around Module.__setattr__, which would register the model a second time under this name.
         self.__dict__["_call"] = model
         self._in_spec = in_spec
@@ -46,6 +49,7 @@ class FlatModule(torch.nn.Module):
         self.tracing = False
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
+        self.checks: tuple[SanityCheck, ...] = ()
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -58,7 +62,7 @@ class FlatModule(torch.nn.Module):
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
         call = partial(self._call, *args, **kwargs)
-        result = self._trace(call) if self.tracing else call()
+        result = self._trace(call, tensors) if self.tracing else call()
         keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
         out_leaves = [leaf for _, leaf in keyed]
         if any(isinstance(leaf, Selection) for leaf in out_leaves):
@@ -68,16 +72,36 @@ class FlatModule(torch.nn.Module):
         self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
 
-    def _trace(self, call: Callable[[], Any]) -> Any:
-        with HookTracker(), SourceTracker(), contained(self.model) as changed, compiling():
+    def checked(
+        self, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], state: int
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        """``call`` of the model's parameters and buffers, ``state`` tensors, and its arguments, behind the checks of
+        these that the model itself has. What fails one is given to the model in eager, which raises as it does."""
+        checks = [check for check in self.checks if check.steps is not None]
+        if not checks:
+            return call
+
+        def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            given = primals[state:]
+            if not all(check.holds(given) for check in checks):
+                outputs: Sequence[torch.Tensor] = self(*given)
+                return outputs
+            return call(primals)
+
+        return run
+
+    def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
+        recorder = CheckRecorder(tensors)
+        with HookTracker(), SourceTracker(), contained(self.model) as changed, compiling(), recorder:
             if self.python is not None:
                 return call()
             modules = {} if self.model is None else dict(self.model.named_modules())
             seen = PythonSeen()
             result = run_watched(call, seen, find_generators(self._call, modules))
+        self.checks = tuple(recorder.checks)
         self.python = find_values(self._call, modules, seen, changed)
         if self.model is not None and changed:
-            with HookTracker(), SourceTracker(), contained(self.model), compiling():
+            with HookTracker(), SourceTracker(), contained(self.model), compiling(), CheckRecorder(tensors):
                 refuse_counting(self.model, call)
         return result
 
@@ -104,9 +128,12 @@ def compiling() -> Iterator[None]:
     """While this is open, ``torch.compiler.is_compiling()`` is true: libraries then leave out what looks at the
     contents of tensors, such as a mask that is none where all of it is set."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    # What torch.compile has made inside of the model is traced as what it was made from. Without Dynamo there is none.
+    inlined = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
-        yield
+        with inlined:
+            torch.compiler._is_compiling_flag = True
+            yield
     finally:
         torch.compiler._is_compiling_flag = before
 

@@ -23,6 +23,7 @@ from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, graph_caller, size_values
 from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.pack_hooks import hidden_hooks
+from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
 
 Tensors = Sequence[torch.Tensor]
@@ -50,7 +51,8 @@ def bind(
         return make_boxed_func(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
 
     sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
-    with undefined.open() if backward.without is not None else nullcontext():
+    whole = undefined.open() if backward.without is not None else nullcontext()
+    with SecondDerivatives(captured.module.name).open(), whole:
         return _wrap(captured, partition, compile_forward, compile_backward)
 
 

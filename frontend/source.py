@@ -23,6 +23,8 @@ _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parent)
 # What calls the model: further out there is none of its code.
 _MODEL = str(Path(_OURS) / "flat_module.py")
+# Modes that are active stand between the model's code and torch.
+_MODE = "__torch_function__"
 # Frames of these places are never the user's code.
 _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[1] / "runtime"), str(Path(contextlib.__file__)))
 
@@ -50,7 +52,7 @@ class SourceTracker(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
         if frame is not None:
-            fx_traceback.current_meta["stack_trace"] = _format_frame(frame)
+            fx_traceback.current_meta["stack_trace"] = format_frame(frame)
         if func == _SET_DATA:
             raise CaptureError(
                 f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
@@ -73,7 +75,7 @@ class SourceTracker(TorchFunctionMode):
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the model that is not torch's; of a model made of torch's layers only, the layer's own."""
     layer = None
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and (frame.f_code.co_name == _MODE or not frame.f_code.co_filename.startswith(_OURS)):
         name = frame.f_code.co_filename
         if not name.startswith(_NOT_USER):
             return frame
@@ -117,13 +119,8 @@ def capture_error(error: Exception) -> CaptureError:
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
-        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", remedy)
+        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {_IN_PARTS}")
     first = (str(error).strip().splitlines() or [""])[0]
-    if _TRACED_BY_DYNAMO in first:
-        return CaptureError(
-            f"the model is, or calls, what torch.compile has made{where}",
-            'compile what torch.compile was given; or use torch.compile(model, backend="retrograd")',
-        )
     op = _untraceable_op(error)
     if op is not None:
         return CaptureError(
@@ -142,26 +139,29 @@ def _untraceable_op(error: Exception) -> str | None:
     return str(ops[-1]) if ops else None
 
 
-_TRACED_BY_DYNAMO = "symbolically trace a dynamo-optimized function"
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
     "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",
     "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
 }
+_IN_PARTS = (
+    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it'
+)
 _DATA_DEPENDENT_REMEDY = (
     "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
     "in place of x[i] by an i of no axis, write x[i[None]][0]"
 )
 
 
-def _format_frame(frame: FrameType) -> str:
+def format_frame(frame: FrameType) -> str:
+    """The line that a frame is at, as in a traceback."""
     code = frame.f_code
     line = linecache.getline(code.co_filename, frame.f_lineno).strip()
     return f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    {line}'
 
 
 def _at(frame: FrameType | None) -> str:
-    return "" if frame is None else f", at {_format_frame(frame)}"
+    return "" if frame is None else f", at {format_frame(frame)}"
 
 
 # What to do about single ops.

@@ -145,12 +145,16 @@ def compile_backward(
             unlocated = backward.narrowed or captured.sizes.sizes
             locate = None if unlocated else partial(_locate, captured, built, options.find_target())
             call = verified(call, captured, reference, locate)
-        call = under_hooks(call, hooks)
+        call = captured.module.checked(
+            under_hooks(call, hooks), len(captured.signature.params + captured.signature.buffers)
+        )
     if captured.sizes.sizes:
         # Outside of the trace, in which every tensor would be a fake one.
         with COMPILING, phases.phase("check sizes of 1"):
             captured = admit_ones(captured, model, args, kwargs)
     manifest = describe(captured, built, options, _name_of(model), phases)
+    if captured.module.checks:
+        manifest.report["checks"] = list(dict.fromkeys(map(str, captured.module.checks)))
     convention = _convention(captured.signature, manifest, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training
     state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))

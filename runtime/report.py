@@ -52,6 +52,7 @@ _TITLES = {
     "backward_transient_bytes": "scratch memory of backward",
     "vmfb_bytes": "size of the executable",
     "target": "target",
+    "checks": "checks of the model's that raise",
     "notes": "notes",
     "partition": "partition",
     "flags": "iree-compile flags",
@@ -159,7 +160,9 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ("; " if key in ("sizes", "backward_variants", "specializations") else " ").join(value) or "none"
+        return ("; " if key in ("sizes", "backward_variants", "specializations", "checks") else " ").join(
+            value
+        ) or "none"
     if isinstance(value, float):
         return f"{value:.1e}"
     return f"{value:,}" if isinstance(value, int) else str(value)

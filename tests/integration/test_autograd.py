@@ -107,7 +107,7 @@ def test_gradients_of_gradients_are_refused(step: Step) -> None:
     x = argument()
     (gradient,) = torch.autograd.grad(step(x).pow(2).sum(), x, create_graph=True)
     assert gradient.requires_grad
-    with pytest.raises(RuntimeError, match=r"gradients of gradients|double backward"):
+    with pytest.raises(RuntimeError, match=r"gradients of gradients"):
         torch.autograd.grad(gradient.sum(), x, allow_unused=True)
 
 

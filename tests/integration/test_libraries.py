@@ -205,3 +205,89 @@ def test_refused_model_keeps_no_hooks() -> None:
     assert model.seen == {"kinds": []}
     model(x)
     assert model.seen == {"kinds": ["Tensor", "Tensor"]}
+
+
+class Checked(nn.Module):
+    """Looks at its labels, at its input, and at what it computes, before it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.classes = nn.Linear(3, 5), 5
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is not None and labels.max() >= self.classes:
+            raise ValueError(f"labels up to {labels.max()} of {self.classes} classes")
+        if not torch.isfinite(x).all().item():
+            raise AssertionError("the input is not finite")
+        y = self.linear(x)
+        if not y.isfinite().all() or (y.abs() > 1e6).any():
+            raise FloatingPointError("overflow")
+        return (y * y).sum() if labels is None else F.one_hot(labels, 5).mul(y).sum()
+
+
+def test_checks_that_raise() -> None:
+    model, x, labels = Checked(), torch.randn(2, 3), torch.randint(5, (2,))
+    step = retrograd.compile_backward(model, (x, labels))
+    found, expected = step(x, labels), model(x, labels)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_gradients(model, found), _gradients(model, expected))
+    checks = step.explain().to_dict()["checks"]
+    assert ["before each call" in check for check in checks] == [True, True, False]
+    assert "if labels is not None and labels.max() >= self.classes" in checks[0]
+    assert "y.isfinite()" in checks[2] and "taken for granted" in checks[2]
+    with pytest.raises(ValueError, match=r"labels up to \d of 5 classes"):
+        step(x, labels * 0 + 5)
+    with pytest.raises(AssertionError, match="the input is not finite"):
+        step(x / 0.0, labels)
+
+
+def by_except(x: Tensor) -> Tensor:
+    try:
+        if x.max() > 0:
+            raise ValueError
+    except ValueError:
+        return x * 2
+    return x * 3
+
+
+def by_branch(x: Tensor) -> Tensor:
+    if x.max() > 0:
+        x = x * 2
+    return x * 3
+
+
+@pytest.mark.parametrize("branch", [by_except, by_branch])
+def test_branch_is_no_check(branch: Callable[[Tensor], Tensor]) -> None:
+    """Where there cannot be one graph, the line is named and what compiles in parts."""
+    x = torch.randn(3, requires_grad=True)
+    remedy = r"if x\.max\(\) > 0:\n  remedy: .*torch\.compile\(model, backend=\"retrograd\"\), which compiles what is"
+    with pytest.raises(retrograd.CaptureError, match=remedy):
+        retrograd.compile_backward(branch, (x,))
+    compiled = torch.compile(branch, backend="retrograd")
+    for given in (x, -x.detach().abs().requires_grad_()):
+        torch.testing.assert_close(compiled(given), branch(given))
+
+
+def test_torchs_own_lines_stay_away(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(retrograd.CaptureError):
+        retrograd.compile_backward(lambda x: x @ torch.ones(7, 2), (torch.randn(3, 4, requires_grad=True),))
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(3, 3), torch.compile(torch.tanh, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.activation(self.linear(x))
+        return y.sum()
+
+
+def test_compiled_function_inside_of_a_model() -> None:
+    model, x = Nested(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    found, expected = step(x), torch.tanh(model.linear(x)).sum()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_gradients(model, found), _gradients(model, expected))

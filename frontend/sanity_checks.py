@@ -1,0 +1,210 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Checks in a model's code that raise: ``if labels.max() >= vocab: raise``, ``assert x.isfinite().all()``.
+
+A trace does not know what is in a tensor, and goes on as if nothing were wrong. A check that is computed from arguments
+alone, by a few functions element by element, is looked at before each call; others are taken for granted.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend.source import format_frame, is_user_file, user_frame
+
+_QUESTIONS = (Tensor.__bool__, Tensor.item)
+# More functions than these are no check of an argument.
+_MOST_STEPS = 16
+_CHEAP_NAMES = """
+    abs all amax amin any eq ge gt le lt ne max min sum isfinite isnan isinf neg numel logical_and logical_not
+    logical_or bitwise_and bitwise_not bitwise_or add sub mul remainder __and__ __or__ __invert__ __eq__ __ne__ __lt__
+    __le__ __gt__ __ge__ __add__ __sub__ __mul__ __mod__ __neg__ __rsub__ __getitem__ view reshape flatten squeeze
+    unsqueeze select detach to long int float bool clone contiguous equal
+"""
+_CHEAP = frozenset(_CHEAP_NAMES.split())
+
+
+@dataclass(frozen=True)
+class _Input:
+    """Argument number ``place`` of a call."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The result of step number ``place`` of a check."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class SanityCheck:
+    """A check of the arguments, at ``place`` in the model's code.
+
+    ``steps`` are functions, positional arguments and those by name, which give ``passes`` where nothing is wrong;
+    ``None`` where the check is taken for granted.
+    """
+
+    place: str
+    passes: bool
+    steps: tuple[tuple[Callable[..., Any], Any, Any], ...] | None
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.place.split())} ({'taken for granted' if self.steps is None else 'before each call'})"
+
+    def holds(self, arguments: Sequence[Tensor]) -> bool:
+        """Whether the model would go on with these tensors as arguments, as far as this check is about them."""
+        if self.steps is None:
+            return True
+        found: list[Any] = []
+
+        def fill(leaf: Any) -> Any:
+            return (
+                arguments[leaf.place]
+                if isinstance(leaf, _Input)
+                else found[leaf.place]
+                if isinstance(leaf, _Step)
+                else leaf
+            )
+
+        with torch.no_grad():
+            for function, args, kwargs in self.steps:
+                found.append(function(*pytree.tree_map(fill, args), **pytree.tree_map(fill, kwargs)))
+        return bool(found[-1]) is self.passes
+
+
+class CheckRecorder(TorchFunctionMode):
+    """While it is active, checks that raise find nothing wrong; ``checks`` has them. ``arguments`` are the tensors that
+    the model is called with."""
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.checks: list[SanityCheck] = []
+        # Further out than what made this there is none of the model's code.
+        self._owner = sys._getframe(1).f_code
+        self._inputs = {id(t): place for place, t in enumerate(arguments)}
+        self._versions = {id(t): t._version for t in arguments}
+        # What each tensor was computed by, and its version then; the tensor is kept, so that its id stays its own.
+        self._steps: dict[int, tuple[Tensor, int, Any, Any, Any]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _QUESTIONS and len(args) == 1 and not kwargs:
+            frame = user_frame(sys._getframe(1))
+            passes = (
+                None if frame is None or is_caught(frame, self._owner) else find_passing(frame.f_code, frame.f_lasti)
+            )
+            if frame is not None and passes is not None and (func is Tensor.__bool__ or args[0].dtype is torch.bool):
+                self.checks.append(SanityCheck(format_frame(frame), passes, self._find_steps(args[0])))
+                return passes
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and id(result) not in self._steps and id(result) not in self._inputs:
+            self._steps[id(result)] = (result, result._version, func, args, kwargs)
+        return result
+
+    def _find_steps(self, asked: Tensor) -> tuple[tuple[Callable[..., Any], Any, Any], ...] | None:
+        """How a tensor comes from arguments by cheap functions; ``None`` where it does not."""
+        places: dict[int, int] = {}
+        steps: list[tuple[Any, Any, Any]] = []
+
+        def visit(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if id(leaf) in self._inputs:
+                if leaf._version != self._versions[id(leaf)]:
+                    raise _TooMuch
+                return _Input(self._inputs[id(leaf)])
+            if id(leaf) not in places:
+                if id(leaf) not in self._steps:
+                    raise _TooMuch
+                _, version, func, args, kwargs = self._steps[id(leaf)]
+                if leaf._version != version or getattr(func, "__name__", "") not in _CHEAP or not resolve_name(func):
+                    raise _TooMuch
+                taken = pytree.tree_map(visit, tuple(args)), pytree.tree_map(visit, dict(kwargs))
+                places[id(leaf)] = len(steps)
+                steps.append((func, *taken))
+                if len(steps) > _MOST_STEPS:
+                    raise _TooMuch
+            return _Step(places[id(leaf)])
+
+        try:
+            return tuple(steps) if isinstance(visit(asked), _Step) else ((torch.clone, (visit(asked),), {}),)
+        except _TooMuch:
+            return None
+
+
+class _TooMuch(Exception):
+    """A value is not computed cheaply from arguments."""
+
+
+def is_caught(frame: FrameType | None, owner: CodeType) -> bool:
+    """Whether what a function raises there may be caught within ``owner``: it would be no check then, but a branch."""
+    while frame is not None and frame.f_code is not owner:
+        if is_user_file(frame.f_code.co_filename) and _catches(frame.f_code, frame.f_lasti):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _catches(code: CodeType, offset: int) -> bool:
+    """Whether code has an ``except`` around an offset that does not raise again, whatever it is for."""
+    instructions = list(dis.get_instructions(code))
+    places = {instruction.offset: place for place, instruction in enumerate(instructions)}
+    entries: Any = dis.Bytecode(code)
+    handlers = [e.target for e in entries.exception_entries if e.start <= offset < e.end]
+    for handler in handlers:
+        for instruction in instructions[places[handler] :]:
+            if instruction.opname in ("WITH_EXCEPT_START", "RERAISE"):
+                break
+            if instruction.opname in ("POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"):
+                return True
+    return False
+
+
+@cache
+def find_passing(code: CodeType, offset: int) -> bool | None:
+    """The answer to a question that is asked at ``offset`` of a function's code by which the function goes on, where it
+    raises by the other; ``None`` where it raises by neither, or nothing is known."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    places = {instruction.offset: place for place, instruction in enumerate(instructions)}
+    if offset not in places:
+        return None
+    place = places[offset]
+    if instructions[place].opname.startswith("CALL"):
+        place += 1
+    negated = instructions[place].opname == "UNARY_NOT"
+    jump = instructions[place + negated]
+    if "IF_TRUE" not in jump.opname and "IF_FALSE" not in jump.opname:
+        return None
+    jumps_by = "IF_TRUE" in jump.opname
+    raises_there = _raises(instructions, places.get(jump.argval))
+    raises_here = _raises(instructions, place + negated + 1)
+    if raises_there == raises_here:
+        return None
+    passing = not jumps_by if raises_there else jumps_by
+    return not passing if negated else passing
+
+
+def _raises(instructions: Sequence[dis.Instruction], place: int | None) -> bool:
+    """Whether a function does nothing from there but make an exception and raise it."""
+    while place is not None and place < len(instructions):
+        name = instructions[place].opname
+        if name == "RAISE_VARARGS":
+            return True
+        if name.startswith(("RETURN", "POP_JUMP", "FOR_ITER", "STORE_ATTR", "STORE_SUBSCR", "JUMP", "YIELD")):
+            return False
+        place += 1
+    return False
