@@ -102,6 +102,8 @@ class CheckRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _QUESTIONS and len(args) == 1 and not kwargs:
+            if self._is_coin_that_never_falls(args[0]):
+                return False
             frame = user_frame(sys._getframe(1))
             passes = (
                 None if frame is None or is_caught(frame, self._owner) else find_passing(frame.f_code, frame.f_lasti)
@@ -113,6 +115,20 @@ class CheckRecorder(TorchFunctionMode):
         if isinstance(result, Tensor) and id(result) not in self._steps and id(result) not in self._inputs:
             self._steps[id(result)] = (result, result._version, func, args, kwargs)
         return result
+
+    def _is_coin_that_never_falls(self, asked: Tensor) -> bool:
+        """Whether it is ``torch.rand(...) < p`` of a ``p`` of zero, by which no layer is left out."""
+        step = self._steps.get(id(asked))
+        if step is None:
+            return False
+        func, args = step[2:4]
+        if getattr(func, "__name__", "") not in ("lt", "__lt__") or len(args) != 2 or not isinstance(args[0], Tensor):
+            return False
+        drawn = self._steps.get(id(args[0]))
+        never = isinstance(args[1], int | float) and args[1] <= 0
+        return (
+            never and drawn is not None and drawn[0]._version == drawn[1] and drawn[2] in (torch.rand, torch.rand_like)
+        )
 
     def _find_steps(self, asked: Tensor) -> tuple[tuple[Callable[..., Any], Any, Any], ...] | None:
         """How a tensor comes from arguments by cheap functions; ``None`` where it does not."""

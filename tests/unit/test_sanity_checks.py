@@ -141,3 +141,17 @@ def test_what_is_not_cheap_is_taken_for_granted(function: Callable[[Tensor], Any
     (check,) = _record(function, torch.tensor([9, 1]))
     assert check.steps is None and "taken for granted" in str(check)
     assert check.holds([torch.tensor([9, 1])])
+
+
+@pytest.mark.parametrize(("p", "known"), [(0.0, True), (0.1, False)])
+def test_coin_that_never_falls(p: float, known: bool) -> None:
+    """Layers are left out by ``torch.rand([]) < p``, often with a ``p`` of zero."""
+
+    def drops(t: Tensor) -> int:
+        return 2 if torch.rand([], device="meta") < p else 1
+
+    if known:
+        assert _record(drops, torch.zeros(1)) == []
+    else:
+        with pytest.raises(RuntimeError, match="meta"):
+            _record(drops, torch.zeros(1))
