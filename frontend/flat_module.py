@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.own_hooks import OwnHooks
 from retrograd.frontend.pack_hooks import HookTracker
 from retrograd.frontend.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python_places import PythonValues
@@ -47,6 +48,7 @@ class FlatModule(torch.nn.Module):
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.tracing = False
+        self.own_hooks = OwnHooks()
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
@@ -92,7 +94,8 @@ class FlatModule(torch.nn.Module):
 
     def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
         recorder = CheckRecorder(tensors)
-        with HookTracker(), SourceTracker(), contained(self.model) as changed, compiling(), recorder:
+        noting = self.own_hooks.noting(self.model)
+        with HookTracker(), SourceTracker(), contained(self.model) as changed, noting, compiling(), recorder:
             if self.python is not None:
                 return call()
             modules = {} if self.model is None else dict(self.model.named_modules())

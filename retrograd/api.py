@@ -157,7 +157,8 @@ def compile_backward(
         manifest.report["checks"] = list(dict.fromkeys(map(str, captured.module.checks)))
     convention = _convention(captured.signature, manifest, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training
-    state = ModelState(names, captured.module.model, training, find_constants(captured.graph_module))
+    constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
+    state = ModelState(names, captured.module.model, training, constants, own_hooks.find)
     how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)

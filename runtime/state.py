@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -16,7 +16,8 @@ class ModelState:
     """Parameters and buffers by name, looked up anew at each call, so that one that was replaced is seen.
 
     ``training`` is the mode that each module was compiled in, by its path. ``constants`` are tensors that the program
-    holds copies of, as they were when this was made.
+    holds copies of, as they were when this was made. ``find_own_hooks`` gives the keys of hooks in a module's table
+    that the model registers itself when it runs, and that were registered while it was traced.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class ModelState:
         model: torch.nn.Module | Mapping[str, torch.Tensor] | None,
         training: Mapping[str, bool],
         constants: Sequence[torch.Tensor] = (),
+        find_own_hooks: Callable[[Mapping[int, object]], Collection[int]] = lambda _table: (),
     ) -> None:
         self._names = tuple(names)
         self._training = training
@@ -54,9 +56,8 @@ class ModelState:
             if missing:
                 raise ArgumentError(f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model")
             self._places = [(model, name) for name in self._names]
-        self._hook_count = sum(map(len, self._hooks))
-        # The key of a hook is a number that no other hook ever gets.
-        self._hook_keys = [(table, tuple(table)) for table in self._hooks if table]
+        self._find_own_hooks = find_own_hooks
+        self._note_hooks()
 
     def of(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> ModelState:
         """The same, of another model.
@@ -92,7 +93,7 @@ class ModelState:
                     f"call .{mode}() or compile again"
                 )
         if sum(map(len, self._hooks)) != self._hook_count or any(tuple(t) != keys for t, keys in self._hook_keys):
-            raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
+            self._check_hooks()
         for place, path, name in self._unset:
             if place.get(name) is not None:
                 raise ArgumentError(f"the model had no {path!r} when it was compiled, and has one now; compile again")
@@ -109,6 +110,20 @@ class ModelState:
                     "buffer nor argument, was written to; make it one of these, or compile again"
                 )
         return [place.get(name) for place, name in self._places]
+
+    def _note_hooks(self) -> None:
+        self._hook_count = sum(map(len, self._hooks))
+        # The key of a hook is a number that no other hook ever gets.
+        self._hook_keys = [(table, tuple(table)) for table in self._hooks if table]
+
+    def _check_hooks(self) -> None:
+        """Raise :class:`ArgumentError` for hooks that are other than they were, but for those of the model's own."""
+        known = {id(table): keys for table, keys in self._hook_keys}
+        for table in self._hooks:
+            keys, own = known.get(id(table), ()), self._find_own_hooks(table)
+            if tuple(table) != keys and tuple(key for key in table if key not in own) != keys:
+                raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
+        self._note_hooks()
 
     def _find_added(self) -> str:
         known = {(id(siblings), name) for siblings, name, _ in self._children}

@@ -1,0 +1,58 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Hooks that a model registers on its modules itself, the first time it runs, as libraries do to collect what layers
+give.
+
+The trace of a model takes back what the model does to its modules. Called in eager later, the model registers the same
+hooks once more, and what was traced has run them: it is still the same program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class OwnHooks:
+    """The hooks that were registered while a model was traced, by the table of a module that they were in."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[Hashable, ...]] = {}
+
+    @contextlib.contextmanager
+    def noting(self, model: torch.nn.Module | None) -> Iterator[None]:
+        """Note the hooks that the block registers on modules of ``model``."""
+        tables = [table for module in (model.modules() if model is not None else ()) for table in _tables(module)]
+        before = [set(table) for table in tables]
+        yield
+        for table, keys in zip(tables, before, strict=True):
+            added = tuple(_describe(hook) for key, hook in table.items() if key not in keys)
+            if added:
+                self._noted[id(table)] = added
+
+    def find(self, table: Mapping[int, object]) -> frozenset[int]:
+        """The keys of the last hooks in ``table``, if these are the ones that were noted for it."""
+        noted = self._noted.get(id(table), ())
+        last = list(table.items())[-len(noted) :] if noted else []
+        return frozenset(key for key, _ in last) if tuple(_describe(hook) for _, hook in last) == noted else frozenset()
+
+
+def _tables(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def _describe(hook: Any) -> Hashable:
+    """What a hook does, as far as that can be told of functions: its code, and the plain values that it closes over.
+
+    Another object, such as a module that it closes over, has to be the same one.
+    """
+    code = getattr(hook, "__code__", None)
+    if code is None:
+        return id(hook)
+    values = [cell.cell_contents for cell in hook.__closure__ or ()]
+    return code, tuple((type(v), v) if isinstance(v, _PLAIN) else id(v) for v in values), hook.__defaults__
