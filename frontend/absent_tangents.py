@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from torch._functorch._aot_autograd import runtime_wrappers
 
 from retrograd.dialects.sizes import evaluate_size
 from retrograd.frontend.size_expressions import to_shape
-from retrograd.frontend.size_nodes import find_axis
+from retrograd.frontend.size_nodes import SYMBOLIC, find_axis
 
 Call = Callable[..., list[Any]]
 _TANGENT = "tangents"
@@ -94,6 +94,54 @@ class UndefinedTangents:
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a node of a joint graph or of its backward is a tangent."""
     return node.op == "placeholder" and node.name.startswith(_TANGENT)
+
+
+# Additions, whose operand at one place stays without the one at another.
+_KEEPS: dict[Any, dict[int, int]] = {torch.ops.aten.add.Tensor: {0: 1, 1: 0}, torch.ops.aten.sub.Tensor: {1: 0}}
+
+
+def without_tangents(graph_module: torch.fx.GraphModule, absent: Collection[str]) -> torch.fx.GraphModule:
+    """The graph of a backward without tangents, by name, that are undefined as in autograd, not zero: what a variant is
+    compared with, found by the rules of ``bwd-drop-tangents`` but on FX.
+
+    It takes the same arguments, with anything in the place of the absent ones, and gives ``None`` for gradients that
+    depend on these alone. Of values that are absent beside others only the shapes are looked at.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    results = torch.utils._pytree.arg_tree_leaves(graph.graph_copy(graph_module.graph, copies))
+    output = graph.output(tuple(results))
+    reached = {copy for copy in copies.values() if is_tangent(copy)}
+    gone = {copy for copy in reached if copy.name in absent}
+    for old, node in copies.items():
+        node.meta = dict(old.meta)
+        flowing = reached.intersection(node.all_input_nodes)
+        if not flowing or isinstance(node.meta.get("val"), SYMBOLIC):
+            continue
+        reached.add(node)
+        missing = flowing & gone
+        if missing == flowing:
+            gone.add(node)
+        elif missing and (kept := _find_kept(node, missing)) is not None:
+            node.replace_all_uses_with(kept)
+        else:
+            for operand in missing:
+                with graph.inserting_before(node):
+                    zeros = graph.call_function(torch.ops.aten.zeros_like.default, (operand,))
+                node.replace_input_with(operand, zeros)
+    # Where a sum has become one of its terms, that is the result.
+    output.args = (tuple(None if result in gone else result for result in output.args[0]),)
+    return torch.fx.GraphModule(graph_module, graph)
+
+
+def _find_kept(node: torch.fx.Node, missing: Collection[torch.fx.Node]) -> torch.fx.Node | None:
+    """The operand that is left of a plain sum, of values of one type and shape, without a factor."""
+    keeps = _KEEPS.get(node.target, {}) if len(node.args) == 2 and not node.kwargs else {}
+    values = [n.meta["val"] for n in (node, *node.args) if isinstance(n, torch.fx.Node)]
+    if len(values) != 3 or len({(v.dtype, str(v.shape)) for v in values}) != 1:
+        return None
+    left = [node.args[keeps[place]] for place in keeps if node.args[place] in missing]
+    return next((kept for kept in left if isinstance(kept, torch.fx.Node) and kept not in missing), None)
 
 
 def choosing(call: Call, tangents: Mapping[str, int], choose: Callable[[frozenset[str]], Call]) -> Call:

@@ -71,8 +71,14 @@ def record_values(graph_module: GraphModule, primals: Sequence[torch.Tensor]) ->
             _draw_tangent(node) if isinstance(node.meta["desc"], TangentAOTInput) else next(given).detach()
             for node in placeholders
         ]
-        recorder = _Recorder(graph_module)
-        recorder.run(*arguments)
+        return record_run(graph_module, arguments)
+
+
+def record_run(graph_module: GraphModule, arguments: Sequence[Any]) -> EagerValues:
+    """Run a graph in eager on its arguments, which are only read."""
+    recorder = _Recorder(graph_module)
+    with torch.no_grad():
+        recorder.run(*arguments, enable_io_processing=False)
     tolerances = find_tolerances(graph_module.graph, tolerance_of)
     return EagerValues(recorder.tensors, {node.name: tolerance for node, tolerance in tolerances.items()})
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from retrograd.dialects.sizes import evaluate_size
-from retrograd.frontend.absent_tangents import ZeroMaker, choosing, is_tangent
+from retrograd.frontend.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
+from retrograd.frontend.first_call import Graph
 from retrograd.frontend.narrowing import Packer
 from retrograd.frontend.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.random_ops import draw_seed, find_seed
@@ -25,7 +26,15 @@ from retrograd.frontend.size_nodes import find_axis, find_heads
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
 Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
 Tensors = Sequence[torch.Tensor]
+Caller: TypeAlias = "Callable[..., list[Any]]"
 _CPU = torch.device("cpu")
+
+
+class Check(Protocol):
+    """Makes of what calls a function what checks its first call."""
+
+    def __call__(self, call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
+        """``call`` has the signature of ``graph``; ``bind`` makes one like it of another function."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class CompiledFunction:
     ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
     ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
     ``without``, of a backward, gives the one to call where the tangents of these names are absent, or ``None`` where
-    they are to be zeros; ``dropped`` are the gradients that such a one does not give.
+    they are to be zeros; ``dropped`` are the gradients that such a one does not give. ``check`` makes of calls those
+    whose first one is checked.
     """
 
     arguments: tuple[str, ...]
@@ -48,6 +58,7 @@ class CompiledFunction:
     device: torch.device = _CPU
     without: Callable[[frozenset[str]], CompiledFunction | None] | None = None
     dropped: frozenset[str] = frozenset()
+    check: Check | None = None
 
 
 def backward_caller(
@@ -76,7 +87,7 @@ def backward_caller(
         if other is None:
             fill_in = zeros.filler()
             return lambda *tensors: call(*fill_in(tensors))
-        part = graph_caller(graph_module, other, restride=0, sizes=sizes)
+        part = graph_caller(graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler())
         nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
         dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
 
@@ -98,9 +109,29 @@ def graph_caller(
     *,
     restride: int,
     sizes: Mapping[str, torch.SymInt] | None = None,
-) -> Callable[..., list[Any]]:
-    """A function with the graph's signature that runs ``function``; the first ``restride`` results get the strides of
-    the trace. ``sizes`` are the open sizes of the whole trace, by the names of their nodes."""
+    absent: frozenset[str] = frozenset(),
+    fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
+) -> Caller:
+    """A function with the graph's signature that runs ``function``, whose first call is checked if that is wanted; the
+    first ``restride`` results get the strides of the trace. ``sizes`` are the open sizes of the whole trace, by the
+    names of their nodes; ``fill_in`` puts zeros in the place of the tangents that are ``absent``."""
+    bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
+    if function.check is None:
+        return bind(function)
+    # A forward's results have strides to restore; a backward's are gradients.
+    reference = without_tangents(graph_module, absent) if absent else graph_module
+    graph = Graph(reference, not restride, function.copied, fill_in)
+    return function.check(bind(function), graph, bind)
+
+
+def _plain_caller(
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    *,
+    restride: int,
+    sizes: Mapping[str, torch.SymInt] | None = None,
+) -> Caller:
+    """As :func:`graph_caller`, without a check."""
     places, more = _argument_places(graph_module.graph, function.device, sizes or {})
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)

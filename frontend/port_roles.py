@@ -55,6 +55,22 @@ def describe_results(graph_module: torch.fx.GraphModule, prefix: str) -> None:
     graph_module.recompile()
 
 
+def describe_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of one half of a joint graph whose arguments and results are described: those that were in the middle of
+    it are not."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(graph_module.graph, copies)
+    for node, copy in copies.items():
+        copy.meta = dict(node.meta)
+    results = pytree.arg_tree_leaves(output)
+    described = graph.output(tuple(results))
+    described.meta["desc"] = [RuntimeResult("output", f"result{i}") for i in range(len(results))]
+    for node in graph.find_nodes(op="placeholder"):
+        node.meta["desc"] = RuntimeInput("input", node.name)
+    return torch.fx.GraphModule(graph_module, graph)
+
+
 def argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
     """The role of an argument that AOTAutograd, or this module, describes so, and its name to the user.
 

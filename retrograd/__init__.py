@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from retrograd.api import bisect, compile_backward
     from retrograd.bisection import Bisection
     from retrograd.fallback import EagerIslandWarning
+    from retrograd.first_calls import MiscompiledWarning
     from retrograd.frontend.checkpoints import save
     from retrograd.frontend.hook_marks import communication, inlineable
     from retrograd.frontend.source import CaptureError
@@ -55,6 +56,7 @@ _EXPORTS = {
     "DeviceError": "retrograd.runtime.devices",
     "ExecutionError": "retrograd.runtime.tensors",
     "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
+    "MiscompiledWarning": "retrograd.first_calls",
     "OutOfDeviceMemory": "retrograd.runtime.loaded",
     "PipelineError": "retrograd.pipelines.diagnostics",
     "PlacementError": "retrograd.runtime.placement",
@@ -90,6 +92,7 @@ __all__ = [
     "EagerIslandWarning",
     "ExecutionError",
     "InfeasibleBudget",
+    "MiscompiledWarning",
     "OutOfDeviceMemory",
     "PipelineError",
     "PlacementError",

@@ -42,7 +42,7 @@ from retrograd.pipelines.staged import (
 from retrograd.pipelines.targets import Target
 from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.compiled import CompiledBackward, Unchecked
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.repeated_memory import filling_repeated
@@ -64,7 +64,7 @@ def compile_backward(
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
     dynamic_shapes: Any = None,
-    verify: bool = False,
+    verify: Literal["first"] | bool = "first",
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
     cache: bool = True,
@@ -95,7 +95,11 @@ def compile_backward(
             name or place of the argument, by axis, ``Dim("batch", min=1, max=64)``, ``Dim.DYNAMIC`` or ``Dim.AUTO``.
             One program serves them all, 1 included; each call is checked against their bounds, against other sizes of
             the same name, and against what the model was found to take for granted.
-        verify: compare every output and gradient of the first call with eager's, on copies.
+        verify: ``first``, the first call of each half of a step is compared with the captured graph in torch, on
+            copies of its arguments; where it is wrong by more than rounding explains, the graph takes its place, which
+            a warning tells, until other code has been found that is right. What passed is remembered in the cache.
+            ``True``: the whole first step is compared with the model in eager, on copies, and a difference raises
+            :class:`VerificationError`. ``False``: nothing is compared.
         fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions,
             which a warning and ``explain()`` tell; or ``error``, they are refused, as they always are for HIP, whose
             code runs nowhere here. A memory budget counts what islands give, and not what torch takes while it runs
@@ -119,15 +123,17 @@ def compile_backward(
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
         or kernels are asked for by name that there are none of here.
-        TypeError: ``verify``, ``cache`` or ``portable`` is neither True nor False.
+        TypeError: ``cache`` or ``portable`` is neither True nor False, or ``verify`` is neither these nor ``first``.
     """
-    check_flag("verify", verify)
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
-    options = Options(target, partition, cache, memory_budget, save_policy, fallback, kernels).on(
+    options = Options(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify).on(
         tensors_of(model, args, kwargs)
     )
+    if verify is True:
+        # The whole step is compared.
+        options = replace(options, verify=False)
     phases, hooks = Progress(progress), find_open_pair()
     with COMPILING, contextlib.ExitStack() as stack:
         with phases.phase("capture"):
@@ -137,7 +143,7 @@ def compile_backward(
         variants = variants_of(built, options, phases)
         backward = replace(built.function(BACKWARD), without=variants)
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
-        if verify:
+        if verify is True:
             drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
             traced = bool(backward.narrowed) or drawn
             reference = bind_traced(model, args, kwargs, backward, dynamic_shapes) if traced else None
@@ -174,6 +180,8 @@ def compile_backward(
         again,
         built.times,
         texts,
+        built.checks
+        or Unchecked("by the first step, or that raises" if verify is True else "not verified: not wanted"),
     )
     once_more = partial(
         compile_backward,
@@ -248,7 +256,8 @@ def dynamo_backend(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """The backend of ``torch.compile(model, backend="retrograd")``; ``options`` are those of compile_backward, but for
-    ``verify``, ``dynamic_shapes`` and ``progress``.
+    ``dynamic_shapes`` and ``progress``. By ``verify=True`` each compiled function whose first call is wrong raises
+    :class:`VerificationError`.
 
     Raises:
         CaptureError: the graph has sizes that depend on data.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,8 +133,15 @@ class Laboratory:
         return Trial(VALUES if difference else "", difference or "", linalg, executable.flags)
 
 
-def find_fault(staged: StagedModule, target: Target, values: EagerValues, executable: Executable | None) -> Bisection:
-    """The first op at fault in a staged module; ``executable`` is what it was compiled to, ``None`` where that failed.
+def find_fault(
+    staged: StagedModule,
+    target: Target,
+    values: EagerValues,
+    executable: Executable | None,
+    functions: Collection[str] | None = None,
+) -> Bisection:
+    """The first op at fault in a staged module, or in these of its functions; ``executable`` is what it was compiled
+    to, ``None`` where that failed.
 
     Raises:
         ExecutionError: the executable cannot be loaded or does not run.
@@ -149,6 +157,8 @@ def find_fault(staged: StagedModule, target: Target, values: EagerValues, execut
     laboratory = Laboratory(target.only(flags), values)
     program = None if executable is None else Program.load(executable.vmfb, driver=target.driver)
     for function in staged.stages:
+        if functions is not None and function.name not in functions:
+            continue
         difference = None
         slicer = Slicer(staged.source, function.name, values.tensors)
         if program is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,13 +15,15 @@ import torch
 from retrograd.description import describe_function, find_versions, function_specs
 from retrograd.dialects import ir
 from retrograd.fallback import Fallback
+from retrograd.first_calls import Checks
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.graph_calls import CompiledFunction
+from retrograd.frontend.graph_calls import Check, CompiledFunction
 from retrograd.frontend.importer import import_graph
 from retrograd.frontend.islands import Island
 from retrograd.frontend.narrowing import Packer, narrow_packer
 from retrograd.frontend.pack_tracing import Packings, trace_pairs
+from retrograd.frontend.port_roles import describe_graph
 from retrograd.indices import refusing_wrong_indices
 from retrograd.options import BackwardOptions, Options, target_on
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
@@ -39,6 +42,8 @@ from retrograd.pipelines.staged import (
     stage_backward,
     stage_module,
 )
+from retrograd.pipelines.targets import Target
+from retrograd.repair import Rebuild, Rebuilt
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.executor import Program
@@ -63,6 +68,7 @@ class Build:
     times: IslandTimes
     packings: Packings
     compile_portable: Callable[[], bytes]
+    checks: Checks | None = None
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
@@ -75,7 +81,14 @@ class Build:
             merged=self.staged.merged,
             narrowed={value: self._packer(how) for value, how in self.staged.narrowed.items()},
             device=self.program.torch_device,
+            check=self._check(name),
         )
+
+    def _check(self, name: str) -> Check | None:
+        # Where residuals stay on the device, torch cannot read what a forward gives.
+        if self.checks is None or self.program.is_staged:
+            return None
+        return self.checks.check_of(name, self.program.torch_device, self.staged, self.executable)
 
     def _packer(self, how: str) -> Packer:
         return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
@@ -207,7 +220,35 @@ def build_program(
         return build_executable(staged, same, find_versions(), Progress(), store, standalone=True)[0].vmfb
 
     specs = function_specs(staged, executable)
-    return Build(staged, executable, program, specs, cached, IslandTimes(islands), packings, compile_portable)
+    checks = Checks(options, store, Rebuild(target, partial(rebuild_function, options))) if options.verify else None
+    return Build(staged, executable, program, specs, cached, IslandTimes(islands), packings, compile_portable, checks)
+
+
+def rebuild_function(
+    options: Options, graph_module: torch.fx.GraphModule, name: str, target: Target, reasons: Mapping[str, str]
+) -> Rebuilt:
+    """Compile a graph as one function by itself, for a target of one's own, with islands for the nodes that ``reasons``
+    names. It keeps no memory budget, and what it saves for a backward is what the graph gives.
+
+    Raises:
+        CaptureError, PipelineError, CompileError: it cannot be compiled.
+    """
+    described = describe_graph(graph_module)
+
+    def stage(islands: Sequence[Island]) -> StagedModule:
+        return stage_module(import_graph(described, function=name, islands=islands), "default", Progress())
+
+    def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
+        return (staged, *build_executable(staged, target, find_versions(), Progress(), store, standalone=False))
+
+    store = open_store(options)
+    fallback = Fallback("island", target, find_versions(), store, reasons)
+    (staged, executable, cached), islands = fallback.compile(described, stage, finish)
+    program = Program.load(executable.vmfb, driver=options.uri())
+    specs, times = function_specs(staged, executable), IslandTimes(islands)
+    built = Build(staged, executable, program, specs, cached, times, Packings({}, {}), lambda: executable.vmfb)
+    function = built.function(name)
+    return Rebuilt(refusing_wrong_indices(function, described) if name == FORWARD else function, staged, executable)
 
 
 def _refuse_open_sizes(module: ir.Module) -> None:

@@ -42,13 +42,15 @@ class EagerIslandWarning(UserWarning):
 class Fallback:
     """How a graph is compiled for ``target`` where ops of it cannot be; ``store`` remembers which ones these were.
 
-    ``kind`` is ``island`` or ``error``; ``versions`` are those of the toolchain.
+    ``kind`` is ``island`` or ``error``; ``versions`` are those of the toolchain. ``known`` says why which nodes are to
+    be islands in any case, by name; then nothing is remembered, nor said.
     """
 
     kind: str
     target: Target
     versions: Mapping[str, str]
     store: ExecutableStore | None
+    known: Mapping[str, str] | None = None
 
     def compile(
         self,
@@ -66,7 +68,7 @@ class Fallback:
         if self.kind == "error":
             refuse_uncompiled(graph_module)
             return compile_staged(stage(())), []
-        reasons = {**find_uncompiled(graph_module), **self._recall(graph_module)}
+        reasons = {**find_uncompiled(graph_module), **self._recall(graph_module), **(self.known or {})}
         for _ in range(_ROUNDS):
             islands = plan_islands(graph_module, reasons)
             failure: Exception
@@ -97,18 +99,22 @@ class Fallback:
     ) -> list[EagerIsland]:
         if not islands:
             return []
+        if self.known is None:
+            self._tell(graph_module, islands, reasons)
+        return [
+            EagerIsland(program.module, [Layout(*layout) for layout in program.layouts], str(island), program.sizes)
+            for island, program in zip(islands, extract_islands(graph_module, islands), strict=True)
+        ]
+
+    def _tell(self, graph_module: torch.fx.GraphModule, islands: Sequence[Island], reasons: Mapping[str, str]) -> None:
         if self.store is not None:
             self.store.put(self._key(graph_module), json.dumps(dict(reasons)).encode())
         shown = ", ".join(dict.fromkeys(op for island in islands for op in island.ops))
         warnings.warn(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
-        return [
-            EagerIsland(program.module, [Layout(*layout) for layout in program.layouts], str(island), program.sizes)
-            for island, program in zip(islands, extract_islands(graph_module, islands), strict=True)
-        ]
 
     def _recall(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:
         """Why which nodes could not be compiled when this graph was compiled before."""

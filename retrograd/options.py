@@ -21,6 +21,8 @@ from retrograd.pipelines.targets import Target, UnknownTarget, cuda_architecture
 from retrograd.runtime.placement import choose_device, choose_uri
 
 FALLBACKS = ("island", "error")
+# Of ``verify``: the first call of each compiled function checks itself.
+FIRST = "first"
 PARTITIONS = ("default", "min-cut", "budget")
 # What people write for True and False.
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
@@ -38,6 +40,7 @@ class Options:
     save_policy: SavePolicy | None = None
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
+    verify: bool | str = FIRST
     device: torch.device = _CPU
 
     @property
@@ -50,6 +53,8 @@ class Options:
         target_on(self.device, self.target, OFF)
         check_kernels(self.kernels)
         check_flag("cache", self.cache)
+        if self.verify != FIRST:
+            check_flag("verify", self.verify, FIRST)
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -120,12 +125,14 @@ def check_choice(what: str, given: object, known: Sequence[str]) -> None:
         raise ValueError(f"{what} {given!r} is not one of {', '.join(known)}{similar}")
 
 
-def check_flag(what: str, given: object) -> None:
-    """Raise ``TypeError`` where ``given`` is neither True nor False: any text, ``"no"`` too, would count as True."""
+def check_flag(what: str, given: object, *others: str) -> None:
+    """Raise ``TypeError`` where ``given`` is neither True nor False: any text, ``"no"`` too, would count as True.
+    ``others`` is what it may be besides."""
     if not isinstance(given, bool):
         meant = _FLAGS.get(str(given).lower())
         hint = "" if meant is None else f"; did you mean {what}={meant}?"
-        raise TypeError(f"{what} is True or False, got {given!r}{hint}")
+        choices = ", ".join([*map(repr, others), "True"])
+        raise TypeError(f"{what} is {choices} or False, got {given!r}{hint}")
 
 
 def target_on(device: torch.device, target: str | Sequence[str] | None, kernels: str | Sequence[str] = AUTO) -> Target:

@@ -84,7 +84,7 @@ class BackwardVariants:
         dropped = frozenset(usual.results) - set(given)
         if not given:
             # Whatever the loss uses has no gradient that depends on it.
-            return replace(usual, arguments=(), results=(), dropped=dropped, call=lambda _tensors: [])
+            return replace(usual, arguments=(), results=(), dropped=dropped, call=lambda _tensors: [], check=None)
         limit = self.built.staged.partition.get("memory_budget")
         for target in self._targets(limit):
             executable, cached = build_executable(

@@ -26,7 +26,7 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 # What `explain` says of this process, and not of the file.
-_IN_PROCESS = ("backward_variants", "specializations")
+_IN_PROCESS = ("backward_variants", "specializations", "verification")
 
 
 class OtherPrograms(Protocol):
@@ -41,6 +41,31 @@ class OtherPrograms(Protocol):
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the one for the values and arguments as they are, which is compiled if there is none."""
+
+
+class Verification(Protocol):
+    """How the checks of first calls went."""
+
+    def describe(self) -> list[str]:
+        """In words, for each function."""
+
+    def find_wrong(self) -> str | None:
+        """What was found to be wrong, if anything was."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unchecked:
+    """Nothing is checked at first calls; ``reason`` says why."""
+
+    reason: str
+
+    def describe(self) -> list[str]:
+        """The reason."""
+        return [self.reason]
+
+    def find_wrong(self) -> str | None:
+        """Nothing."""
+        return None
 
 
 class CompiledBackward:
@@ -65,6 +90,7 @@ class CompiledBackward:
         bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
         times: IslandTimes | None = None,
         variants: Sequence[str] | None = None,
+        verification: Verification | None = None,
     ) -> None:
         self._call = call
         self._convention = convention
@@ -77,6 +103,7 @@ class CompiledBackward:
         self._times = times or IslandTimes(())
         # What each backward that was compiled since does without, which may grow; None where there are no others.
         self._variants = variants
+        self._verification = verification or Unchecked("not verified")
         self._has_run = False
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
@@ -126,6 +153,7 @@ class CompiledBackward:
             self._ir,
             times=self._times,
             variants=self._variants,
+            verification=self._verification,
         )
 
     def to_device(self) -> CompiledBackward:
@@ -149,7 +177,7 @@ class CompiledBackward:
         Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache.
 
         Raises:
-            ArtifactError: some ops run in torch, which no file holds; lists them.
+            ArtifactError: some ops run in torch, which no file holds; lists them. Or the code was found to be wrong.
             CompileError: iree-compile failed.
             OSError: the file cannot be written; nothing is left behind.
         """
@@ -159,8 +187,14 @@ class CompiledBackward:
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"
             )
+        if (wrong := self._verification.find_wrong()) is not None:
+            raise ArtifactError(
+                f"the compiled code gives wrong values, and is not used here either; "
+                f"take the op out of what is compiled: {wrong}"
+            )
         vmfb = self._portable()
-        # Backwards without some of the outputs are programs of their own, which the file has not.
+        # Backwards without some of the outputs are programs of their own, which the file has not; who loads it does not
+        # check it.
         report = {key: value for key, value in self.explain().to_dict().items() if key not in _IN_PROCESS}
         report["vmfb_bytes"] = len(vmfb)
         write_artifact(path, vmfb, dataclasses.replace(self.manifest, report=report))
@@ -178,7 +212,7 @@ class CompiledBackward:
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
-        report = dict(self.manifest.report)
+        report = {**self.manifest.report, "verification": self._verification.describe()}
         if self._variants is not None:
             report["backward_variants"] = list(self._variants)
         if self.specializations is not None and self.specializations.texts:

@@ -29,6 +29,8 @@ _BYTES = (
     "backward_transient_bytes",
     "memory_budget",
 )
+# Lists of phrases, rather than of words.
+_PHRASES = ("sizes", "backward_variants", "specializations", "checks", "verification")
 _TITLES = {
     "sizes": "sizes, as traced (and their bounds)",
     "forward_ops": "ops in forward",
@@ -41,6 +43,7 @@ _TITLES = {
     "stages": "stages",
     "backward_variants": "backwards for outputs left out",
     "specializations": "compiled once more, for other values",
+    "verification": "first calls, compared with torch",
     "peak_bytes_planned": "peak of live bytes, planned",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
@@ -160,9 +163,7 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ("; " if key in ("sizes", "backward_variants", "specializations", "checks") else " ").join(
-            value
-        ) or "none"
+        return ("; " if key in _PHRASES else " ").join(value) or "none"
     if isinstance(value, float):
         return f"{value:.1e}"
     return f"{value:,}" if isinstance(value, int) else str(value)

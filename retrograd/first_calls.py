@@ -1,0 +1,119 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""First calls that check themselves: which functions, what is remembered of them, and what is done where one is
+wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from retrograd.frontend.first_call import Fault, FirstCall, Graph
+from retrograd.frontend.graph_calls import Caller, Check, CompiledFunction
+from retrograd.frontend.verification import VerificationError
+from retrograd.options import Options
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.staged import ExecutableStore, StagedModule
+from retrograd.repair import Case, Rebuild, RepairWork, can_repair
+
+_LOG = logging.getLogger(__name__)
+# Programs that passed an older check pass it anew.
+_VERSION = "1"
+# Of long texts in warnings.
+_SHOWN = 2000
+
+
+class MiscompiledWarning(UserWarning):
+    """Compiled code gives wrong values, and is not used."""
+
+
+@dataclass
+class Checks:
+    """The first calls of all that one compilation gave: the two halves of a step, and backwards of losses that leave
+    out outputs. ``rebuild`` compiles a graph of one of them by itself."""
+
+    options: Options
+    store: ExecutableStore | None
+    rebuild: Rebuild
+    calls: list[FirstCall] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def check_of(self, name: str, device: torch.device, staged: StagedModule, executable: Executable) -> Check:
+        """The check of one function of a staged module, which was compiled to this executable."""
+
+        def check(call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
+            care = Keeper(self, name, staged, executable, bind)
+            self.calls.append(FirstCall(name, device, call, graph, care))
+            return self.calls[-1]
+
+        return check
+
+    def describe(self) -> list[str]:
+        """How each first call went, and what came of repairs."""
+        return [*(f"@{call.name}: {call.state}" for call in self.calls), *self.notes]
+
+    def say(self, text: str) -> None:
+        """Tell the user what came of a repair."""
+        self.notes.append(text)
+        _LOG.info("%s", text)
+        warnings.warn(text[:_SHOWN], MiscompiledWarning, stacklevel=2)
+
+    def find_wrong(self) -> str | None:
+        """What is wrong with a function that was found to be so."""
+        return next((f"@{call.name}: {call.state}" for call in self.calls if call.is_wrong), None)
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Remembers in the cache that a function is right, and has one repaired that is not."""
+
+    checks: Checks
+    name: str
+    staged: StagedModule
+    executable: Executable
+    bind: Callable[[CompiledFunction], Caller]
+
+    def is_known(self) -> bool:
+        """Whether this executable passed before."""
+        store = self.checks.store
+        return store is not None and store.get(self._parts()) is not None
+
+    def remember(self) -> None:
+        """It passed."""
+        if self.checks.store is not None:
+            self.checks.store.put(self._parts(), b"right")
+
+    def repair(self, fault: Fault) -> RepairWork | None:
+        """Warn, and start a repair beside the training.
+
+        Raises:
+            VerificationError: nothing may run in torch, or ``verify`` is True.
+        """
+        options = self.checks.options
+        said = f"the compiled @{self.name} gives wrong values, and is not used: {fault.message}"
+        if options.verify is True or options.allowed_fallback() == "error":
+            raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
+        warnings.warn(
+            f"{said}. It runs in torch, until other code has been found that is right; explain() tells",
+            MiscompiledWarning,
+            stacklevel=2,
+        )
+        if not can_repair(fault):
+            return None
+        case = Case(self.name, self.staged, self.executable, fault, self.checks.rebuild)
+        return RepairWork(case, self.bind, self.checks.say)
+
+    def _parts(self) -> dict[str, str]:
+        return {
+            "entry": "verified",
+            "check": _VERSION,
+            "function": self.name,
+            "module": self.staged.texts["scheduled"],
+            "executable": hashlib.sha256(self.executable.vmfb).hexdigest(),
+            "device": self.checks.options.device.type,
+        }

@@ -1,0 +1,113 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What rounding explains is right, whatever it hangs on; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.judgement import Difference, error_of, find_difference, reruns
+
+Function = Callable[[Tensor], Tensor]
+
+
+def judge(function: Function, argument: Tensor, other: Function, allowed: float = 1e-4) -> Difference | None:
+    """Whether ``other`` gives what ``function`` gives."""
+    graph_module = make_fx(function)(argument)
+    runs = ([run] if isinstance(run, Tensor) else run for run in reruns(graph_module, [argument], lambda: None))
+    return find_difference([other(argument)], [function(argument)], [allowed], lambda: runs)
+
+
+def never() -> Iterator[Sequence[Any]]:
+    raise AssertionError("close values are not run again")
+
+
+def centred(x: Tensor) -> Tensor:
+    """Nothing but what rounding leaves."""
+    return (x - x.mean()).sum()
+
+
+def test_close_values_are_not_run_again() -> None:
+    x = torch.randn(100)
+    assert find_difference([x * (1 + 1e-6), 3, None], [x, 3, None], [1e-4, 0.0, 0.0], never) is None
+
+
+def test_sums_that_cancel_are_anything_within_rounding() -> None:
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0)) + 100
+    other = judge(centred, x, lambda t: centred(t.flip(0)) + 1e-2)
+    assert other is None
+    assert judge(centred, x, lambda t: centred(t) + 100.0) is not None
+
+
+def test_a_mean_that_is_almost_zero() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    x = torch.cat([x, -x]) + 1e-8
+    assert judge(lambda t: t.mean(), x, lambda t: t.flip(0).double().mean().float()) is None
+
+
+def test_gradients_of_noise_are_measured_against_the_others() -> None:
+    large, noise = torch.ones(10), torch.ones(10) * 1e-7
+    assert find_difference([large, -noise], [large, noise], [1e-4, 1e-4], never, gradients=True) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda t: t.sin() * 1.001,
+        lambda t: t.sin().t().contiguous(),
+        lambda t: torch.where(torch.arange(400).view(20, 20) == 7, t.sin() + 0.1, t.sin()),
+        lambda t: torch.where(t > 2, float("nan"), t.sin()),
+        lambda t: t.sin().diag().diag(),
+        lambda t: torch.zeros_like(t),
+        lambda t: t.sin()[1:],
+        lambda t: t.sin().double(),
+    ],
+)
+def test_wrong_values_are_found(wrong: Function) -> None:
+    x = torch.randn(20, 20, generator=torch.Generator().manual_seed(2))
+    assert judge(torch.sin, x, wrong) is not None
+    assert judge(torch.sin, x, lambda t: t.double().sin().float()) is None
+
+
+def test_one_wrong_element_of_many() -> None:
+    x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(3))
+    assert judge(torch.sin, x, lambda t: t.sin().index_fill(0, torch.tensor([77]), 0.9)) is not None
+
+
+def test_comparisons_that_hang_on_rounding() -> None:
+    """Of numbers that are as good as equal, either may be the larger; of others not."""
+
+    def compare(x: Tensor) -> Tensor:
+        return (x * 3 - x - 2 * x + (torch.arange(8) - 3)) > 0
+
+    x = torch.full((8,), 0.1)
+    base = compare(x)
+    tie = base ^ (torch.arange(8) == 3)
+    assert judge(compare, x, lambda _: tie) is None
+    assert judge(compare, x, lambda _: base ^ (torch.arange(8) == 6)) is not None
+
+
+def test_infinities_in_the_same_places_are_right() -> None:
+    x = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")])
+    assert error_of(x, x.clone()) == 0.0
+    assert error_of(x, x.flip(0)) == float("inf")
+    assert error_of(torch.tensor([1 + 1j]), torch.tensor([1 + 1j])) == 0.0
+
+
+def test_memory_of_a_graph() -> None:
+    """Two values of 4000 bytes are alive at a time; views take none."""
+
+    def chain(x: Tensor) -> Tensor:
+        return x.sin().view(10, 100).cos().t().exp()
+
+    graph_module = make_fx(chain, tracing_mode="fake")(torch.randn(1000))
+    assert peak_bytes(graph_module) == 8000
+    free = available_bytes(torch.device("cpu"))
+    assert free is None or free > 0
