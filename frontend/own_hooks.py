@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -46,13 +48,35 @@ def _tables(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
-def _describe(hook: Any) -> Hashable:
-    """What a hook does, as far as that can be told of functions: its code, and the plain values that it closes over.
+@dataclass(frozen=True, eq=False)
+class _Tracer:
+    """Stands for a tensor of the trace, which is no other tensor."""
+
+
+@dataclass(frozen=True)
+class _Same:
+    """An object that has to be the same one; held, so that no other gets its address."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _describe(hook: Any, within: tuple[int, ...] = ()) -> Hashable:
+    """What a hook does, as far as that can be told of functions: its code, and the plain values and functions that it
+    closes over, of which one may close over itself.
 
     Another object, such as a module that it closes over, has to be the same one.
     """
-    code = getattr(hook, "__code__", None)
-    if code is None:
-        return id(hook)
+    if id(hook) in within:
+        return within.index(id(hook))
+    if not isinstance(hook, FunctionType):
+        return _Tracer() if isinstance(hook, torch.Tensor) else _Same(hook)
     values = [cell.cell_contents for cell in hook.__closure__ or ()]
-    return code, tuple((type(v), v) if isinstance(v, _PLAIN) else id(v) for v in values), hook.__defaults__
+    outer = (*within, id(hook))
+    closed = tuple((type(v), v) if isinstance(v, _PLAIN) else _describe(v, outer) for v in values)
+    return hook.__code__, closed, _Same(hook.__defaults__)

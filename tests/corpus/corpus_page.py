@@ -8,11 +8,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from corpus_doors import DOORS
 from corpus_examine import OUTCOMES, Verdict
-from page import markdown_table, measured_with, write_page
+from page import markdown_table, measured_with, number, write_page
 
 Verdicts = Mapping[tuple[str, str], Verdict]
 OURS = tuple(door for door in DOORS if door != "inductor")
@@ -32,10 +33,22 @@ training steps as people write them around torch.nn: forward, loss and backward 
 """
 
 
-def write(verdicts: Verdicts, path: Path, facts: Mapping[str, str], command: str, programs: int) -> None:
-    """Write the page of these verdicts; ``programs`` is how many programs there are in all."""
+UNTIMED = """\
+The machine had other work at the time: times are left out but for the seconds that processors spent on compiling, which
+are those of all processes that took part together.
+"""
+
+
+def write(
+    verdicts: Verdicts, path: Path, facts: Mapping[str, str], command: str, programs: int, *, timed: bool = True
+) -> None:
+    """Write the page of these verdicts; ``programs`` is how many programs there are in all. Without ``timed`` it tells
+    nothing that other work on the machine disturbs."""
     names = dict.fromkeys(name for name, _ in verdicts)
     lines = ["# Programs that others wrote", "", "```", command, "```", "", EXPLANATION]
+    if not timed:
+        lines += [UNTIMED]
+        verdicts = {key: replace(v, compile_seconds=None, ratio=None, eager_ms=None) for key, v in verdicts.items()}
     if len(names) < programs:
         lines += [f"A part of the corpus: {len(names)} of {programs} programs.", ""]
     lines += [*_summary(verdicts), ""]
@@ -55,7 +68,7 @@ def _title(door: str) -> str:
 
 
 def _summary(verdicts: Verdicts) -> list[str]:
-    columns = ("door", *OUTCOMES, "step to eager (worst)", "compile to Inductor", "in processor time", "longest")
+    columns = ("door", *OUTCOMES, "step to eager (worst)", "compile to Inductor", "in processor time", "longest s")
     rows = []
     for door in DOORS:
         found = [v for v in verdicts.values() if v.door == door]
@@ -65,10 +78,10 @@ def _summary(verdicts: Verdicts) -> list[str]:
         pairs = [(v, verdicts[v.program, "inductor"]) for v in good if (v.program, "inductor") in verdicts]
         wall = [v.compile_seconds / i.compile_seconds for v, i in pairs if v.compile_seconds and i.compile_seconds]
         work = [v.compile_cpu / i.compile_cpu for v, i in pairs if v.compile_cpu and i.compile_cpu]
-        longest = max((v.compile_seconds or 0.0 for v in good), default=0.0)
+        longest = max((v.compile_seconds for v in good if v.compile_seconds), default=None)
         step = f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})" if ratios else "-"
         means = [f"{geometric_mean(r):.2f}" if r else "-" for r in (wall, work)]
-        rows.append([_title(door), *(str(counts[o]) for o in OUTCOMES), step, *means, f"{longest:.0f} s"])
+        rows.append([_title(door), *(str(counts[o]) for o in OUTCOMES), step, *means, number(longest, ".0f")])
     return markdown_table(columns, 1, rows)
 
 
@@ -93,6 +106,8 @@ def _cell(verdict: Verdict | None, reasons: list[str]) -> str:
     parts = [verdict.outcome if verdict.outcome in ("right", "ran") else f"**{verdict.outcome}**"]
     if verdict.ratio is not None and verdict.compile_seconds is not None:
         parts += [f"{verdict.ratio:.2f}", f"{verdict.compile_seconds:.0f} s"]
+    elif verdict.compile_cpu is not None:
+        parts += [f"{verdict.compile_cpu:.0f} s"]
     told = [t for t in (verdict.reason, *_named(verdict.islands), *verdict.notes) if t]
     if verdict.islands:
         parts.append("islands")

@@ -39,6 +39,8 @@ from corpus_examine import Verdict, examine  # noqa: E402
 from corpus_programs import PROGRAMS, QUICK  # noqa: E402
 from page import cpu_model, releases  # noqa: E402
 
+import retrograd  # noqa: E402
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -46,6 +48,10 @@ class Limits:
 
     seconds: float
     memory: int
+
+
+# Imported before the first fork: importing is no part of what is timed.
+COMPILERS = (retrograd.compile_backward, retrograd.enable)
 
 
 def try_apart(program: Program, door: str, repeats: int, limits: Limits, log: Path) -> Verdict:
@@ -117,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tried = [] if options.kept else [_try(name, door, options) for name, door in _select(options)]
     if options.write:
         kept = {key: v for key, v in read_verdicts(options.results).items() if key[0] in PROGRAMS}
-        corpus_page.write(kept, DOCUMENT, _facts(kept), "make models", len(PROGRAMS))
+        corpus_page.write(kept, DOCUMENT, _facts(kept), "make models", len(PROGRAMS), timed=not options.untimed)
     return int(any(verdict.outcome in ("wrong", "crashed") for verdict in tried))
 
 
@@ -181,6 +187,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="try again what has a verdict that is not in --keep")
     parser.add_argument("--keep", default="right,ran", help="outcomes that --again leaves alone")
     parser.add_argument("--write", action="store_true", help="write docs/models.md of the verdicts that are kept")
+    parser.add_argument("--untimed", action="store_true", help="write no times that other work on the machine disturbs")
     parser.add_argument("--kept", action="store_true", help="try nothing, only write the page of verdicts kept")
     return parser
 

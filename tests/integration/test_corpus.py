@@ -159,9 +159,13 @@ def test_the_page(tmp_path: Path) -> None:
     ]
     write({(v.program, v.door): v for v in verdicts}, tmp_path / "page.md", {"date": "today"}, "make models", 3)
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "| `compile_backward` | 1 | 0 | 0 | 1 | 0 | 0.50 (0.50) | 0.50 | 1.00 | 8 s |" in text
+    assert "| `compile_backward` | 1 | 0 | 0 | 1 | 0 | 0.50 (0.50) | 0.50 | 1.00 | 8 |" in text
     assert "| a | 2.0 | right, 0.50, 8 s | - | - | right, 0.70, 16 s | - |" in text
     assert "| b | - | **refused** [1] | - | - | - | - |" in text
     assert "1. b, `compile_backward`: CaptureError: at b.py, for a \\| b" in text
     assert "A part of the corpus: 2 of 3 programs." in text
+    write({(v.program, v.door): v for v in verdicts}, tmp_path / "page.md", {}, "make models", 2, timed=False)
+    text = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "| a | - | right, 6 s | - | - | right, 6 s | - |" in text
+    assert "The machine had other work" in text
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)

@@ -26,8 +26,11 @@ class Collecting(nn.Module):
     def install(self, scale: float) -> None:
         collected = self.collected
 
+        def add(value: Tensor) -> None:
+            collected.append(value)
+
         def collect(module: nn.Module, args: Any, output: Tensor) -> None:
-            collected.append(output * scale)
+            add(output * scale)
 
         self.layer.register_forward_hook(collect)
 
