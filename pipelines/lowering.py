@@ -61,7 +61,7 @@ def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False
     own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
     own = _convert_to_kernels(target, "scatters") + own
     before = "bwd-negate-products," * ("cpu" in target.kinds)
-    products = _convert_to_kernels(target, "products")
+    products = _convert_to_kernels(target, "rows") + _convert_to_kernels(target, "products")
     after = f",bwd-narrow-products,{products}bwd-pad-products" * has_matrix_units
     own = f"{_IN_ORDER},{own}" if target.is_in_order else own
     # In f64, and for a GPU beside the CPU too: they share the module.

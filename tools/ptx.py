@@ -7,8 +7,11 @@ import os
 import sys
 import tempfile
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
-from retrograd.pipelines.kernels.kernel import ELEMENTS, CompiledKernel, Kernel
+from retrograd.pipelines.kernels.kernel import ELEMENTS, CompiledKernel, Kernel, KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx
 
 
@@ -21,7 +24,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    function = getattr(import_module(f"retrograd.pipelines.kernels.source.{kernel.source}"), kernel.function)
+    function = getattr(_find_module(kernel), kernel.function)
     names = function.arg_names
     types = {name: f"*{ELEMENTS[element]}" for name, element in kernel.pointers}
     types |= dict.fromkeys(kernel.numbers, "i32") | dict.fromkeys(dict(kernel.constants), "constexpr")
@@ -34,6 +37,20 @@ def compile_kernel(kernel: Kernel, architecture: str) -> CompiledKernel:
     scratch = int(found.metadata.global_scratch_size)
     ptx = adapt_ptx(found.asm["ptx"], kernel, scratch)
     return CompiledKernel(ptx, 32 * int(found.metadata.num_warps), int(found.metadata.shared), scratch)
+
+
+def _find_module(kernel: Kernel) -> ModuleType:
+    """The module that a kernel's function is in. Triton reads a function's source from its file."""
+    if not kernel.text:
+        return import_module(f"retrograd.pipelines.kernels.source.{kernel.source}")
+    path = Path(os.environ["TRITON_CACHE_DIR"]) / f"{kernel.label}.py"
+    path.write_text(kernel.text, encoding="utf-8")
+    spec = spec_from_file_location(kernel.label, path)
+    if spec is None or spec.loader is None:
+        raise KernelError(f"the source of {kernel.label} is no module")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def main() -> int:

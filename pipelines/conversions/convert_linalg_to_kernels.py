@@ -15,12 +15,18 @@ from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.products import Products
 from retrograd.pipelines.kernels.ptx import compile_kernels
+from retrograd.pipelines.kernels.rows import RowPlan, Rows
 from retrograd.pipelines.kernels.scatters import Scatters
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.fills import FILL
+from retrograd.pipelines.transforms.generics import GENERIC
 
-FAMILIES: Mapping[str, Callable[[str], Family]] = {"products": Products, "scatters": Scatters}
+FAMILIES: Mapping[str, Callable[[str], Family]] = {"products": Products, "rows": Rows, "scatters": Scatters}
 """Families by name; each is made for an architecture."""
+
+
+EMPTY = "tensor.empty"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class ConvertLinalgToKernels(ModulePass):
     description: ClassVar[str] = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
-    families: str = field(default="products,scatters", metadata={"help": "names of families of kernels, by commas"})
+    families: str = field(default="products,rows,scatters", metadata={"help": "names of families, by commas"})
     ptx: Literal["embed", "none"] = field(
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}
     )
@@ -59,8 +65,11 @@ class ConvertLinalgToKernels(ModulePass):
                 compiled = compile_kernels(kernels, self.arch)
             except KernelError as error:
                 raise PassFailure(None, f"{self.name}: {error}", "or leave out the pass") from error
-        for plan in plans:
+        # Kernels of rows name values that other plans replace.
+        for plan in sorted(plans, key=lambda plan: not isinstance(plan, RowPlan)):
             plan.apply(compiled)
+        for func in functions(module):
+            _erase_unread(only_block(func, self.name))
         add_executables(module, {kernel: (compiled[kernel], kernels[kernel]) for kernel in kernels}, self.arch)
         _note(module, choices)
 
@@ -76,6 +85,14 @@ class ConvertLinalgToKernels(ModulePass):
                 None, f"{self.name}: no kernels for '{self.arch}'", f"there are some for {', '.join(ARCHITECTURES)}"
             )
         return names
+
+
+def _erase_unread(block: ir.Block) -> None:
+    """Erase what a kernel computes besides, and nobody reads now."""
+    for view in reversed(list(block.operations)):
+        op = view.operation
+        if op.name in (GENERIC, FILL, EMPTY) and not any(list(result.uses) for result in op.results):
+            op.erase()
 
 
 def _note(module: ir.Operation, choices: list[str]) -> None:

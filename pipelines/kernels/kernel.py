@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-ELEMENTS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i64": "i64", "i32": "i32"}
+ELEMENTS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i64": "i64", "i32": "i32", "i1": "i8"}
 """Triton's names of the types of elements, by MLIR's."""
 
 
@@ -23,7 +23,7 @@ class Kernel:
     ``pointers`` are its buffers, operands first, each with the type of its elements; ``numbers`` its 32-bit arguments.
     ``aligned`` are those of both that are multiples of 16 (addresses in bytes). ``constants`` are what the function is
     specialized to, ``None`` for a buffer that it does without. A workgroup has ``warps`` warps, which load ``stages``
-    steps ahead.
+    steps ahead. ``text`` is the source of a function that is in none of ``source``: it was written for one op.
     """
 
     label: str
@@ -35,6 +35,7 @@ class Kernel:
     constants: tuple[tuple[str, int | None], ...]
     warps: int
     stages: int
+    text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, which the compiling program reads."""

@@ -46,7 +46,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def compile_with(kernels: str, function: Callable[..., Any], args: Sequence[Tensor]) -> Any:
     compiled = retrograd.compile_backward(function, args, kernels=kernels)
     labels = " ".join(compiled.explain().to_dict()["kernels"])
-    assert {"products": "product_", "scatters": "add_rows"}[kernels] in labels, labels
+    assert {"products": "product_", "rows": "rows_", "scatters": "add_rows"}[kernels] in labels, labels
     return compiled
 
 
@@ -116,6 +116,8 @@ def test_infinities_and_what_is_no_number(dtype: torch.dtype) -> None:
     with torch.no_grad():
         x[3, 5], x[7, 9], x[9, 3], x[20, 20] = float("inf"), float("nan"), -float("inf"), largest
         y[1, 1], y[5, 7] = largest, 0
+        # One term of a sum is too large, not two: what becomes of these depends on their order.
+        x[[3, 7, 9, 20], 1], y[20, 1] = 0.5, 0.25
     compiled, tangent = compile_with("products", torch.mm, (x, y)), torch.ones(300, 200, device="cuda", dtype=dtype)
     found, eager = run(compiled, (x, y), tangent)[0], run(torch.mm, (x, y), tangent)[0]
     assert torch.equal(found.isnan(), eager.isnan())
@@ -139,6 +141,33 @@ def test_embeddings(rows: str, count: int, width: int) -> None:
     most = {"random": 1000, "same": 1, "few": 7}[rows]
     places = torch.randint(0, most, (count,), device="cuda")
     check(F.embedding, places, random(1000, width), kernels="scatters")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 1001), (7, 50257), (1024, 513)])
+def test_long_rows(rows: int, columns: int, dtype: torch.dtype) -> None:
+    def entropy(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, ignore_index=3)
+
+    def scaled(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y[:, None] - 1).exp() + x.amax(1, keepdim=True) / 2
+
+    targets = torch.randint(0, columns, (rows,), device="cuda")
+    targets[::3] = 3
+    check(entropy, random(rows, columns, dtype=dtype), targets, kernels="rows")
+    check(lambda x: x.log_softmax(1), random(rows, columns, dtype=dtype), kernels="rows")
+    check(scaled, random(rows, columns, dtype=dtype, scale=0.1), random(rows, dtype=dtype, scale=0.1), kernels="rows")
+
+
+def test_rows_with_infinities_and_what_is_no_number() -> None:
+    x = random(512, 1001)
+    with torch.no_grad():
+        x[1, 7], x[2, 1000], x[3, 0], x[4] = float("inf"), float("nan"), -float("inf"), -float("inf")
+    functions: list[Callable[[Tensor], Tensor]] = [lambda x: x.log_softmax(1), lambda x: x.amax(1)]
+    for function in functions:
+        compiled = compile_with("rows", function, (x,))
+        found, eager = compiled(x).detach(), function(x).detach()
+        assert torch.equal(found.isnan(), eager.isnan()) and torch.equal(found.isinf(), eager.isinf())
 
 
 def test_a_file_needs_no_triton(tmp_path: Path) -> None:

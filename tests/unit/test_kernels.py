@@ -109,7 +109,7 @@ def test_an_executable_has_its_ptx_as_data() -> None:
 def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: "3.6.0")
     cuda, cpu, old = find_target("cuda:sm_90"), find_target("cpu"), find_target("cuda:sm_75")
-    assert with_kernels(cuda, "auto").kernels == ("products", "scatters")
+    assert with_kernels(cuda, "auto").kernels == ("products", "rows", "scatters")
     assert with_kernels(cuda, "off").kernels == ()
     assert with_kernels(cuda, ["scatters"]).kernels == ("scatters",)
     assert with_kernels(cpu, "auto") == cpu and with_kernels(old, "auto") == old
@@ -219,3 +219,20 @@ def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch,
     compiled.save(path)
     kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
     assert {"split_f32"} < set(kernels) and any(name.startswith("product_nt_f32") for name in kernels)
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    logits, places = torch.randn(300, 1001, requires_grad=True), torch.randint(0, 1001, (300,))
+    entropy = torch.nn.functional.cross_entropy
+    compiled = compile_backward(entropy, (logits, places), target=target, kernels="rows", cache=False)
+    report = compiled.explain().to_dict()
+    assert {"rows_maximum", "rows_sum", "rows_map"} <= {
+        "_".join(line.split(": ")[1].split("_")[:2]) for line in report["kernels"]
+    }
+    assert not report["notes"]
+    path = tmp_path / "entropy.rgd"
+    compiled.save(path)
+    assert any(name.startswith("rows_map") for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels)

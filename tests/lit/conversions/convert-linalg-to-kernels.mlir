@@ -138,3 +138,91 @@ func.func @rows(%u: tensor<777x1x33xf32>, %p: tensor<777x1xi64>, %t: tensor<1000
       : (tensor<777x1x33xf32>, tensor<777x1xi64>, tensor<1000x33xf32>) -> tensor<1000x33xf32>
   return %r : tensor<1000x33xf32>
 }
+
+// -----
+
+// Along rows of an odd length: a sum takes in what is computed element by element before it, and so does what is given.
+// Whoever reads rows in between computes them, so that they are not written; a maximum may come with its place.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#row = affine_map<(d0, d1) -> (d0)>
+#one = affine_map<(d0, d1) -> (d0, 0)>
+// CHECK: bwd.kernels = ["reduction along rows of 512 x 1001: rows_maximum_
+// CHECK-SAME: reduction along rows of 512 x 1001: rows_sum_
+// CHECK-SAME: map along rows of 512 x 1001: rows_map_
+// CHECK-LABEL: func.func @softmax(
+// CHECK-SAME: %[[X:.*]]: tensor<512x1001xbf16>
+// CHECK-NOT: linalg.generic
+// CHECK: %[[M:.*]] = "flow.dispatch"({{.*}}, %[[X]], {{.*}}@rows_maximum_{{.*}} -> tensor<512xf32>
+// CHECK: %[[COLUMN:.*]] = tensor.expand_shape %[[M]]
+// CHECK: %[[S:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[COLUMN]], {{.*}}@rows_sum_{{.*}} -> tensor<512xf32>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[COLUMN]], %[[S]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
+// CHECK: return %[[R]]
+func.func @softmax(%x: tensor<512x1001xbf16>) -> tensor<512x1001xf32> {
+  %zero = arith.constant 0.0 : f32
+  %least = arith.constant 0xFF800000 : f32
+  %none = arith.constant 0 : i64
+  %e = tensor.empty() : tensor<512xf32>
+  %p = tensor.empty() : tensor<512xi64>
+  %w = tensor.empty() : tensor<512x1001xf32>
+  %start = linalg.fill ins(%least : f32) outs(%e : tensor<512xf32>) -> tensor<512xf32>
+  %places = linalg.fill ins(%none : i64) outs(%p : tensor<512xi64>) -> tensor<512xi64>
+  %max:2 = linalg.generic {indexing_maps = [#id, #row, #row], iterator_types = ["parallel", "reduction"]}
+      ins(%x : tensor<512x1001xbf16>) outs(%start, %places : tensor<512xf32>, tensor<512xi64>) {
+  ^bb0(%a: bf16, %most: f32, %at: i64):
+    %1 = arith.extf %a : bf16 to f32
+    %2 = arith.maximumf %1, %most : f32
+    linalg.yield %2, %at : f32, i64
+  } -> (tensor<512xf32>, tensor<512xi64>)
+  %column = tensor.expand_shape %max#0 [[0, 1]] output_shape [512, 1] : tensor<512xf32> into tensor<512x1xf32>
+  %exp = linalg.generic {indexing_maps = [#id, #one, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %column : tensor<512x1001xbf16>, tensor<512x1xf32>) outs(%w : tensor<512x1001xf32>) {
+  ^bb0(%a: bf16, %b: f32, %o: f32):
+    %1 = arith.extf %a : bf16 to f32
+    %2 = arith.subf %1, %b : f32
+    %3 = math.exp %2 : f32
+    linalg.yield %3 : f32
+  } -> tensor<512x1001xf32>
+  %f = linalg.fill ins(%zero : f32) outs(%e : tensor<512xf32>) -> tensor<512xf32>
+  %sum = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "reduction"]}
+      ins(%exp : tensor<512x1001xf32>) outs(%f : tensor<512xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<512xf32>
+  %r = linalg.generic {indexing_maps = [#id, #row, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%exp, %sum : tensor<512x1001xf32>, tensor<512xf32>) outs(%w : tensor<512x1001xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.divf %a, %b : f32
+    linalg.yield %1 : f32
+  } -> tensor<512x1001xf32>
+  return %r : tensor<512x1001xf32>
+}
+
+// -----
+
+// What no kernel is written for stays, and so do rows that warps divide.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+// CHECK: bwd.kernels = ["map along rows of 512 x 1001: IREE's code, it computes what kernels are not written for"]
+// CHECK-LABEL: func.func @other_rows(
+// CHECK-COUNT-2: linalg.generic
+// CHECK-NOT: flow.dispatch
+func.func @other_rows(%x: tensor<512x1001xf32>, %y: tensor<512x1024xf32>)
+    -> (tensor<512x1001xf32>, tensor<512x1024xf32>) {
+  %e = tensor.empty() : tensor<512x1001xf32>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = math.erf %a : f32
+    linalg.yield %1 : f32
+  } -> tensor<512x1001xf32>
+  %f = tensor.empty() : tensor<512x1024xf32>
+  %s = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%y : tensor<512x1024xf32>) outs(%f : tensor<512x1024xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = math.exp %a : f32
+    linalg.yield %1 : f32
+  } -> tensor<512x1024xf32>
+  return %r, %s : tensor<512x1001xf32>, tensor<512x1024xf32>
+}

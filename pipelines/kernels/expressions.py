@@ -1,0 +1,91 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the body of a ``linalg.generic`` computes, as statements in Triton."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from retrograd.dialects import ir
+
+TYPES = {"f32": "tl.float32", "bf16": "tl.bfloat16", "f16": "tl.float16", "i64": "tl.int64", "i32": "tl.int32"}
+"""Triton's names of the types that expressions are of; of i1 they are truths."""
+
+_PLAIN = {
+    "arith.addf": "({} + {})",
+    "arith.subf": "({} - {})",
+    "arith.mulf": "({} * {})",
+    "arith.negf": "(-{})",
+    # As IREE and PyTorch compute them: Triton's own division and functions are approximations.
+    "arith.divf": "tl.div_rn({}, {})",
+    "math.exp": "libdevice.exp({})",
+    "math.log": "libdevice.log({})",
+    "math.absf": "tl.abs({})",
+    "arith.select": "tl.where({}, {}, {})",
+    "arith.maximumf": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "arith.andi": "({} & {})",
+}
+# Of numbers of 32 bits alone: those of 16 bits have no such functions.
+_SINGLE = frozenset({"arith.divf", "math.exp", "math.log"})
+_COMPARED = {"oeq": "==", "ogt": ">", "oge": ">=", "olt": "<", "ole": "<=", "une": "!=", "eq": "==", "ne": "!="}
+_FLOATS = ("oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno")
+_INTEGERS = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+
+
+@dataclass
+class Statements:
+    """Assignments in order, and the names of the values that they compute: each once."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[object, str] = field(default_factory=dict)
+
+    def assign(self, key: object, expression: str) -> str:
+        """The name of a new value, which ``key`` stands for from now on."""
+        self.names[key] = f"v{len(self.lines)}"
+        self.lines.append(f"{self.names[key]} = {expression}")
+        return self.names[key]
+
+
+def write_value(value: ir.Value, into: Statements) -> str | None:
+    """The name of a value of a body, whose arguments have names; ``None`` where there is no statement for it."""
+    if value in into.names:
+        return into.names[value]
+    if not isinstance(value, ir.OpResult):
+        return None
+    expression = _write_expression(value, into)
+    return None if expression is None else into.assign(value, expression)
+
+
+def _write_expression(value: ir.OpResult, into: Statements) -> str | None:
+    op = value.owner
+    if op.name == "arith.constant":
+        return _write_constant(op)
+    if str(value.type) not in (*TYPES, "i1"):
+        return None
+    operands = [write_value(operand, into) for operand in op.operands]
+    if any(operand is None for operand in operands):
+        return None
+    if op.name in ("arith.extf", "arith.truncf"):
+        return f"{operands[0]}.to({TYPES[str(value.type)]})"
+    if op.name in ("arith.cmpf", "arith.cmpi"):
+        names = _FLOATS if op.name == "arith.cmpf" else _INTEGERS
+        number = ir.IntegerAttr(op.attributes["predicate"]).value
+        # Of floats the first predicate is "false".
+        sign = _COMPARED.get(names[number - (op.name == "arith.cmpf")])
+        return None if sign is None else f"({operands[0]} {sign} {operands[1]})"
+    if op.name not in _PLAIN or (op.name in _SINGLE and str(value.type) != "f32"):
+        return None
+    return _PLAIN[op.name].format(*operands)
+
+
+def _write_constant(op: ir.Operation) -> str | None:
+    attribute, kind = op.attributes["value"], str(op.results[0].type)
+    if isinstance(attribute, ir.FloatAttr) and kind == "f32":
+        number = attribute.value
+        if math.isfinite(number):
+            return f"({number!r})"
+        return 'float("nan")' if math.isnan(number) else f'({"-" * (number < 0)}float("inf"))'
+    if isinstance(attribute, ir.IntegerAttr) and kind in ("i64", "i32"):
+        return f"({attribute.value})"
+    return None

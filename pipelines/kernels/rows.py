@@ -1,0 +1,271 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Long rows whose length is odd, such as a vocabulary's logits: what is computed along them, in one kernel each.
+
+iree-compile divides loops into tiles that divide them: of 4096 rows of 50,257 a workgroup takes 32 numbers of one
+column, each in a line of memory of its own, 5.2 ms on an H100 for what a copy does in 0.6. Here a kernel is written for
+each op, elementwise or a sum or maximum of rows, with all in it that is computed element by element before: it reads
+what that reads, and the rows in between are never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.epilogues import find_epilogue
+from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
+from retrograd.pipelines.kernels.family import Compiled, Refusal
+from retrograd.pipelines.kernels.kernel import Kernel
+from retrograd.pipelines.kernels.products import PRODUCTS
+from retrograd.pipelines.transforms.fills import read_number
+from retrograd.pipelines.transforms.generics import GENERIC, is_reduced, read_inputs, read_maps
+
+SHORTEST = 512
+"""Shorter rows stay with IREE."""
+
+FEWEST = 1 << 18
+"""As do tensors of fewer elements."""
+
+_WARP, _BLOCK = 32, 1024
+# More inputs than this, and a kernel is for IREE: so many buffers its driver passes.
+_MOST_INPUTS = 12
+_ELEMENTS = (*TYPES, "i1")
+# By which maps an input of rows is read: its elements, one number for each row or column, one for all.
+_READS = {
+    "(d0, d1) -> (d0, d1)": "row * columns + column",
+    "(d0, d1) -> (d0, 0)": "row",
+    "(d0, d1) -> (d0)": "row",
+    "(d0, d1) -> (d1)": "column",
+    "(d0, d1) -> (0, d1)": "column",
+    "(d0, d1) -> ()": "0",
+}
+_WHOLE = "(d0, d1) -> (d0, d1)"
+_RESULTS = ("(d0, d1) -> (d0)", "(d0, d1) -> (d0, 0)")
+_START = {"arith.addf": 0.0, "arith.maximumf": float("-inf")}
+
+_HEAD = '''"""A kernel that was written for one op."""
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def along(BUFFERS, columns, BC: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+'''
+_MAP = """    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = column < columns
+LOADS
+    tl.store(result + row * columns + column, VALUE, mask=inside)
+"""
+_SUM = """    total = tl.zeros((BC,), tl.float32)
+    for start in range(0, columns, BC):
+        column = start + tl.arange(0, BC)
+        inside = column < columns
+LOADS
+        total += tl.where(inside, VALUE, 0.0)
+    tl.store(result + row, tl.sum(total))
+"""
+_MAXIMUM = """    most = tl.full((BC,), float("-inf"), tl.float32)
+    for start in range(0, columns, BC):
+        column = start + tl.arange(0, BC)
+        inside = column < columns
+LOADS
+        most = tl.maximum(most, tl.where(inside, VALUE, float("-inf")), propagate_nan=tl.PropagateNan.ALL)
+    # What combines the threads' maxima leaves out what is no number.
+    none = tl.sum((most != most).to(tl.int32))
+    tl.store(result + row, tl.where(none > 0, float("nan"), tl.max(most)))
+"""
+
+
+@dataclass
+class _Body:
+    """The buffers that a kernel reads, with the expressions of their elements, and what it computes of them."""
+
+    buffers: list[ir.Value] = field(default_factory=list)
+    statements: Statements = field(default_factory=Statements)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The family: elementwise ops, sums and maxima of rows of an odd length, of fixed sizes."""
+
+    architecture: str
+    replaced: dict[ir.Value, ir.Value] = field(default_factory=dict, compare=False)
+
+    name: ClassVar[str] = "rows"
+
+    def plan(self, op: ir.Operation) -> RowPlan | Refusal | None:
+        """A plan for an op along rows; nothing for one that all who read it compute themselves."""
+        if not _is_along_rows(op):
+            return None
+        if _is_map(op) and all(_is_inlined(use.owner, use.operand_number) for use in op.results[0].uses):
+            return None
+        shape = ir.RankedTensorType(op.operands[0].type).shape
+        what = f"{'map' if _is_map(op) else 'reduction'} along rows of {shape[0]} x {shape[1]}"
+        body = _Body()
+        value = _write_map(op, body) if _is_map(op) else _write_reduced(op, body)
+        if value is None:
+            return Refusal(what, "it computes what kernels are not written for")
+        if len(body.buffers) > _MOST_INPUTS:
+            return Refusal(what, f"it reads {len(body.buffers)} tensors")
+        return RowPlan(
+            op, what, tuple(body.buffers), _write_kernel(op, body, value), (shape[0], shape[1]), self.replaced
+        )
+
+
+def _is_along_rows(op: ir.Operation) -> bool:
+    """Whether an op has kernels here: by its loops and types, whatever it computes."""
+    if op.name != GENERIC or len(op.operands) < 2 or len(is_reduced(op)) != 2 or is_reduced(op)[0]:
+        return False
+    types = [ir.RankedTensorType(operand.type) for operand in op.operands]
+    if not all(type_.has_static_shape and str(type_.element_type) in _ELEMENTS for type_ in types):
+        return False
+    maps = [str(map_) for map_ in read_maps(op)]
+    shape = list(types[0].shape)
+    inputs = len(read_inputs(op))
+    if inputs == 0 or maps[0] != _WHOLE or any(map_ not in _READS for map_ in maps[:inputs]):
+        return False
+    if shape[1] % _WARP == 0 or shape[1] < SHORTEST or shape[0] * shape[1] < FEWEST or _ends_product(op):
+        return False
+    if _is_map(op):
+        return maps[-1] == _WHOLE and str(types[-1].element_type) in TYPES and str(types[-1].element_type)[0] != "i"
+    return maps[inputs] in _RESULTS and str(types[inputs].element_type) == "f32"
+
+
+def _ends_product(op: ir.Operation) -> bool:
+    """Whether the kernel of a product does what an op does, on the way."""
+    sources = [value.owner for value in read_inputs(op) if isinstance(value, ir.OpResult)]
+    between = [inner.owner for source in sources for inner in source.operands if isinstance(inner, ir.OpResult)]
+    for source in [*sources, *between]:
+        if source.name in PRODUCTS and (epilogue := find_epilogue(source)) is not None:
+            return op in (epilogue.op, *epilogue.between)
+    return False
+
+
+def _is_map(op: ir.Operation) -> bool:
+    """Whether an op along rows gives rows."""
+    return not is_reduced(op)[1] and len(op.results) == 1
+
+
+def _is_inlined(user: ir.Operation, number: int) -> bool:
+    """Whether an op computes anew what it reads there."""
+    if isinstance(user, ir.OpView):
+        user = user.operation
+    if not _is_along_rows(user) or number >= len(read_inputs(user)) or str(read_maps(user)[number]) != _WHOLE:
+        return False
+    body = _Body()
+    value = _write_map(user, body) if _is_map(user) else _write_reduced(user, body)
+    return value is not None and len(body.buffers) <= _MOST_INPUTS
+
+
+def _write_map(op: ir.Operation, body: _Body) -> str | None:
+    """What an elementwise op computes of each element, with what its inputs are computed of; adds to ``body``."""
+    block = op.regions[0].blocks[0]
+    if list(block.arguments[-1].uses):
+        return None
+    if op.results[0] in body.statements.names:
+        return body.statements.names[op.results[0]]
+    (*_, end) = (view.operation for view in block.operations)
+    if not _name_inputs(op, body) or (name := write_value(end.operands[0], body.statements)) is None:
+        return None
+    body.statements.names[op.results[0]] = name
+    return name
+
+
+def _write_reduced(op: ir.Operation, body: _Body) -> str | None:
+    """What a sum or maximum is of. A maximum may come with its place, if nobody reads that."""
+    block, inputs = op.regions[0].blocks[0], len(read_inputs(op))
+    if any(list(result.uses) for result in list(op.results)[1:]):
+        return None
+    (*_, end) = (view.operation for view in block.operations)
+    combined, total = end.operands[0], block.arguments[inputs]
+    if not isinstance(combined, ir.OpResult) or combined.owner.name not in _START:
+        return None
+    others = [operand for operand in combined.owner.operands if operand != total]
+    start = read_number(op.operands[inputs])
+    if len(others) != 1 or not isinstance(start, ir.FloatAttr) or start.value != _START[combined.owner.name]:
+        return None
+    return write_value(others[0], body.statements) if _name_inputs(op, body) else None
+
+
+def _name_inputs(op: ir.Operation, body: _Body) -> bool:
+    """Have the arguments of an op's body that are its inputs named; whether all of them can be had."""
+    names, arguments = body.statements.names, op.regions[0].blocks[0].arguments
+    for value, map_, argument in zip(read_inputs(op), map(str, read_maps(op)), arguments, strict=False):
+        source = value.owner if isinstance(value, ir.OpResult) else None
+        if source is not None and map_ == _WHOLE and _is_along_rows(source) and _is_map(source):
+            inner = _write_map(source, body)
+            if inner is None:
+                return False
+            names[argument] = inner
+        else:
+            names[argument] = _add_buffer(value, map_, str(argument.type), body)
+    return True
+
+
+def _add_buffer(value: ir.Value, map_: str, element: str, body: _Body) -> str:
+    """The name of an element of a buffer, loaded once."""
+    key = (value, map_)
+    if key in body.statements.names:
+        return body.statements.names[key]
+    if value not in body.buffers:
+        body.buffers.append(value)
+    at = _READS[map_]
+    masked = ", mask=inside, other=0" if "column" in at else ""
+    load = f"tl.load(p{body.buffers.index(value)} + {at}{masked})" + " != 0" * (element == "i1")
+    return body.statements.assign(key, load)
+
+
+def _write_kernel(op: ir.Operation, body: _Body, value: str) -> Kernel:
+    """The kernel, with its source."""
+    if _is_map(op):
+        form, kind = _MAP, "map"
+    else:
+        (*_, end) = (view.operation for view in op.regions[0].blocks[0].operations)
+        form, kind = (_SUM, "sum") if end.operands[0].owner.name == "arith.addf" else (_MAXIMUM, "maximum")
+    indent = "    " if kind == "map" else "        "
+    loads = "\n".join(f"{indent}{line}" for line in body.statements.lines)
+    element = str(ir.RankedTensorType(op.results[0].type).element_type)
+    result = f"({value}).to({TYPES[element]})"
+    buffers = ", ".join([*(f"p{number}" for number in range(len(body.buffers))), "result"])
+    text = _HEAD.replace("BUFFERS", buffers) + form.replace("LOADS", loads).replace("VALUE", result)
+    types = [str(ir.RankedTensorType(buffer.type).element_type) for buffer in body.buffers]
+    pointers = (*((f"p{number}", type_) for number, type_ in enumerate(types)), ("result", element))
+    label = f"rows_{kind}_{sha256(text.encode()).hexdigest()[:8]}"
+    return Kernel(label, "rows", "along", pointers, ("columns",), (), (("BC", _BLOCK),), 4, 1, text)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """An op along rows as a dispatch."""
+
+    op: ir.Operation
+    what: str
+    buffers: tuple[ir.Value, ...]
+    kernel: Kernel
+    shape: tuple[int, int]
+    replaced: dict[ir.Value, ir.Value] = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.kernel.label}"
+
+    def kernels(self) -> dict[Kernel, bool]:
+        """The kernel."""
+        return {self.kernel: False}
+
+    def apply(self, compiled: Compiled) -> None:
+        """Have all that reads the op take a dispatch's result. The op stays, for nobody: what was planned of it, and is
+        not applied yet, may name its values."""
+        rows, columns = self.shape
+        grid = (rows, -(-columns // _BLOCK) if _is_map(self.op) else 1, 1)
+        operands = [self.replaced.get(buffer, buffer) for buffer in self.buffers]
+        result = self.op.results[0]
+        launch = Launch(self.kernel, grid, (columns,))
+        value = create_dispatch(launch, compiled[self.kernel], operands, result.type, self.op)
+        result.replace_all_uses_with(value)
+        self.replaced[result] = value
