@@ -10,6 +10,7 @@ something is refused is the model run once more, line by line, to find the line.
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import os
 import random
@@ -68,17 +69,18 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
         _restore(known, before)
         line = _find_line(run, lambda: _is_same(_state(known[drawn[0]]), before[drawn[0]]))
         _restore(known, before)
-        raise CaptureError(f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY)
+        if line is not None:
+            raise CaptureError(f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY)
     for entry in profiler.getstats():
         if isinstance(entry.code, str) or not _is_users(entry.code):
             continue
         seen.codes.add(entry.code)
         for called in entry.calls or ():
             clock = _clock_name(called.code)
-            if clock:
-                raise CaptureError(
-                    f"the model calls {clock}, {_FROZEN}{_find_call(run, entry.code, called.code)}", _CLOCK_REMEDY
-                )
+            # What is not called again was done once and for all, such as an import.
+            place = _find_call(run, entry.code, called.code) if clock else None
+            if place is not None:
+                raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", _CLOCK_REMEDY)
     return result
 
 
@@ -131,8 +133,11 @@ def is_generator(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Set aside another profiler for as long as this is open."""
+    """Set aside another profiler for as long as this is open, and the collector of garbage: its callbacks, and what
+    they call, are none of the model's code."""
     other: Any = sys.getprofile()
+    collects = gc.isenabled()
+    gc.disable()
     if isinstance(other, Profiler):
         other.disable()
     try:
@@ -142,6 +147,8 @@ def _alone() -> Iterator[None]:
             other.enable()
         else:
             sys.setprofile(other)
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -172,8 +179,9 @@ def _place(frame: FrameType, line: int) -> str:
     return f', at File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
 
 
-def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str:
-    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds."""
+def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str | None:
+    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds; ``None``
+    where that is so to the end: an import drew them, say."""
     last: list[str] = [""]
 
     def on_line(frame: FrameType, _event: str, _arg: Any) -> Any:
@@ -193,11 +201,12 @@ def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str:
         last[0] = found.place
     finally:
         sys.settrace(before)
-    return last[0]
+    return None if unchanged() else last[0]
 
 
-def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str:
-    """Run the model once more, up to where ``caller`` calls a function that the profiler names so."""
+def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str | None:
+    """Run the model once more, up to where ``caller`` calls a function that the profiler names so; ``None`` where it
+    does not."""
 
     def on_event(frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call" and isinstance(called, str) and frame.f_code is caller and _is_named(arg, called):
@@ -213,7 +222,7 @@ def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str:
             return found.place
         finally:
             sys.setprofile(None)
-    return f', in {caller.co_name} of File "{caller.co_filename}", line {caller.co_firstlineno}'
+    return None
 
 
 def _is_named(function: Any, name: str) -> bool:

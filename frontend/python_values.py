@@ -10,6 +10,7 @@ read, and never less, but for names that are put together while the model runs (
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import os
 import sys
@@ -61,7 +62,7 @@ def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Mo
         for name, value in _cells(function).items():
             if is_generator(value):
                 found.setdefault(id(value), (name, value))
-        for name in function.__code__.co_names:
+        for name in _global_names(function.__code__):
             if is_generator(value := function.__globals__.get(name)):
                 found.setdefault(id(value), (name, value))
     return dict(found.values())
@@ -83,7 +84,7 @@ def find_functions(model: Callable[..., Any], modules: Any, codes: set[CodeType]
         yield function
         if codes is not None:
             pending += _cells(function).values()
-            pending += [function.__globals__.get(name) for name in _names(function.__code__)]
+            pending += [function.__globals__.get(name) for name in _global_names(function.__code__)]
 
 
 def _plain_function(value: Any) -> FunctionType | None:
@@ -122,6 +123,14 @@ def _names(code: CodeType) -> Iterator[str]:
             yield constant
         elif isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+@functools.cache
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """The globals that code reads, in functions within it too: of ``model.step``, ``model`` and not ``step``."""
+    read = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _global_names(part)]
+    return tuple(dict.fromkeys((*read, *inner)))
 
 
 def _is_users_class(kind: type) -> bool:
@@ -163,7 +172,7 @@ class _Search:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if _content(cell) is not ABSENT:
                 self._add(name, _Cell(cell), name, _DEPTH)
-        for name in dict.fromkeys(_names(function.__code__)):
+        for name in _global_names(function.__code__):
             value = function.__globals__.get(name, ABSENT)
             if isinstance(value, ModuleType):
                 file = getattr(value, "__file__", None) or ""

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import os
 import random
 import time
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.frontend.capture import capture_joint
 
 GAIN = 1.0
 
@@ -98,6 +101,18 @@ def test_value_that_comes_back_is_not_compiled_again() -> None:
     model.unnamed, model.config.unread = 1, 2
     _check(step, model, x)
     assert step.explain().to_dict()["specializations"] == ["model.temperature (1.5, now 2.0)"]
+
+
+temperature = 0
+
+
+def test_global_with_the_name_of_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop's counter, say, is no value of the model's that has one of its own."""
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    monkeypatch.setitem(globals(), "temperature", 1)
+    _check(step, model, x)
+    assert "specializations" not in step.explain().to_dict()
 
 
 def test_closure_and_function() -> None:
@@ -190,12 +205,42 @@ def test_randomness_of_pythons(draw: Callable[[Any], float]) -> None:
     """Frozen at the trace, they would be one number for ever."""
     model, x = Model(draw), torch.randn(2, 3)
     states = random.getstate(), np.random.get_state()[1].copy(), model.own.getstate()  # type: ignore[index]
-    with pytest.raises(retrograd.CaptureError, match="compiled in as they were while tracing") as caught:
-        retrograd.compile_backward(model, (x,))
+    refused = pytest.raises(retrograd.CaptureError, match="compiled in as they were while tracing")
+    with refused as caught, contextlib.ExitStack() as stack:
+        capture_joint(stack, model, (x,))
     assert "# drawn here" in str(caught.value)
     assert f"in {draw.__name__}" in str(caught.value)
     assert random.getstate() == states[0] and model.own.getstate() == states[2]
     assert np.array_equal(np.random.get_state()[1], states[1])  # type: ignore[index]
+
+
+def test_clock_that_is_not_the_models() -> None:
+    """Who collects garbage, or imports a module for the first time, may ask a clock in the middle of a forward."""
+    started: list[float] = []
+
+    def once(model: Any) -> float:
+        if not started:
+            started.append(time.time())
+        gc.collect()
+        return 1.0
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        started.append(time.perf_counter())
+
+    gc.callbacks.append(callback)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        model, x = Model(), torch.randn(2, 3)
+        with contextlib.ExitStack() as stack:
+            capture_joint(stack, model, (x,))
+    finally:
+        gc.callbacks.remove(callback)
+        gc.set_threshold(*threshold)
+    assert started
+    started.clear()
+    with contextlib.ExitStack() as stack:
+        capture_joint(stack, Model(once), (x,))
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
