@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -122,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     tried = [] if options.kept else [_try(name, door, options) for name, door in _select(options)]
     if options.write:
-        kept = {key: v for key, v in read_verdicts(options.results).items() if key[0] in PROGRAMS}
+        found = read_verdicts(options.results)
+        kept = {key: found[key] for key in itertools.product(PROGRAMS, DOORS) if key in found}
         corpus_page.write(kept, DOCUMENT, _facts(kept), "make models", len(PROGRAMS), timed=not options.untimed)
     return int(any(verdict.outcome in ("wrong", "crashed") for verdict in tried))
 
