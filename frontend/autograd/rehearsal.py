@@ -50,7 +50,8 @@ class Rehearsal:
         }
         restored = [a if isinstance(a, int) else _restored(a, before) for a in arguments]
         for place, number in enumerate(self._traced.inputs):
-            restored[place] = self._recorded.freed.get(number, restored[place])
+            if number in self._recorded.freed:
+                restored[place] = self._traced.lay_out(number, self._recorded.freed[number])
         # Sizes come last.
         lost = [
             number

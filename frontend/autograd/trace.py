@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.autograd.aten_interpreter import AtenInterpreter
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
+from retrograd.frontend.autograd.layouts import Layout, find_layout
 from retrograd.frontend.autograd.open_numbers import take_floats
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.packed_values import PackedLeaf
@@ -48,7 +49,8 @@ class TracedBackward:
     graph (by number), and which are None; ``communication`` are the numbers of the hooks that start some;
     ``kept_inputs`` are those that calls look at themselves. Inputs are followed by ``extras``, tensors that hooks read
     which are part of the graph; ``bodies`` are the graphs of these hooks, by the name of the function. The open
-    ``sizes``, if any, come last, and ``guard`` says what they may be. Nothing in the graph depends on how the inputs
+    ``sizes``, if any, come last, and ``guard`` says what they may be. Of inputs that are not contiguous, by number, it
+    takes what their ``layouts`` say. Nothing in the graph depends on how the inputs
     are numbered, so that a backward whose gradients are there already, and are inputs too, has the same graph as one
     whose are not.
     """
@@ -64,16 +66,22 @@ class TracedBackward:
     bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
 
     @cached_property
     def packed(self) -> frozenset[int]:
         """The numbers of the packed values that hooks which are part of the graph unpack."""
         return frozenset([find.index for find in self.extras if isinstance(find, PackedLeaf)])
 
+    def lay_out(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        """What the graph takes in the place of an input."""
+        layout = self.layouts.get(number)
+        return tensor if layout is None else layout.base(tensor)
+
     def arguments(self, frame: Frame) -> list[torch.Tensor | int]:
         """The tensors that the graph takes, at one step, and the sizes."""
         given = [*frame.inputs, *[find(frame) for find in self.extras]] if self.extras else frame.inputs
-        tensors: list[torch.Tensor | int] = [given[number] for number in self.inputs]
+        tensors: list[torch.Tensor | int] = [self.lay_out(number, given[number]) for number in self.inputs]
         return [*tensors, *[frame.sizes[name] for name in self.sizes]] if self.sizes else tensors
 
 
@@ -95,8 +103,15 @@ def trace_backward(
     for tensor in inputs:
         _check_input(tensor)
     interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
+    # What a hook that is part of the graph writes to is an argument itself.
+    may_move = layout is None and not recorded.inlined
+    found = {number: find_layout(tensor) for number, tensor in enumerate(inputs)} if may_move else {}
+    layouts = {number: how for number, how in found.items() if how is not None}
     try:
-        graph_module = _trace_fixed(interpreter, inputs) if layout is None else _trace_open(interpreter, inputs, layout)
+        if layout is None:
+            graph_module = _trace_fixed(interpreter, inputs, layouts)
+        else:
+            graph_module = _trace_open(interpreter, inputs, layout)
         guard = None if layout is None else _share_sizes(graph_module, interpreter, layout.sizes)
     except CaptureError:
         raise
@@ -119,16 +134,24 @@ def trace_backward(
         hooks.bodies(),
         guard,
         tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
+        layouts,
     )
 
 
-def _trace_fixed(interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+def _trace_fixed(
+    interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor], layouts: Mapping[int, Layout]
+) -> torch.fx.GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # Not the inputs themselves: one that stands for a Python number would be traced as that number.
-    like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
+    bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(inputs)]
+    like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in bases]
+
+    def trace(*arguments: torch.Tensor) -> list[torch.Tensor]:
+        return interpreter.trace(*[layouts[n].view(t) if n in layouts else t for n, t in enumerate(arguments)])
+
     with torch.no_grad(), portable_ops(), mode:
         fake = [mode.from_tensor(t, static_shapes=True) for t in like]
-        traced = make_fx(dispatch_functionalize(interpreter.trace), decomposition_table(), tracing_mode="fake")(*fake)
+        traced = make_fx(dispatch_functionalize(trace), decomposition_table(), tracing_mode="fake")(*fake)
     return traced
 
 

@@ -382,3 +382,35 @@ def test_gradients_that_are_rounding_noise_are_no_alarm() -> None:
     layer: Any = m[0]
     noise = layer.bias.grad
     assert noise is not None and noise.norm() > 1e-5
+
+
+def test_tensors_that_are_not_contiguous_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed weights, and the parts of a projection that attention is given."""
+    torch.manual_seed(0)
+    project, back = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+    parameters = [*project.parameters(), *back.parameters()]
+
+    def step(x: torch.Tensor) -> list[torch.Tensor | None]:
+        for parameter in parameters:
+            parameter.grad = None
+        q, k, v = project(x).view(2, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        back((weights @ v).transpose(1, 2).reshape(2, 8, 16)).sin().sum().backward()
+        return values([parameter.grad for parameter in parameters])
+
+    inputs = [torch.randn(2, 8, 16), torch.randn(2, 8, 16), torch.randn(2, 16, 8).transpose(1, 2)]
+    expected = [step(x) for x in inputs]
+    copied: list[tuple[int, ...]] = []
+    clone = torch.Tensor.clone
+
+    def count(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        copied.append(tuple(tensor.shape))
+        return clone(tensor, **options)
+
+    with retrograd.enable():
+        assert_alike([step(x) for x in inputs], expected)
+        monkeypatch.setattr(torch.Tensor, "clone", count)
+        step(inputs[0])
+        monkeypatch.undo()
+    # Those of `values` alone.
+    assert len(copied) == len(parameters)
