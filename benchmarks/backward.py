@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Backward passes side by side: eager PyTorch, `torch.compile` and retrograd, for each model of the suite.
+"""Backward passes side by side: eager PyTorch, `torch.compile`, retrograd ahead of time and as backwards run, for each
+model of the suite.
 
 python benchmarks/backward.py
 python benchmarks/backward.py --models mlp transformer --repeats 50 --json figures.json
@@ -51,7 +52,7 @@ Each engine runs the same model on the same arguments in the same process; the e
 each round begins with another one. Times are medians over the steps, the loss outside the model included.
 
 - *to eager*: time of the backward divided by eager's; less than 1 is faster.
-- *compile*: caches off. For Inductor the first step, in which it compiles.
+- *compile*: caches off. For Inductor and `retrograd.enable()` the first step, in which they compile.
 - *saved*: bytes kept from the forward for the backward, without parameters, buffers and arguments, each storage once.
 - *peak*: the most bytes alive at one time in a step: results, saved values, gradients and scratch memory, as predicted
   when compiling and as measured with IREE's allocator. Eager and Inductor have no such count on CPU.

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,15 +47,20 @@ class Row:
     note: str = ""
 
 
+Scope = Callable[[], AbstractContextManager[Any]]
+
+
 @dataclass
 class Contender:
-    """A compiled model, with what its engine says of it and the times of its steps, in seconds."""
+    """A compiled model, with what its engine says of it and the times of its steps, in seconds; ``scope`` is what its
+    backwards run in."""
 
     engine: str
     call: Callable[..., Any]
     compile_seconds: float | None = None
     report: Callable[[], Mapping[str, Any]] = dict
     note: str = ""
+    scope: Scope = contextlib.nullcontext
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
 
@@ -109,7 +115,25 @@ def retrograd_cpu(case: Case) -> Contender:
     return Contender("retrograd", step, time.perf_counter() - start, lambda: step.explain().to_dict())
 
 
-ENGINES: dict[str, Callable[[Case], Contender]] = {"eager": eager, "inductor": inductor, "retrograd": retrograd_cpu}
+def retrograd_enable(case: Case) -> Contender:
+    """The model as it is, its backward captured as it runs; compile time is that of the first step, which records,
+    compiles and rehearses it."""
+    before = len(retrograd.explain_recompiles())
+
+    def scope() -> AbstractContextManager[Any]:
+        return retrograd.enable(cache=False)
+
+    seconds = sum(run_step(case, case.model, scope))
+    told = [str(e) for e in retrograd.explain_recompiles()[before:] if "runs" in str(e)]
+    return Contender("enable()", case.model, seconds, note=" ".join(told), scope=scope)
+
+
+ENGINES: dict[str, Callable[[Case], Contender]] = {
+    "eager": eager,
+    "inductor": inductor,
+    "retrograd": retrograd_cpu,
+    "enable()": retrograd_enable,
+}
 
 
 def measure(name: str, case: Case, repeats: int, say: Callable[[str], None]) -> list[Row]:
@@ -121,13 +145,13 @@ def measure(name: str, case: Case, repeats: int, say: Callable[[str], None]) -> 
         try:
             contender = prepare(case)
             for _ in range(WARM_UP_STEPS):
-                run_step(case, contender.call)
+                run_step(case, contender.call, contender.scope)
         except RuntimeError as error:
             failures[engine] = first_line(error)
         else:
             contenders.append(contender)
     reference = gradients(case, case.model)
-    facts = {c.engine: (count_saved_bytes(case, c.call), _difference(case, c.call, reference)) for c in contenders}
+    facts = {c.engine: (count_saved_bytes(case, c.call), _difference(case, c, reference)) for c in contenders}
     say(f"{name}: timing {repeats} steps of each")
     time_in_turn(case, contenders, repeats)
     baseline = statistics.median(contenders[0].backward)
@@ -141,25 +165,26 @@ def time_in_turn(case: Case, contenders: Sequence[Contender], repeats: int) -> N
         for turn in range(repeats):
             first = turn % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
-                forward, backward = run_step(case, contender.call)
+                forward, backward = run_step(case, contender.call, contender.scope)
                 contender.forward.append(forward)
                 contender.backward.append(backward)
 
 
-def run_step(case: Case, call: Callable[..., Any]) -> tuple[float, float]:
+def run_step(case: Case, call: Callable[..., Any], scope: Scope = contextlib.nullcontext) -> tuple[float, float]:
     """A step from scratch: seconds in the forward (with the loss) and in the backward."""
     for leaf in case.leaves().values():
         leaf.grad = None
     start = time.perf_counter()
     loss = case.loss(call(*case.args))
     middle = time.perf_counter()
-    loss.backward()
+    with scope():
+        loss.backward()
     return middle - start, time.perf_counter() - middle
 
 
-def gradients(case: Case, call: Callable[..., Any]) -> dict[str, Tensor]:
+def gradients(case: Case, call: Callable[..., Any], scope: Scope = contextlib.nullcontext) -> dict[str, Tensor]:
     """The gradients of one step, by name."""
-    run_step(case, call)
+    run_step(case, call, scope)
     return {name: leaf.grad for name, leaf in case.leaves().items() if leaf.grad is not None}
 
 
@@ -186,8 +211,8 @@ def _storages(values: Iterable[Any]) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-def _difference(case: Case, call: Callable[..., Any], reference: Mapping[str, Tensor]) -> float:
-    found = gradients(case, call)
+def _difference(case: Case, contender: Contender, reference: Mapping[str, Tensor]) -> float:
+    found = gradients(case, contender.call, contender.scope)
     if found.keys() != reference.keys():
         raise AssertionError(f"gradients for {sorted(found)}, expected {sorted(reference)}")
     return max(

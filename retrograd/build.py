@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -297,7 +298,9 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
     program = Program.load(executable.vmfb, driver=driver)
     specs = list(function_specs(staged, executable).values())
     executor = StageExecutor(plans[-1].to_dict(), program, specs, islands)
-    executor.notes = tuple(f"runs in torch: {island.text}" for island in islands)
+    # A loop has an island for each of its turns, and one reason.
+    counts = Counter(island.text for island in islands)
+    executor.notes = tuple(f"runs in torch: {text}" + (f" ({n} times)" if n > 1 else "") for text, n in counts.items())
     if not islands:
         _EXECUTORS[plain, driver, texts[-1]] = executor
     return executor, False

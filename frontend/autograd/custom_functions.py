@@ -5,7 +5,7 @@ helpers take it that every gradient is there, is dense, and that the function ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,36 @@ from torch._dynamo.external_utils import FakeBackwardCFunction
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
 
 
-def call_custom_backward(ctx: Any, saved_tensors: Sequence[torch.Tensor], *gradients: Any) -> tuple[Any, ...]:
+class _Context(FakeBackwardCFunction):
+    """The context of a custom function, of whose saved tensors those that are pairs of an unpack hook and its argument
+    are unpacked when they are asked for, each time, as in eager."""
+
+    def __init__(self, real: Any, saved: Sequence[Any]) -> None:
+        self.real, self._saved = real, saved
+
+    @property  # type: ignore[override]
+    def saved_tensors(self) -> Any:
+        """The tensors, as the backward sees them."""
+        return tuple([leaf[0](leaf[1]) if isinstance(leaf, tuple) else leaf for leaf in self._saved])
+
+
+def unpack_when_asked(graph: torch.fx.Graph, is_unpacking: Callable[[torch.fx.Node], bool]) -> None:
+    """Have custom functions unpack what they saved themselves: nodes that unpack it for one of them alone become a pair
+    of the hook and its argument among what it is given."""
+    for node in graph.find_nodes(op="call_function", target=call_custom_backward):
+        ctx, saved, *gradients = node.args
+        packed = {leaf for leaf in saved if isinstance(leaf, torch.fx.Node) and is_unpacking(leaf)}
+        own = {leaf for leaf in packed if set(leaf.users) == {node} and not _uses(gradients, leaf)}
+        node.args = (ctx, [leaf.args[:2] if leaf in own else leaf for leaf in saved], *gradients)
+        for leaf in own:
+            graph.erase_node(leaf)
+
+
+def _uses(arguments: Sequence[Any], node: torch.fx.Node) -> bool:
+    return any(argument is node for argument in arguments)
+
+
+def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
     """What the ``backward`` or ``vjp`` of a `torch.autograd.Function` gives, one gradient for each argument of its
     forward; absent gradients are zeros to it, unless it said that it takes None.
 
@@ -25,9 +54,7 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[torch.Tensor], *gradi
     """
     if any(gradient is None for gradient in gradients) and _takes_zeros(ctx._forward_cls):
         gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
-    # PyTorch's types say that there are tensors alone.
-    fake = FakeBackwardCFunction(ctx, saved_tensors)  # type: ignore[arg-type]
-    given = ctx._get_user_fn()(fake, *gradients)
+    given = ctx._get_user_fn()(_Context(ctx, saved_tensors), *gradients)
     given = given if isinstance(given, tuple) else (given,)
     expected = len(ctx.needs_input_grad)
     while len(given) > expected and given[-1] is None:

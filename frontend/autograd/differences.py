@@ -62,7 +62,7 @@ def explain_difference(now: Situation, earlier: Sequence[Situation]) -> tuple[st
     closest = max(earlier, key=lambda before: _likeness(before, now))
     if _likeness(closest, now)[0] < 0.5:
         return ("nothing like it was compiled before",)
-    return tuple(_differences(closest, now)) or ("PyTorch captured it anew, and it is as before",)
+    return tuple(_differences(closest, now)) or ("it is like one before, which PyTorch captured by itself",)
 
 
 def _likeness(before: Situation, now: Situation) -> tuple[float, int, int, int, int]:
@@ -92,11 +92,16 @@ def _differences(before: Situation, now: Situation) -> Iterator[str]:
 def _sequence_differences(what: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
     changes = [c for c in SequenceMatcher(None, before, now, autojunk=False).get_opcodes() if c[0] != "equal"]
     for tag, a, b, c, d in changes[:MOST_NAMED]:
-        old, new = ", ".join(before[a:b]), ", ".join(now[c:d])
+        old, new = _name_some(before[a:b]), _name_some(now[c:d])
         if tag == "replace":
             yield f"{what} {new} is where {old} was"
         else:
             yield f"{what} {new} is new" if new else f"{what} {old} is gone"
+
+
+def _name_some(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _tensor_differences(before: Situation, now: Situation) -> Iterator[str]:

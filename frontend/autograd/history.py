@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from retrograd.frontend.autograd.differences import Situation
 from retrograd.frontend.autograd.skeleton import Skeleton
@@ -23,18 +26,21 @@ MOST_STRUCTURES = 256
 class Recompile:
     """One compilation of a backward, or the decision to run it eagerly.
 
-    ``reasons``: why nothing that was there served, or why it cannot be compiled.
+    ``reasons``: why nothing that was there served, or why it cannot be compiled. ``line`` is the line of code that ran
+    the backward.
     """
 
     number: int
     outcome: str
     nodes: tuple[str, ...]
     reasons: tuple[str, ...]
+    line: str = ""
 
     def __str__(self) -> str:
         named = ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
         where = f" of {len(self.nodes)} nodes ({named})" if self.nodes else ""
-        return f"{self.number}: backward{where} {self.outcome}: {'; '.join(self.reasons)}"
+        line = f" at {self.line}" if self.line else ""
+        return f"{self.number}: backward{line}{where} {self.outcome}: {'; '.join(self.reasons)}"
 
 
 @dataclass
@@ -51,7 +57,9 @@ class History:
 
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
-        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), tuple(reasons)))
+        # One cause is told once.
+        told = tuple(dict.fromkeys(reasons))
+        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), told, find_line()))
         self.log.info("%s", self.entries[-1])
 
     def add_reason(self, reason: str) -> None:
@@ -74,3 +82,13 @@ class History:
         if len(self._last) > MOST_STRUCTURES:
             self._last.popitem(last=False)
         return before
+
+
+def find_line() -> str:
+    """The line of the user's code that is running: the innermost that is neither PyTorch's nor ours."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(("torch.", "retrograd.", "contextlib")):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -26,6 +26,7 @@ from retrograd.frontend.autograd.custom_functions import (
     finish_slices,
     prepare_slices,
     sum_gradients,
+    unpack_when_asked,
 )
 from retrograd.frontend.autograd.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hook_inlining import (
@@ -72,8 +73,13 @@ def make_runnable(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             # Before torch 2.13, what the gradient was at capture is no argument.
             variable, gradient, has_post_hooks = node.args
             node.args = (variable, None, gradient, has_post_hooks)
+    unpack_when_asked(graph_module.graph, _is_unpacking)
     graph_module.recompile()
     return graph_module
+
+
+def _is_unpacking(node: torch.fx.Node) -> bool:
+    return node.target is call_user_hook and node.kwargs["hook_type"] == "unpack_hook"
 
 
 def opaque_kind(node: torch.fx.Node) -> str | None:

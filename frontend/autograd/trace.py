@@ -117,6 +117,7 @@ def trace_backward(
         raise
     except Exception as error:
         raise capture_error(error) from error
+    _check_layouts(graph_module)
     drop_settled_checks(graph_module)
     fill_empty_tensors(graph_module)
     split_complex(graph_module)
@@ -191,6 +192,13 @@ def _check_input(tensor: torch.Tensor) -> None:
         raise CaptureError(f"a tensor of the backward is a {type(tensor).__name__}", "use plain tensors")
     if tensor.layout is not torch.strided:
         raise CaptureError(f"a tensor of the backward has layout {tensor.layout}", "use dense tensors")
+
+
+def _check_layouts(graph_module: torch.fx.GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise CaptureError(f"{node.target} gives a tensor of layout {value.layout}", "use dense gradients")
 
 
 def _describe_values(graph_module: torch.fx.GraphModule, params: Sequence[int]) -> tuple[int, ...]:

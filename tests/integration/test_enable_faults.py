@@ -290,6 +290,43 @@ def second_backward_through_a_graph(log: Log) -> Step:
     return step
 
 
+class AsksTwice(torch.autograd.Function):
+    """Asks for what it saved twice, and not at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.log = log
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.log.append(1)
+        (x,) = ctx.saved_tensors
+        ctx.log.append(2)
+        (again,) = ctx.saved_tensors
+        return gradient * x.cos() * (again / x), None
+
+
+@case
+def saved_tensors_are_unpacked_when_asked_for(log: Log) -> Step:
+    w = leaf(3)
+    function: Any = AsksTwice.apply
+
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        log.append(3)
+        return packed * 0.5
+
+    def step() -> None:
+        w.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, unpack):
+            loss = (function(w.exp(), log) * w).sum()
+        loss.backward()
+        log.append(values([w.grad]))
+
+    return step
+
+
 def record(make: Callable[[Log], Step], enabled: bool) -> Log:
     """What four steps log, errors among it."""
     torch.manual_seed(0)

@@ -116,7 +116,7 @@ def test_missing_gradient_is_refused(linear: Case) -> None:
     assert isinstance(linear.model, nn.Module)
     reference = gradients(linear, linear.model)
     with pytest.raises(AssertionError, match="bias"):
-        measure._difference(linear, lambda x: x @ linear.leaves()["weight"].T, reference)
+        measure._difference(linear, Contender("wrong", lambda x: x @ linear.leaves()["weight"].T), reference)
 
 
 def test_dynamo_fallbacks_are_noted() -> None:
