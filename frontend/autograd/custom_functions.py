@@ -22,8 +22,8 @@ class _Context(FakeBackwardCFunction):
     def __init__(self, real: Any, saved: Sequence[Any]) -> None:
         self.real, self._saved = real, saved
 
-    @property  # type: ignore[override]
-    def saved_tensors(self) -> Any:
+    @property
+    def saved_tensors(self) -> Any:  # type: ignore[override]
         """The tensors, as the backward sees them."""
         return tuple([leaf[0](leaf[1]) if isinstance(leaf, tuple) else leaf for leaf in self._saved])
 

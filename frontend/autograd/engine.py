@@ -9,6 +9,7 @@ engine that sees every ``backward()`` and ``grad()`` before PyTorch's own does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from retrograd.frontend.autograd.compiler import (
 )
 from retrograd.frontend.autograd.reducers import take_over_reducers
 
+_LOG = logging.getLogger("retrograd")
 _set_compiler = _C._dynamo.compiled_autograd.set_autograd_compiler
 # Takes (inputs, sizes, scalars, hooks, packed_data) and a BackwardRun, gives the results of the backward.
 CapturedFunction = Callable[..., list[Any]]
@@ -159,9 +161,7 @@ class Engine:
                     raise
                 return _Outcome.REFUSED, error
             if running.is_held:
-                # What was saved is freed as PyTorch captures it once more; nothing runs.
-                running.is_done = True
-                self._run_switched(running, args, kwargs)
+                self._free_saved(running, args, kwargs)
             running.task = torch._C._current_graph_task_id()
             # A callback may queue another.
             while running.callbacks:
@@ -169,6 +169,15 @@ class Engine:
             return _Outcome.DONE, results
         finally:
             self._running = None
+
+    def _free_saved(self, running: _Running, args: Any, kwargs: Any) -> None:
+        """Free what the graph of a backward that is done saved, by capturing it once more; nothing runs."""
+        running.is_done = True
+        try:
+            self._run_switched(running, args, kwargs)
+        except Exception as error:  # noqa: BLE001 (the backward is done)
+            # A hook wrote to what was saved, as an optimizer's step in the backward does: it is freed with the graph.
+            _LOG.info("PyTorch does not capture a backward again, to free what it saved: %s", error)
 
     def _run_switched(self, running: _Running, args: Any, kwargs: Any) -> Any:
         """Run PyTorch's engine with compiled autograd's switch thrown.

@@ -152,7 +152,7 @@ class Recorder(torch.fx.Interpreter):
         """Run on the arguments that compiled autograd gave; returns the results."""
         inputs, self._frame = frame.inputs, frame
         before = [t._version for t in inputs]
-        self._may_free = _find_borrowed(inputs) if any(is_communication(hook) for hook in frame.hooks) else frozenset()
+        self._may_free = find_borrowed(inputs) if any(is_communication(hook) for hook in frame.hooks) else frozenset()
         results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
         self.freed = {number: copied for number, copied in self.freed.items() if is_freed(inputs[number])}
@@ -264,7 +264,7 @@ def _is_last_look(node: torch.fx.Node) -> bool:
     return is_post_hook and not node.args[1]
 
 
-def _find_borrowed(inputs: Sequence[torch.Tensor]) -> frozenset[int]:
+def find_borrowed(inputs: Sequence[torch.Tensor]) -> frozenset[int]:
     """The inputs whose memory may be there for a while only: parameters, and what has none yet."""
     bases = [t if t._base is None else t._base for t in inputs]
     is_parameter = [base.is_leaf and base.requires_grad for base in bases]

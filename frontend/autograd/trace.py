@@ -22,12 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.autograd.aten_interpreter import AtenInterpreter
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
-from retrograd.frontend.autograd.layouts import Layout, find_layout
+from retrograd.frontend.autograd.layouts import Layout, Permuted, find_layout
 from retrograd.frontend.autograd.open_numbers import take_floats
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
-from retrograd.frontend.autograd.recorder import Recorder
+from retrograd.frontend.autograd.reads import finish_reads
+from retrograd.frontend.autograd.recorder import Recorder, find_borrowed
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
@@ -104,20 +105,22 @@ def trace_backward(
         _check_input(tensor)
     interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
     # What a hook that is part of the graph writes to is an argument itself.
-    may_move = layout is None and not recorded.inlined
-    found = {number: find_layout(tensor) for number, tensor in enumerate(inputs)} if may_move else {}
-    layouts = {number: how for number, how in found.items() if how is not None}
+    found = {} if recorded.inlined else {number: find_layout(tensor) for number, tensor in enumerate(inputs)}
+    # Where sizes are open, a part of memory would be another at each step.
+    layouts = {n: how for n, how in found.items() if how and (layout is None or isinstance(how, Permuted))}
     try:
         if layout is None:
             graph_module = _trace_fixed(interpreter, inputs, layouts)
         else:
-            graph_module = _trace_open(interpreter, inputs, layout)
+            graph_module = _trace_open(interpreter, inputs, layout, layouts)
         guard = None if layout is None else _share_sizes(graph_module, interpreter, layout.sizes)
     except CaptureError:
         raise
     except Exception as error:
         raise capture_error(error) from error
     _check_layouts(graph_module)
+    borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
+    finish_reads(graph_module.graph, [node for number, node in enumerate(placeholders) if number in borrowed])
     drop_settled_checks(graph_module)
     fill_empty_tensors(graph_module)
     split_complex(graph_module)
@@ -148,7 +151,7 @@ def _trace_fixed(
     like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in bases]
 
     def trace(*arguments: torch.Tensor) -> list[torch.Tensor]:
-        return interpreter.trace(*[layouts[n].view(t) if n in layouts else t for n, t in enumerate(arguments)])
+        return interpreter.trace(*_view_all(layouts, arguments))
 
     with torch.no_grad(), portable_ops(), mode:
         fake = [mode.from_tensor(t, static_shapes=True) for t in like]
@@ -156,21 +159,29 @@ def _trace_fixed(
     return traced
 
 
+def _view_all(layouts: Mapping[int, Layout], bases: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [layouts[number].view(t) if number in layouts else t for number, t in enumerate(bases)]
+
+
 def _trace_open(
-    interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor], layout: OpenLayout
+    interpreter: AtenInterpreter,
+    inputs: Sequence[torch.Tensor],
+    layout: OpenLayout,
+    layouts: Mapping[int, Layout],
 ) -> torch.fx.GraphModule:
     """The graph takes the open sizes after the inputs."""
     sizes = layout.sizes
     shapes = dict(zip(layout.skeleton.inputs, sizes.shapes, strict=True))
     with torch.no_grad(), portable_ops(), sizes.mode, size_oblivious(), enable_python_dispatcher():
         fake = [sizes.like(t, shapes.get(number, tuple(t.shape))) for number, t in enumerate(inputs)]
+        bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(fake)]
         interpreter.declared = layout.declare(interpreter.recorded)
 
         def trace(*arguments: Any) -> list[torch.Tensor]:
-            return interpreter.trace(*arguments[: len(fake)])
+            return interpreter.trace(*_view_all(layouts, arguments[: len(fake)]))
 
         function = dispatch_functionalize(trace)
-        return make_fx(function, decomposition_table(), tracing_mode="real")(*fake, *sizes.floats, *sizes.integers)
+        return make_fx(function, decomposition_table(), tracing_mode="real")(*bases, *sizes.floats, *sizes.integers)
 
 
 def _share_sizes(graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes) -> SizeGuard:

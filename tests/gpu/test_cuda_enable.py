@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``retrograd.enable()`` and ``torch.compile(backend="retrograd")`` on CUDA tensors."""
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from steps import relative_error, require_device
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import retrograd
 from retrograd.frontend.autograd.history import Recompile
@@ -55,3 +59,29 @@ def test_dynamo() -> None:
     found, expected = (torch.autograd.grad(call(x).pow(2).sum(), [*model.parameters()]) for call in (compiled, model))
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.device == theirs.device and relative_error(ours, theirs) < 1e-5
+
+
+def test_reentrant_checkpoints_inside_one_another_do_not_wait_for_themselves() -> None:
+    """On CUDA PyTorch runs a backward inside a backward in a thread of the device."""
+    model = make_model()
+    x: Any = torch.randn(4, 6, device="cuda", requires_grad=True)
+
+    def inner(y: Tensor) -> Tensor:
+        result: Tensor = checkpoint(model, y, use_reentrant=True)
+        return result
+
+    def run() -> None:
+        for _ in range(3):
+            y: Tensor = checkpoint(inner, x, use_reentrant=True)
+            with retrograd.enable():
+                y.pow(2).sum().backward()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(300)
+    assert not thread.is_alive()
+    found, x.grad = x.grad, None
+    for _ in range(3):
+        checkpoint(inner, x, use_reentrant=True).pow(2).sum().backward()
+    assert found is not None and x.grad is not None
+    assert relative_error(found, x.grad) < 1e-5

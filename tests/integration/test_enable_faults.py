@@ -290,6 +290,25 @@ def second_backward_through_a_graph(log: Log) -> Step:
     return step
 
 
+@case
+def optimizer_in_the_backward_writes_to_what_was_saved(log: Log) -> Step:
+    m = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    for p in m.parameters():
+        optimizer = torch.optim.SGD([p], lr=0.1)
+
+        def update(param: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        p.register_post_accumulate_grad_hook(update)
+
+    def step() -> None:
+        m(torch.ones(2, 3)).square().sum().backward()
+        log.append(values(m.parameters()))
+
+    return step
+
+
 class AsksTwice(torch.autograd.Function):
     """Asks for what it saved twice, and not at once."""
 

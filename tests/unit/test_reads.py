@@ -1,0 +1,37 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which values a post-accumulate hook waits for: those that were computed from what it may write to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.frontend import hook_ops
+from retrograd.frontend.autograd.reads import finish_reads
+
+
+def test_a_hook_waits_for_what_reads_a_parameter_before_it() -> None:
+    def backward(weight: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+        token = hook_ops.create_token()
+        other = gradient.sin()
+        wanted = gradient @ weight.t()
+        largest, place = weight.max(0)
+        with hook_ops.declared_results({("post_acc_grad", n): [] for n in range(2)}):
+            _, token = hook_ops.call_hook([], token, "post_acc_grad", 0)
+            late = weight.cos()
+            _, token = hook_ops.call_hook([], token, "post_acc_grad", 1)
+        hook_ops.final_callbacks(token)
+        return [wanted, other, largest, place, late]
+
+    graph = make_fx(backward, tracing_mode="fake")(torch.ones(3, 3), torch.ones(2, 3)).graph
+    weight, _ = graph.find_nodes(op="placeholder")
+    finish_reads(graph, [weight])
+    hooks: Any = graph.find_nodes(op="call_function", target=torch.ops.retrograd.call_hook.default)
+    given = [[str(value.target).rpartition("aten.")[2] for value in hook.args[0]] for hook in hooks]
+    assert [values[0] for values in given] == ["mm.default", "cos.default"]
+    # Both results of the maximum.
+    assert len(given[0]) == 3 and len(given[1]) == 1
+    graph.lint()
