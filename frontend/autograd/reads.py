@@ -18,19 +18,23 @@ import torch
 POST_ACCUMULATE = "post_acc_grad"
 
 
-def finish_reads(graph: torch.fx.Graph, written: Collection[torch.fx.Node]) -> None:
+def finish_reads(graph: torch.fx.Graph, written: Collection[torch.fx.Node], inlined: Collection[int] = ()) -> None:
     """Have each post-accumulate hook of a traced backward wait for what was computed before it from the placeholders
-    ``written``."""
+    ``written``; not those of the numbers ``inlined``, which are part of the graph and say what they write to.
+    """
     views = set(written)
     several: set[torch.fx.Node] = set()
     pending: list[torch.fx.Node] = []
     for node in graph.nodes:
-        if node.target is torch.ops.retrograd.call_hook.default and node.args[2] == POST_ACCUMULATE:
-            values, *rest = node.args
-            node.args = ([*values, *[reader for reader in pending if reader not in values]], *rest)
-            pending.clear()
-        elif node.op != "call_function" or _is_ours(node.target):
+        if node.op != "call_function":
             continue
+        if _is_ours(node.target):
+            # What an effect takes is there by then.
+            pending = [reader for reader in pending if reader not in node.all_input_nodes]
+            if node.target is torch.ops.retrograd.call_hook.default and _may_write(node, inlined):
+                values, *rest = node.args
+                node.args = ([*values, *pending], *rest)
+                pending = []
         elif node.target is operator.getitem and node.args[0] in several:
             pending.append(node)
         elif not views.isdisjoint(node.all_input_nodes):
@@ -40,6 +44,11 @@ def finish_reads(graph: torch.fx.Graph, written: Collection[torch.fx.Node]) -> N
                 pending.append(node)
             else:
                 several.add(node)
+
+
+def _may_write(call: torch.fx.Node, inlined: Collection[int]) -> bool:
+    _, _, kind, number = call.args
+    return kind == POST_ACCUMULATE and number not in inlined
 
 
 def _is_view(target: Any) -> bool:

@@ -120,7 +120,8 @@ def trace_backward(
         raise capture_error(error) from error
     _check_layouts(graph_module)
     borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
-    finish_reads(graph_module.graph, [node for number, node in enumerate(placeholders) if number in borrowed])
+    inlined = [int(name.rpartition("_")[2]) for name in hooks.bodies()]
+    finish_reads(graph_module.graph, [node for number, node in enumerate(placeholders) if number in borrowed], inlined)
     drop_settled_checks(graph_module)
     fill_empty_tensors(graph_module)
     split_complex(graph_module)
