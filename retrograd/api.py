@@ -16,7 +16,7 @@ import torch
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import Build, build_graph, build_joint, import_joint
 from retrograd.description import describe
-from retrograd.frontend.autograd.family_lock import FamilyLock
+from retrograd.frontend.autograd.family_lock import make_lock
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import MODES, compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
@@ -51,7 +51,7 @@ from retrograd.specializations import Specializations
 from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-COMPILING = FamilyLock()
+COMPILING = make_lock()
 
 
 def compile_backward(

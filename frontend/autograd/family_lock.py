@@ -6,10 +6,19 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 _NUMBERS = itertools.count()
+
+
+def make_lock() -> AbstractContextManager[Any]:
+    """A :class:`FamilyLock` where this PyTorch can take back what a thread hands on to others (2.13 can, 2.11 cannot);
+    else a lock of one thread, for which a backward waits in vain that PyTorch runs inside another one's hook and in
+    another thread."""
+    return FamilyLock() if hasattr(torch._C, "_remove_obj_from_tls") else threading.RLock()
 
 
 class FamilyLock:
