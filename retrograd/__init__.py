@@ -5,6 +5,7 @@
 The names below are loaded on first use: `retrograd-opt` works on MLIR text alone and must not pay for `import torch`.
 """
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,10 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = import_module("importlib.metadata").version("retrograd")
     elif name in _EXPORTS:
+        # rich draws a number when it is imported: the user's own sequence goes on as if it had not.
+        drawn = random.getstate()
         value = getattr(import_module(_EXPORTS[name]), name)
+        random.setstate(drawn)
     else:
         raise AttributeError(f"module 'retrograd' has no attribute {name!r}")
     globals()[name] = value

@@ -120,6 +120,11 @@ def test_loading_a_file_imports_nothing_that_compiles() -> None:
     assert [name for name in found if name.startswith(compiling)] == []
 
 
+def test_importing_draws_no_random_numbers() -> None:
+    code = "import random, retrograd; before = random.getstate(); retrograd.compile_backward, retrograd.enable"
+    subprocess.run([sys.executable, "-c", f"{code}; assert random.getstate() == before"], check=True)
+
+
 def test_type_checkers_see_the_lazy_names() -> None:
     tree = ast.parse((ROOT / "retrograd/__init__.py").read_text(encoding="utf-8"))
     guard = next(node for node in tree.body if isinstance(node, ast.If))
