@@ -107,7 +107,7 @@ class Recorder(torch.fx.Interpreter):
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
-    those whose memory hooks gave back. ``inlined`` are the hooks that are to be part of the graph, by node, ``watched``
+    those whose memory hooks gave back, ``may_free`` those whose memory they may give back at another step. ``inlined`` are the hooks that are to be part of the graph, by node, ``watched``
     those that may be, ``notes`` why others that should be are not (``setting_up``: one that may be next time);
     ``communication`` are the nodes of hooks that start communication.
 
@@ -144,7 +144,7 @@ class Recorder(torch.fx.Interpreter):
         self._sums: set[int | None] = set()
         # Copies of inputs as they were computed with, by number, while hooks may give their memory back, as FSDP's do.
         self.freed: dict[int, torch.Tensor] = {}
-        self._may_free: frozenset[int] = frozenset()
+        self.may_free: frozenset[int] = frozenset()
         # Errors of the user's hooks are theirs as they are.
         self.extra_traceback = False
 
@@ -152,7 +152,7 @@ class Recorder(torch.fx.Interpreter):
         """Run on the arguments that compiled autograd gave; returns the results."""
         inputs, self._frame = frame.inputs, frame
         before = [t._version for t in inputs]
-        self._may_free = find_borrowed(inputs) if any(is_communication(hook) for hook in frame.hooks) else frozenset()
+        self.may_free = find_borrowed(inputs) if any(is_communication(hook) for hook in frame.hooks) else frozenset()
         results: list[Any] = list(self.run(list(inputs), list(sizes), list(scalars), frame.hooks, frame.packed))
         self.written = {i for i, (t, version) in enumerate(zip(inputs, before, strict=True)) if t._version != version}
         self.freed = {number: copied for number, copied in self.freed.items() if is_freed(inputs[number])}
@@ -177,7 +177,7 @@ class Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target is accumulate_into:
             return self._accumulate(n)
-        if self._may_free and opaque_kind(n) is None and n.op == "call_function":
+        if self.may_free and opaque_kind(n) is None and n.op == "call_function":
             self._keep_inputs(n)
         result = self._call_hook(n) if n.target is call_user_hook else self._compute(n)
         if opaque_kind(n) is not None:
@@ -203,7 +203,7 @@ class Recorder(torch.fx.Interpreter):
         """Copy the inputs that a node computes with, when the first one does: a rehearsal needs them."""
         for argument in node.all_input_nodes:
             place, number = find_source(argument)
-            if place == "inputs" and number in self._may_free and number not in self.freed:
+            if place == "inputs" and number in self.may_free and number not in self.freed:
                 self.freed[number] = _copy(self._frame.inputs[number])
 
     def _accumulate(self, node: torch.fx.Node) -> Any:

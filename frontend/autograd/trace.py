@@ -104,8 +104,9 @@ def trace_backward(
     for tensor in inputs:
         _check_input(tensor)
     interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
-    # What a hook that is part of the graph writes to is an argument itself.
-    found = {} if recorded.inlined else {number: find_layout(tensor) for number, tensor in enumerate(inputs)}
+    # What a hook that is part of the graph writes to is an argument itself. PyTorch makes no views of what has no memory.
+    lasting = [] if recorded.inlined else [n for n in range(len(inputs)) if n not in recorded.may_free]
+    found = {number: find_layout(inputs[number]) for number in lasting}
     # Where sizes are open, a part of memory would be another at each step.
     layouts = {n: how for n, how in found.items() if how and (layout is None or isinstance(how, Permuted))}
     try:
