@@ -107,9 +107,10 @@ class Recorder(torch.fx.Interpreter):
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
-    those whose memory hooks gave back, ``may_free`` those whose memory they may give back at another step. ``inlined`` are the hooks that are to be part of the graph, by node, ``watched``
-    those that may be, ``notes`` why others that should be are not (``setting_up``: one that may be next time);
-    ``communication`` are the nodes of hooks that start communication.
+    those whose memory hooks gave back, ``may_free`` those whose memory they may give back at another step. ``inlined``
+    are the hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that
+    should be are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks that start
+    communication.
 
     What fails here and not in PyTorch's own node, which ``find_node`` gives by its number, that node computes, so that
     the step is done, and no hook is called twice; ``failure`` then says what failed.

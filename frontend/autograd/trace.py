@@ -104,7 +104,7 @@ def trace_backward(
     for tensor in inputs:
         _check_input(tensor)
     interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
-    # What a hook that is part of the graph writes to is an argument itself. PyTorch makes no views of what has no memory.
+    # What a hook that is part of the graph writes to is an argument itself. What has no memory has no views either.
     lasting = [] if recorded.inlined else [n for n in range(len(inputs)) if n not in recorded.may_free]
     found = {number: find_layout(inputs[number]) for number in lasting}
     # Where sizes are open, a part of memory would be another at each step.
