@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._dynamo.compiled_autograd import copy_slices_prologue
 from torch._dynamo.external_utils import FakeBackwardCFunction
+from torch.autograd import Function
 
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
 
@@ -54,7 +55,9 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any
     """
     if any(gradient is None for gradient in gradients) and _takes_zeros(ctx._forward_cls):
         gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
-    given = ctx._get_user_fn()(_Context(ctx, saved_tensors), *gradients)
+    if getattr(ctx._forward_cls, "boxed_grads_call", False):
+        gradients = (list(gradients),)
+    given = _backward_of(ctx._forward_cls)(_Context(ctx, saved_tensors), *gradients)
     given = given if isinstance(given, tuple) else (given,)
     expected = len(ctx.needs_input_grad)
     while len(given) > expected and given[-1] is None:
@@ -67,6 +70,21 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any
         if gradient is not None and not isinstance(gradient, torch.Tensor):
             raise RuntimeError(f"expected Variable or None (got {type(gradient).__name__})")
     return given
+
+
+def _backward_of(function: Any) -> Callable[..., Any]:
+    """The method that gives a function's gradients: ``backward`` or ``vjp``, whichever it defines."""
+    own = [
+        getattr(function, name)
+        for name in ("backward", "vjp")
+        if getattr(function, name) is not getattr(Function, name)
+    ]
+    if len(own) > 1:
+        raise RuntimeError(
+            f"{function.__name__} defines both 'backward' and 'vjp': a custom Function takes one of them"
+        )
+    backward: Callable[..., Any] = own[0] if own else function.backward
+    return backward
 
 
 def _takes_zeros(function: Any) -> bool:

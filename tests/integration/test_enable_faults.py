@@ -161,6 +161,20 @@ class OnlyVjp(torch.autograd.Function):
         return gradient * 3
 
 
+class Boxed(torch.autograd.Function):
+    """Takes its gradients in one list, to let each go when it has used it."""
+
+    boxed_grads_call = True
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 3, x * 5
+
+    @staticmethod
+    def backward(ctx: Any, gradients: list[torch.Tensor]) -> torch.Tensor:
+        return gradients.pop() * 5 + gradients.pop() * 3
+
+
 class TooFew(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -231,6 +245,19 @@ def no_gradient_into_a_view_that_was_written(log: Log) -> Step:
 def vjp_in_place_of_backward(log: Log) -> Step:
     function: Any = OnlyVjp.apply
     return step_of(log, lambda w, v: (function(w.sin()) * v).sum())
+
+
+@case
+def gradients_in_one_list(log: Log) -> Step:
+    if not hasattr(torch.autograd.Function, "boxed_grads_call"):
+        pytest.skip("this PyTorch hands gradients over one by one")
+
+    def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        first, second = Boxed.apply(w.sin())  # type: ignore[no-untyped-call]
+        total: torch.Tensor = (first * v + second * 2).sum()
+        return total
+
+    return step_of(log, loss)
 
 
 @case
