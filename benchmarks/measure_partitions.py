@@ -21,6 +21,7 @@ import torch
 from models import MODELS, Case
 from torch._functorch import config, partitioners
 
+from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.importer import import_graph
@@ -39,7 +40,7 @@ from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_bann
 from retrograd.pipelines.analysis.recompute_cost import CostModel
 from retrograd.pipelines.analysis.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.schedule import find_low_schedule
-from retrograd.pipelines.functions import JOINT, find_function
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.staged import STAGES
 from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged

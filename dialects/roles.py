@@ -5,11 +5,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES
 from retrograd.dialects import ir
 from retrograd.dialects.bwd import show_attribute
-
-ARGUMENT_ROLES = ("param", "buffer", "input", "tangent", "saved", "seed", "size", "scalar")
-RESULT_ROLES = ("output", "mutation", "saved", "grad")
 
 
 def find_role_problems(function: ir.Operation) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrograd.contract.roles import BACKWARD, FORWARD, MUTATION, TANGENT
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
@@ -69,15 +70,15 @@ def _backward_tensors(
     # Eager's step updates buffers, and the caller's model must stay as it is.
     model = copy.deepcopy(model)
     artifact = read_artifact(path)
-    forward, backward = (artifact.manifest.function(name) for name in ("forward", "backward"))
+    forward, backward = (artifact.manifest.function(name) for name in (FORWARD, BACKWARD))
     values = {name: t.detach().clone() for name, t in model.state_dict(keep_vars=True).items()} | {"args[0]": images}
     results = run_function(Program.load(artifact.vmfb), forward, [values[a.name] for a in forward.arguments])
-    values |= {r.name: t for r, t in zip(forward.results, results, strict=True) if r.role != "mutation"}
+    values |= {r.name: t for r, t in zip(forward.results, results, strict=True) if r.role != MUTATION}
     logits = model(images)
     # The sum, not the mean: iree-run-module compares with an absolute threshold, which must be small beside gradients.
     loss = F.cross_entropy(logits, labels, reduction="sum")
     parameters = dict(model.named_parameters())
     tangent, *found = torch.autograd.grad(loss, [logits, *parameters.values()])
     gradients = {f"grad.{name}": gradient for name, gradient in zip(parameters, found, strict=True)}
-    arguments = [tangent if a.role == "tangent" else values[a.name] for a in backward.arguments]
+    arguments = [tangent if a.role == TANGENT else values[a.name] for a in backward.arguments]
     return arguments, [gradients[r.name] for r in backward.results]

@@ -14,13 +14,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
+from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.graph_calls import CompiledFunction, graph_caller, size_values
-from retrograd.frontend.importer import JOINT
 from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
@@ -29,8 +29,6 @@ from retrograd.frontend.random_ops import find_seed, share_seed
 from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.source import CaptureError
-
-FORWARD, BACKWARD = "forward", "backward"
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case, and there are no CUDA
 # graphs to turn on: each of them is the default.

@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
+from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
 from retrograd.dialects.sizes import format_shape
@@ -36,7 +37,6 @@ from retrograd.frontend.size_nodes import SIZE, find_heads, find_names
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.tensor_graphs import flatten_output, on_tensors
 
-JOINT = "joint"
 _NOTHING: Mapping[str, torch.fx.GraphModule] = {}
 # Of open sizes, by their symbols.
 Names: TypeAlias = Mapping[sympy.Symbol, str]

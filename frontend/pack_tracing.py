@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.roles import SAVED
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.narrowing import Packer
 from retrograd.frontend.pack_hooks import PACKED_AS, PACKED_BY, HookPair
@@ -157,7 +158,7 @@ def _trace(
     if graph.find_nodes(op="call_function", target=DRAW_SEED):
         raise CaptureError(f"{pair} cannot be compiled in: they draw random numbers", _REMEDY)
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
-        node.meta["desc"] = RuntimeInput("saved", f"taken_{number}")
+        node.meta["desc"] = RuntimeInput(SAVED, f"taken_{number}")
     describe_results(traced, "given_")
     return traced
 

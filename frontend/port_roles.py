@@ -15,6 +15,7 @@ import torch
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.roles import BUFFER, GRAD, INPUT, MUTATION, OUTPUT, PARAM, SEED, SIZE, TANGENT
 from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.flat_module import state_name
 from retrograd.frontend.signature import Signature
@@ -50,7 +51,7 @@ def describe_results(graph_module: torch.fx.GraphModule, prefix: str) -> None:
     (output,) = graph.find_nodes(op="output")
     flat = pytree.arg_tree_leaves(output.args[0])
     output.args = (tuple(flat),)
-    output.meta["desc"] = [RuntimeResult("output", f"{prefix}{i}") for i in range(len(flat))]
+    output.meta["desc"] = [RuntimeResult(OUTPUT, f"{prefix}{i}") for i in range(len(flat))]
     graph.set_codegen(torch.fx.graph.CodeGen())
     graph_module.recompile()
 
@@ -65,9 +66,9 @@ def describe_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         copy.meta = dict(node.meta)
     results = pytree.arg_tree_leaves(output)
     described = graph.output(tuple(results))
-    described.meta["desc"] = [RuntimeResult("output", f"result{i}") for i in range(len(results))]
+    described.meta["desc"] = [RuntimeResult(OUTPUT, f"result{i}") for i in range(len(results))]
     for node in graph.find_nodes(op="placeholder"):
-        node.meta["desc"] = RuntimeInput("input", node.name)
+        node.meta["desc"] = RuntimeInput(INPUT, node.name)
     return torch.fx.GraphModule(graph_module, graph)
 
 
@@ -81,19 +82,19 @@ def argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
         case RuntimeInput():
             return desc.role, desc.name
         case d.ParamAOTInput():
-            return "param", state_name(desc.target)
+            return PARAM, state_name(desc.target)
         case d.BufferAOTInput():
-            return "buffer", state_name(desc.target)
+            return BUFFER, state_name(desc.target)
         case d.PlainAOTInput():
-            return "input", _input_name(desc.idx, signature)
+            return INPUT, _input_name(desc.idx, signature)
         case SeedAOTInput():
-            return "seed", _seed_name(signature)
+            return SEED, _seed_name(signature)
         case SizeAOTInput():
-            return "size", desc.name
+            return SIZE, desc.name
         case d.ViewBaseAOTInput() | d.SyntheticBaseAOTInput():
             raise shared_memory_error()
         case d.TangentAOTInput():
-            return "tangent", f"tangent.{result_role(desc.output, signature)[1]}"
+            return TANGENT, f"{TANGENT}.{result_role(desc.output, signature)[1]}"
     raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
 
 
@@ -103,18 +104,18 @@ def result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
         case RuntimeResult():
             return desc.role, desc.name
         case d.PlainAOTOutput():
-            return "output", _output_name(desc.idx, signature)
+            return OUTPUT, _output_name(desc.idx, signature)
         case d.IntermediateBaseAOTOutput():
-            return "output", f"base.{result_role(desc.base_of, signature)[1]}"
+            return OUTPUT, f"base.{result_role(desc.base_of, signature)[1]}"
         case d.InputMutationAOTOutput():
-            return "mutation", argument_role(desc.mutated_input, signature)[1]
+            return MUTATION, argument_role(desc.mutated_input, signature)[1]
         case d.GradAOTOutput():
-            return "grad", f"grad.{argument_role(desc.grad_of, signature)[1]}"
+            return GRAD, f"{GRAD}.{argument_role(desc.grad_of, signature)[1]}"
     raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
 
 
 def _seed_name(signature: Signature | None) -> str:
-    name = "seed"
+    name = SEED
     while signature is not None and name in [s.name for s in (*signature.params, *signature.buffers)]:
         name += "_"
     return name

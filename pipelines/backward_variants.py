@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT
 from retrograd.dialects import ir
 from retrograd.pipelines.budgeted import step_peak
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.staged import STAGES, Progress, StagedModule, finish_staging
 
-FORWARD, BACKWARD = "forward", "backward"
-
 
 def find_tangents(staged: StagedModule) -> tuple[str, ...]:
     """The tangents that ``@backward`` takes, in order, by the names of the captured values."""
-    return tuple(a.value for a in staged.function(BACKWARD).arguments if a.role == "tangent")
+    return tuple(a.value for a in staged.function(BACKWARD).arguments if a.role == TANGENT)
 
 
 def stage_variant(staged: StagedModule, absent: Collection[str], progress: Progress) -> StagedModule:

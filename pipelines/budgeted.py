@@ -20,12 +20,13 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SIZE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, measure_scratch
-from retrograd.pipelines.interface import SIZE, TensorPort
+from retrograd.pipelines.interface import TensorPort
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.plan_peak import plan_peak
 from retrograd.pipelines.staged import (
@@ -37,7 +38,6 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.pipelines.targets import Target
-from retrograd.pipelines.transforms.bwd_export_results import SUFFIX
 
 # How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
 # with kernels side by side, and with memory laid out for one at a time.
@@ -51,7 +51,6 @@ Built = tuple[StagedModule, Executable, bool]
 # What tells a choice from others: policy, planned peak, target.
 Key = tuple[str, int | None, Target]
 _UNLIMITED = 2**62
-_FORWARD, _BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True)
@@ -260,22 +259,22 @@ def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
     The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
     updated buffers are copied to their place and freed before it. Of what runs in torch, results are counted alone.
     """
-    kept = sum(port_bytes(r) for r in staged.function(_FORWARD).results if r.role != "mutation")
-    return max(_half_peak(_FORWARD, staged, scratch), kept + _half_peak(_BACKWARD, staged, scratch))
+    kept = sum(port_bytes(r) for r in staged.function(FORWARD).results if r.role != MUTATION)
+    return max(_half_peak(FORWARD, staged, scratch), kept + _half_peak(BACKWARD, staged, scratch))
 
 
 def _half_peak(name: str, staged: StagedModule, scratch: dict[str, int]) -> int:
     """Results and scratch memory of a half; of one that was cut, the most that a step of its plan has of both."""
     whole = sum(map(port_bytes, staged.function(name).results))
     if name not in staged.plans:
-        return whole + scratch.get(name + SUFFIX, 0)
+        return whole + scratch.get(name + INTO, 0)
     results = {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
-    return max(whole, plan_peak(staged.plans[name], results, {f: scratch.get(f + SUFFIX, 0) for f in results}))
+    return max(whole, plan_peak(staged.plans[name], results, {f: scratch.get(f + INTO, 0) for f in results}))
 
 
 def unknown_scratch(staged: StagedModule, scratch: Mapping[str, int]) -> list[str]:
     """The functions whose scratch memory IREE's IR does not tell: it depends on more than sizes of arguments."""
-    return [function.name for function in staged.stages if function.name + SUFFIX not in scratch]
+    return [function.name for function in staged.stages if function.name + INTO not in scratch]
 
 
 def port_bytes(port: TensorPort) -> int:

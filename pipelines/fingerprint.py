@@ -8,7 +8,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-_FOLDERS = ("dialects", "pipelines")
+# The contract lies beside the public face in the source tree, beside the passes in a wheel.
+_FOLDERS = ("contract", "dialects", "pipelines", "retrograd/contract")
 
 
 @cache

@@ -7,9 +7,6 @@ from __future__ import annotations
 from retrograd.dialects import ir
 from retrograd.pipelines.passes import PassFailure
 
-JOINT = "joint"
-"""The name of the function that holds a forward and its backward, before ``bwd-partition`` splits it."""
-
 
 def find_function(module: ir.Operation, name: str) -> ir.Operation | None:
     """The ``func.func`` called ``name`` at the top of a module."""

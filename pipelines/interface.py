@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from retrograd.contract.roles import SIZE
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import Size, evaluate_size, parse_shape
 from retrograd.pipelines.analysis.read_graph import SHAPE, attribute_dicts, function_type, read_hints
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 
-SIZE = "size"
 # torch's names of element types by MLIR's.
 DTYPES = {
     "f64": "float64",

@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from retrograd.contract.roles import SIZE
 from retrograd.dialects.sizes import evaluate_size, parse_shape
 
 LAYOUT_PASS = "iree-stream-fold-uniform-operands"
@@ -111,7 +112,7 @@ def _read_arguments(signature: str, hints: Mapping[str, int]) -> dict[str, int]:
     values: dict[str, int] = {}
     for name, attributes in _ARGUMENT.findall(signature):
         fields = dict(re.findall(r'bwd\.(\w+) = "([^"]*)"', attributes))
-        if fields.get("role") == "size" and fields.get("name") in hints:
+        if fields.get("role") == SIZE and fields.get("name") in hints:
             values[name] = hints[fields["name"]]
         for axis, size in enumerate(parse_shape(fields.get("shape", ""))):
             values[f"{name}[{axis}]"] = evaluate_size(size, hints)

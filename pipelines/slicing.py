@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from retrograd.contract.roles import INPUT, OUTPUT, SIZE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.slices import Slice, SliceGraph, find_fault
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.interface import SIZE, FunctionInterface, read_interface
+from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
@@ -101,8 +102,8 @@ class Slicer:
             regions=1,
             ip=ir.InsertionPoint(module.body),
         )
-        arguments = [self._port(value, "input") for value in sorted({*piece.arguments, *self._sizes})]
-        results = [self._port(value, "output") for value in piece.results]
+        arguments = [self._port(value, INPUT) for value in sorted({*piece.arguments, *self._sizes})]
+        results = [self._port(value, OUTPUT) for value in piece.results]
         if self._hints is not None:
             module.operation.attributes[SIZES] = self._hints
         func = build_function(end, self._read, FunctionSketch(self._name, arguments, piece.ops, results))

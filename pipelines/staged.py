@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
 from retrograd.dialects import ir
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
-from retrograd.pipelines.functions import JOINT, find_function, functions
+from retrograd.pipelines.functions import find_function, functions
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
@@ -83,8 +84,8 @@ class StagedModule:
     @property
     def saved(self) -> list[str]:
         """The names of the values that the forward computes for the backward alone."""
-        joint = any(f.name == "backward" for f in self.functions)
-        return [r.value for r in self.function("forward").results if r.role == "saved"] if joint else []
+        joint = any(f.name == BACKWARD for f in self.functions)
+        return [r.value for r in self.function(FORWARD).results if r.role == SAVED] if joint else []
 
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""

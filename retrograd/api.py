@@ -15,6 +15,7 @@ import torch
 
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import Build, build_graph, build_joint, import_joint
+from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
 from retrograd.frontend.autograd.family_lock import make_lock
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
@@ -40,7 +41,6 @@ from retrograd.pipelines.staged import (
     stage_module,
 )
 from retrograd.pipelines.targets import Target
-from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward, Unchecked
 from retrograd.runtime.executor import Program

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, OUTPUT, SAVED
 from retrograd.description import describe_function, find_versions, function_specs
 from retrograd.dialects import ir
 from retrograd.fallback import Fallback
@@ -31,7 +32,7 @@ from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.functions import JOINT, find_function
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
@@ -46,7 +47,6 @@ from retrograd.pipelines.staged import (
 from retrograd.pipelines.targets import Target
 from retrograd.repair import Rebuild, Rebuilt
 from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.manifest import FunctionSpec
@@ -77,7 +77,7 @@ class Build:
         return CompiledFunction(
             arguments=tuple(a.value for a in interface.arguments),
             results=tuple(r.value for r in interface.results),
-            copied=frozenset(r.value for r in interface.results if r.role == "saved"),
+            copied=frozenset(r.value for r in interface.results if r.role == SAVED),
             call=self._call(name),
             merged=self.staged.merged,
             narrowed={value: self._packer(how) for value, how in self.staged.narrowed.items()},
@@ -327,7 +327,5 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
 def _within_reach(interface: FunctionInterface, taken: Collection[str]) -> FunctionInterface:
     """A function whose results of these names torch can read: residuals may stay where it cannot, in the memory of a
     device."""
-    results = tuple(
-        replace(r, role="output") if r.role == "saved" and r.value in taken else r for r in interface.results
-    )
+    results = tuple(replace(r, role=OUTPUT) if r.role == SAVED and r.value in taken else r for r in interface.results)
     return replace(interface, results=results)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.options import Options
@@ -14,8 +15,7 @@ from retrograd.pipelines.budgeted import port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import Progress, StagedModule
-from retrograd.runtime.bridge import BACKWARD, FORWARD
-from retrograd.runtime.manifest import FORMAT_VERSION, INTO, FunctionSpec, Manifest, TensorSpec
+from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
 
 if TYPE_CHECKING:
     from retrograd.build import Build
@@ -41,7 +41,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "kernels": list(built.executable.kernels),
         "cached": built.cached,
         "stages": len(built.staged.stages),
-        "saved_values": sum(a.role == "saved" for a in backward.arguments),
+        "saved_values": sum(a.role == SAVED for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
         # At the sizes of the trace.
@@ -65,9 +65,9 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
 
 def _describe_half(half: str, built: Build) -> dict[str, Any]:
     """What is in memory while a half runs, in bytes: what its caller holds, its scratch memory, its steps."""
-    shown = {"output": "outputs", "mutation": "updated buffers", "saved": "residuals", "grad": "gradients"}
+    shown = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GRAD: "gradients"}
     # The backward runs while the forward's results are held, less the buffers, which are back in their place.
-    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != "mutation"]
+    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != MUTATION]
     if half == BACKWARD:
         results += built.staged.function(BACKWARD).results
     held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from retrograd.build import Build
+from retrograd.contract.roles import BACKWARD
 from retrograd.description import find_versions, function_specs
 from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.options import Options
@@ -18,7 +19,6 @@ from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.staged import Progress, build_executable
 from retrograd.pipelines.targets import Target
-from retrograd.runtime.bridge import BACKWARD
 from retrograd.runtime.executor import Program
 from retrograd.store import open_store
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from retrograd.contract.roles import INTO
 from retrograd.runtime.executor import Argument, Program
-from retrograd.runtime.manifest import INTO, FunctionSpec
+from retrograd.runtime.manifest import FunctionSpec
 
 
 class BoundFunction:

@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 
 import torch
 
+from retrograd.contract.roles import BACKWARD, FORWARD, MUTATION, OUTPUT, SAVED, SEED, SIZE, TANGENT
 from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
 from retrograd.runtime.manifest import FunctionSpec, Manifest
 from retrograd.runtime.repeated_memory import write
 from retrograd.runtime.sizes import DynamicSize, evaluate, evaluate_shape
-
-FORWARD, BACKWARD = "forward", "backward"
 
 
 def run_function(
@@ -56,8 +55,8 @@ class Bridge:
         self.names = [p["name"] for p in primals]
         self.outputs = [o for o in signature["outputs"] if o["kind"] != "constant"]
         # Results of the forward that leave the step, by keys; a mutation's differs from its argument's name.
-        self.given = [r for r in self.forward.results if r.role != "saved"]
-        self.keys = [f"mutation.{r.name}" if r.role == "mutation" else r.name for r in self.given]
+        self.given = [r for r in self.forward.results if r.role != SAVED]
+        self.keys = [f"{MUTATION}.{r.name}" if r.role == MUTATION else r.name for r in self.given]
         self.mutated = {int(i): f"mutation.{self.names[i]}" for i in signature["mutated"]}
         if any(primals[i]["type"]["requires_grad"] for i in signature["mutated"]):
             raise ArtifactError(
@@ -114,13 +113,13 @@ class _Step(torch.autograd.Function):
         sizes = bridge.read_sizes(primals)
         by_name: dict[str, Argument] = {**dict(zip(bridge.names, primals, strict=True)), **sizes}
         place = bridge.program.torch_device
-        by_name |= {a.name: draw_seed().to(place) for a in bridge.forward.arguments if a.role == "seed"}
+        by_name |= {a.name: draw_seed().to(place) for a in bridge.forward.arguments if a.role == SEED}
         results = run_function(bridge.program, bridge.forward, [by_name[a.name] for a in bridge.forward.arguments])
-        saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "mutation"}
-        kept = [a.name for a in bridge.backward.arguments if a.role not in ("tangent", "size")]
+        saved = {r.name: t for r, t in zip(bridge.forward.results, results, strict=True) if r.role != MUTATION}
+        kept = [a.name for a in bridge.backward.arguments if a.role not in (TANGENT, SIZE)]
         ctx.save_for_backward(*[saved[name] if name in saved else by_name[name] for name in kept])
         ctx.kept, ctx.bridge, ctx.sizes = kept, bridge, sizes
-        given = [(r, t) for r, t in zip(bridge.forward.results, results, strict=True) if r.role != "saved"]
+        given = [(r, t) for r, t in zip(bridge.forward.results, results, strict=True) if r.role != SAVED]
         ctx.given = [r.name for r, _ in given]
         ctx.mark_non_differentiable(*[t for r, t in given if not _is_differentiable(r, bridge)])
         return tuple(t for _, t in given)
@@ -156,7 +155,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _is_differentiable(result: Any, bridge: Bridge) -> bool:
-    if result.role != "output":
+    if result.role != OUTPUT:
         return False
     return bool(result.name.startswith("base.") or bridge.requires_grad[result.name])
 

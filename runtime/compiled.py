@@ -12,8 +12,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch.autograd import forward_ad
 
+from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.runtime.artifact import ArtifactError, write_artifact
-from retrograd.runtime.bridge import BACKWARD, FORWARD
 from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes

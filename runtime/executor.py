@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 
+from retrograd.contract.roles import SAVED
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.copied_call import CopiedCall, is_worth_copying
 from retrograd.runtime.devices import (
@@ -127,7 +128,7 @@ class Program:
 
     def _place(self, spec: TensorSpec) -> torch.device | str:
         device = self._current().device
-        return "meta" if device.is_staged and spec.role == "saved" else device.torch_device
+        return "meta" if device.is_staged and spec.role == SAVED else device.torch_device
 
     def keep_on_device(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors to the device, and from here on only when torch counts a write to them.

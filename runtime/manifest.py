@@ -7,22 +7,17 @@ never runs on a signature that was understood by half.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES, SIZE
 from retrograd.runtime.sizes import Expression, evaluate_shape, find_problem, is_fixed
 
 FORMAT_VERSION = 2
 """The only manifest format that this release writes and reads."""
 
-INTO = "_into"
-"""What the name of a function ends with that takes storage for its results."""
-
-SIZE = "size"
-ARGUMENT_ROLES = frozenset({"param", "buffer", "input", "tangent", "saved", "seed", SIZE})
-RESULT_ROLES = frozenset({"output", "mutation", "saved", "grad"})
 VERSION_KEYS = frozenset({"retrograd", "torch", "torch-mlir", "iree-compiler"})
 
 _T = TypeVar("_T")
@@ -289,7 +284,7 @@ def _as_list(expression: Expression) -> Expression:
     return [_as_list(part) for part in expression] if isinstance(expression, tuple) else expression
 
 
-def _check_roles(tensors: tuple[TensorSpec, ...], allowed: frozenset[str], where: str) -> None:
+def _check_roles(tensors: tuple[TensorSpec, ...], allowed: Collection[str], where: str) -> None:
     for index, tensor in enumerate(tensors):
         if tensor.role not in allowed:
             raise ManifestError(f"{where}[{index}].role is {tensor.role!r}; it must be one of {sorted(allowed)}")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from retrograd.contract.roles import INTO, MUTATION, SIZE
 from retrograd.runtime.executor import Argument, Program, allocate_results
-from retrograd.runtime.manifest import INTO, SIZE, FunctionSpec, TensorSpec
+from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 
@@ -26,7 +27,7 @@ def measure_peak(
         results = _run(program, forward, [given.make(a) for a in forward.arguments])
     during_forward = _storage(results) + scratch.peak_bytes - scratch.resident_bytes
     # Updated buffers are copied to their place and freed before the backward.
-    kept = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != "mutation"}
+    kept = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != MUTATION}
     arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.arguments]
     with track_peak(program) as scratch:
         gradients = _run(program, backward, arguments)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrograd.contract.roles import BACKWARD, FORWARD
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HALVES = ("forward", "backward")
+HALVES = (FORWARD, BACKWARD)
 USED, RESERVED = "scratch in use", "scratch reserved"
 SERIES = ("outputs", "updated buffers", "residuals", "gradients", USED, RESERVED)
 """What memory is taken by, from the bottom of the picture to the top."""

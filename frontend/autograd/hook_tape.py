@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.contract.roles import SAVED
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.portable_ops import portable_ops
@@ -201,5 +202,5 @@ def _describe(traced: torch.fx.GraphModule) -> None:
     graph = traced.graph
     graph.eliminate_dead_code()
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
-        node.meta["desc"] = RuntimeInput("saved", f"taken_{number}")
+        node.meta["desc"] = RuntimeInput(SAVED, f"taken_{number}")
     describe_results(traced, "given_")

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.contract.roles import PARAM, SAVED
 from retrograd.frontend.autograd.aten_interpreter import AtenInterpreter
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
@@ -229,6 +230,6 @@ def _describe_values(graph_module: torch.fx.GraphModule, params: Sequence[int]) 
         name = f"input_{len(used)}"
         used.append(index)
         node._rename(name)
-        node.meta["desc"] = RuntimeInput("param" if index in params else "saved", name)
+        node.meta["desc"] = RuntimeInput(PARAM if index in params else SAVED, name)
     describe_results(graph_module, "result.")
     return tuple(used)

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from retrograd.contract.roles import GRAD, MUTATION, SEED, TANGENT
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import evaluate_size, parse_shape
 from retrograd.pipelines.analysis.flops import count_flops
@@ -25,10 +26,6 @@ from retrograd.pipelines.analysis.tensor_types import (
 )
 from retrograd.pipelines.analysis.value_numbering import find_reshaped, number_repeated
 
-BACKWARD_RESULT = "grad"
-TANGENT = "tangent"
-MUTATION = "mutation"
-SEED = "seed"
 # On an op: what the user asked of it, and the number of the checkpointed block that it is in.
 TAG, BLOCK = "bwd.recompute", "bwd.block"
 # Open shapes: of an argument or result, of the results of an op; the sizes that the trace was made with, on the module.
@@ -75,7 +72,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
             reader.add_op(view.operation)
     arguments = range(len(roles))
     written = {r.get("bwd.name") for r in result_roles if r.get("bwd.role") == MUTATION}
-    is_backward = [r.get("bwd.role") == BACKWARD_RESULT for r in result_roles]
+    is_backward = [r.get("bwd.role") == GRAD for r in result_roles]
     stored = reader.stored(packed_sizes(func), returned)
     graph = JointGraph(
         values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in reader.values),

@@ -8,24 +8,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.roles import BACKWARD, FORWARD, SIZE, TANGENT
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import Size, parse_shape
 from retrograd.pipelines.analysis.absent_tangents import ADDITIONS, AbsentValues, find_absent_values
-from retrograd.pipelines.analysis.read_graph import (
-    TANGENT,
-    ReadGraph,
-    ShapeReader,
-    attribute_dicts,
-    function_type,
-    read_joint,
-)
+from retrograd.pipelines.analysis.read_graph import ReadGraph, ShapeReader, attribute_dicts, function_type, read_joint
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.functions import find_function, only_block
-from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.narrowing import TorchBuilder, tensor
 
-FORWARD, BACKWARD = "forward", "backward"
 _PURE = ("bwd.recompute_barrier", "bwd.create_token")
 _INTEGER, _INTEGERS = "!torch.int", "!torch.list<int>"
 _FLOATS = ("f16", "bf16", "f32", "f64")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.roles import INTO
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import function_type
 from retrograd.pipelines.functions import functions
@@ -15,7 +16,6 @@ from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.barriers import read_open_sizes
 from retrograd.pipelines.transforms.fills import create_fill, read_number
 
-SUFFIX = "_into"
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
 ALIAS = "hal.tensor.alias"
 _SCATTER, _TENSOR = "tm_tensor.scatter", 2
@@ -61,7 +61,7 @@ def add_twin(func: ir.Operation) -> ir.Operation:
     kind = function_type(func)
     storage = ir.Type.parse("!hal.buffer_view")
     twin = func.clone(ip=ir.InsertionPoint.after(func)).operation
-    twin.attributes["sym_name"] = ir.StringAttr.get(ir.StringAttr(func.attributes["sym_name"]).value + SUFFIX)
+    twin.attributes["sym_name"] = ir.StringAttr.get(ir.StringAttr(func.attributes["sym_name"]).value + INTO)
     inputs = [*kind.inputs, *[storage] * len(kind.results)]
     twin.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, kind.results))
     for _ in kind.results:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
+from retrograd.contract.roles import BACKWARD, FORWARD, SAVED
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
 from retrograd.pipelines.analysis.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
@@ -40,7 +41,7 @@ class BwdNarrowSaved(ModulePass):
     description: ClassVar[str] = "Pack saved values into narrower types in @forward, unpack them in @backward"
 
     def apply(self, module: ir.Operation) -> None:
-        forward, backward = (find_function(module, name) for name in ("forward", "backward"))
+        forward, backward = (find_function(module, name) for name in (FORWARD, BACKWARD))
         if forward is None or backward is None:
             message = "bwd-narrow-saved: no functions @forward and @backward in the module"
             raise PassFailure(module, message, "run bwd-partition first")
@@ -192,7 +193,7 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
     attributes: list[dict[str, str]] = []
     for argument, entry in zip(old, entries, strict=True):
         name = entry.get("bwd.value", "")
-        if entry.get("bwd.role") != "saved" or name not in packers:
+        if entry.get("bwd.role") != SAVED or name not in packers:
             argument.replace_all_uses_with(block.add_argument(argument.type, func.location))
             attributes.append(entry)
             continue

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.roles import BACKWARD, SAVED, SIZE
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hook_schedule import find_stages
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.interface import SIZE
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import (
     AccumulateGrad,
@@ -30,7 +30,7 @@ from retrograd.pipelines.stage_plan import (
     write_plan,
 )
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
-from retrograd.pipelines.transforms.hook_reader import BACKWARD, ReadHooks, read_hooks, returned_values
+from retrograd.pipelines.transforms.hook_reader import ReadHooks, read_hooks, returned_values
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _known_ports(
 
 
 def _intermediate(value: int, name: str, shape: str) -> Port:
-    attributes = {"bwd.role": "saved", "bwd.name": name, "bwd.value": name}
+    attributes = {"bwd.role": SAVED, "bwd.name": name, "bwd.value": name}
     return Port(value, attributes | ({SHAPE: shape} if shape else {}))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE
 from retrograd.dialects import ir
 from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -18,17 +19,9 @@ from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition
-from retrograd.pipelines.analysis.read_graph import (
-    BACKWARD_RESULT,
-    SHAPE,
-    ReadGraph,
-    ShapeReader,
-    attribute_dicts,
-    read_joint,
-)
+from retrograd.pipelines.analysis.read_graph import SHAPE, ReadGraph, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.schedule import schedule_plan
-from retrograd.pipelines.functions import JOINT, find_function
-from retrograd.pipelines.interface import SIZE
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 from retrograd.pipelines.transforms.joint_checks import (
@@ -39,7 +32,6 @@ from retrograd.pipelines.transforms.joint_checks import (
     resolve_marks,
 )
 
-OUTPUT = "output"
 POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
     "default": find_default_partition,
     "min-cut": find_min_cut_partition,
@@ -133,8 +125,8 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
         Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
     ]
     results = attribute_dicts(func, "res_attrs")
-    gradients = [a for a in results if a.get("bwd.role") == BACKWARD_RESULT]
-    others = [a for a in results if a.get("bwd.role") != BACKWARD_RESULT]
+    gradients = [a for a in results if a.get("bwd.role") == GRAD]
+    others = [a for a in results if a.get("bwd.role") != GRAD]
     outputs = [Port(v, a) for v, a in zip(graph.forward_results, others, strict=True)]
     # An output that the backward needs is kept by whoever holds it: it is not returned a second time. (What the step
     # overwrites is saved as a copy in any case.)
@@ -143,7 +135,7 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     saved = [Port(v, _saved_attributes(graph, v, shapes.text(read.values[v]), given.get(v))) for v in plan.saved]
     saves = [p for p in saved if p.value not in given]
     primals = [p for p in arguments if p.value not in graph.tangents]
-    build_function(func, read, FunctionSketch("forward", primals, plan.forward, outputs, saves=saves))
+    build_function(func, read, FunctionSketch(FORWARD, primals, plan.forward, outputs, saves=saves))
     # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
     # The sizes that its results have, it takes too.
@@ -152,14 +144,14 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     kept = [p for p in primals if p.value in used and p.value not in plan.saved]
     tangents = [p for p in arguments if p.value in graph.tangents and p.value in used]
     grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients, strict=True)]
-    build_function(func, read, FunctionSketch("backward", [*kept, *saved, *tangents], plan.backward, grads))
+    build_function(func, read, FunctionSketch(BACKWARD, [*kept, *saved, *tangents], plan.backward, grads))
     func.erase()
 
 
 def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping[str, str] | None) -> dict[str, str]:
     name = graph.values[value].name
     known = f"saved.{name}" if output is None else output.get("bwd.name", f"saved.{name}")
-    return {"bwd.role": "saved", "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
+    return {"bwd.role": SAVED, "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
 
 
 def _describe_purchase(curve: Curve, budget: int) -> dict[str, Any]:

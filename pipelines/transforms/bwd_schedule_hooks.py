@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import builders, bwd, ir
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.hook_reader import BACKWARD, UNTUPLE, ReadHooks, read_hooks
+from retrograd.pipelines.transforms.hook_reader import UNTUPLE, ReadHooks, read_hooks
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.analysis.schedule import find_low_schedule
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
-
-BACKWARD = "backward"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from retrograd.pipelines.analysis.read_graph import ReadGraph, operator_name, re
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import PassFailure
 
-BACKWARD = "backward"
 COMMUNICATION = "bwd.communication"
 TUPLE = "torch.prim.TupleConstruct"
 UNTUPLE = "torch.prim.TupleUnpack"

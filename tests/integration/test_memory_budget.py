@@ -15,6 +15,7 @@ from suite import SUITE
 from torch import nn
 
 import retrograd
+from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.importer import import_graph
@@ -25,7 +26,7 @@ from retrograd.pipelines.analysis.liveness import compute_peak
 from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable
 from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.executable import measure_scratch
-from retrograd.pipelines.functions import JOINT, find_function
+from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.targets import CPU
 

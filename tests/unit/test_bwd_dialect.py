@@ -194,7 +194,7 @@ def test_roles(context: Any) -> None:
         'func.func private @f(i32 {bwd.role = "param", bwd.name = "w"}, i32 {bwd.role = "grad", bwd.name = "x"}, i32)'
         ' -> (i32 {bwd.role = "saved", bwd.name = ""}, i32 {bwd.role = "grad", bwd.name = "grad.w"})'
     )
-    roles = "param, buffer, input, tangent, saved, seed, size, scalar"
+    roles = "param, buffer, input, tangent, saved, seed, size"
     assert find_role_problems(module.body.operations[0]) == [
         f'argument 1 expects bwd.role to be one of {roles}, found "grad"',
         f"argument 2 expects bwd.role to be one of {roles}, found none",

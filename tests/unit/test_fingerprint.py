@@ -23,7 +23,11 @@ def test_each_change_of_a_pass_is_seen(tmp_path: Path) -> None:
     (tmp_path / "dialects").mkdir()
     (tmp_path / "dialects" / "a.py").write_text("x = 2")
     seen.append(hash_sources(tmp_path))
-    assert len(set(seen)) == 4
+    (tmp_path / "retrograd" / "contract").mkdir(parents=True)
+    (tmp_path / "retrograd" / "contract" / "a.py").write_text("x = 2")
+    seen.append(hash_sources(tmp_path))
+    assert len(set(seen)) == 5
+    (tmp_path / "retrograd" / "api.py").write_text("no pass")
     (passes / "notes.txt").write_text("no code")
     (tmp_path / "other.py").write_text("no pass")
     assert hash_sources(tmp_path) == seen[-1]

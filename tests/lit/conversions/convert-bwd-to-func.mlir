@@ -92,10 +92,10 @@ module @barriers {
 
 // What has no bwd op stays as it is.
 // CHECK-LABEL: func.func @untouched(
-// CHECK-SAME: %arg0: i32 {bwd.name = "x", bwd.role = "scalar"}) -> i32 {
+// CHECK-SAME: %arg0: i32 {bwd.name = "x", bwd.role = "input"}) -> i32 {
 // CHECK-NEXT: return %arg0 : i32
 // CHECK: func.func private @elsewhere(i32)
-func.func @untouched(%x: i32 {bwd.role = "scalar", bwd.name = "x"}) -> i32 {
+func.func @untouched(%x: i32 {bwd.role = "input", bwd.name = "x"}) -> i32 {
   return %x : i32
 }
 func.func private @elsewhere(i32)

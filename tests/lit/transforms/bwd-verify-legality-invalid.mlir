@@ -8,7 +8,7 @@
 // Roles are no matter of that level.
 // LINALG-NOT: bwd.role
 
-func.func @arithmetic(%x: i32 {bwd.role = "scalar", bwd.name = "x"})
+func.func @arithmetic(%x: i32 {bwd.role = "input", bwd.name = "x"})
     -> (i32 {bwd.role = "output", bwd.name = "out"}) {
   // expected-error @below {{bwd-verify-legality: 'arith.addi' op: arith.addi is not legal at level 'staged'; run convert-bwd-to-func}}
   %0 = arith.addi %x, %x : i32
@@ -17,7 +17,7 @@ func.func @arithmetic(%x: i32 {bwd.role = "scalar", bwd.name = "x"})
 
 // -----
 
-func.func @save(%x: i32 {bwd.role = "scalar", bwd.name = "x"}) {
+func.func @save(%x: i32 {bwd.role = "input", bwd.name = "x"}) {
   // expected-error @below {{bwd-verify-legality: 'bwd.save' op: bwd.save is not legal at level 'staged'; run convert-bwd-to-func}}
   "bwd.save"(%x) {name = "x"} : (i32) -> ()
   return
@@ -34,7 +34,7 @@ func.func @exponential(%x: !torch.vtensor<[2],f32> {bwd.role = "input", bwd.name
 
 // -----
 
-// expected-error @below {{bwd-verify-legality: 'func.func' op: argument 0 expects bwd.role to be one of param, buffer, input, tangent, saved, seed, size, scalar, found none; set bwd.role and bwd.name when the function is built}}
+// expected-error @below {{bwd-verify-legality: 'func.func' op: argument 0 expects bwd.role to be one of param, buffer, input, tangent, saved, seed, size, found none; set bwd.role and bwd.name when the function is built}}
 func.func @argument_without_role(%x: i32) {
   return
 }
@@ -42,7 +42,7 @@ func.func @argument_without_role(%x: i32) {
 // -----
 
 // expected-error @below {{bwd-verify-legality: 'func.func' op: result 0 expects bwd.name to be a string that is not empty, found none; set bwd.role and bwd.name when the function is built}}
-func.func @result_without_name(%x: i32 {bwd.role = "scalar", bwd.name = "x"}) -> (i32 {bwd.role = "output"}) {
+func.func @result_without_name(%x: i32 {bwd.role = "input", bwd.name = "x"}) -> (i32 {bwd.role = "output"}) {
   return %x : i32
 }
 

@@ -1,0 +1,39 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The names of the functions that the parts hand on, and the roles of their arguments and results.
+
+The functions' names stand in MLIR, in the executable and in the manifest; roles are ``bwd.role`` in MLIR and ``role``
+in the manifest.
+"""
+
+JOINT = "joint"
+"""The function that holds a forward and its backward, before ``bwd-partition`` splits it."""
+
+FORWARD = "forward"
+"""The function that computes the outputs, and what the backward keeps of them."""
+
+BACKWARD = "backward"
+"""The function that computes the gradients."""
+
+INTO = "_into"
+"""What the name of a function ends with that takes storage for its results."""
+
+PARAM = "param"
+BUFFER = "buffer"
+INPUT = "input"
+TANGENT = "tangent"
+"""The gradient of an output, which the backward takes."""
+SAVED = "saved"
+"""A residual: the forward's result, and the backward's argument."""
+SEED = "seed"
+"""What the random numbers of a call are a function of."""
+SIZE = "size"
+"""A size that differs from call to call: a number, and no tensor."""
+
+OUTPUT = "output"
+MUTATION = "mutation"
+"""The new value of an argument that the model writes to."""
+GRAD = "grad"
+
+ARGUMENT_ROLES = (PARAM, BUFFER, INPUT, TANGENT, SAVED, SEED, SIZE)
+RESULT_ROLES = (OUTPUT, MUTATION, SAVED, GRAD)

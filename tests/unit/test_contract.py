@@ -1,0 +1,86 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the contract says, nobody says again."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrograd.contract import roles
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
+# Names that mean nothing else, but for the places below; the other roles ("input", say) are words of PyTorch's too.
+DISTINCT = {roles.JOINT, roles.FORWARD, roles.BACKWARD, roles.INTO}
+DISTINCT |= {roles.TANGENT, roles.SAVED, roles.SEED, roles.MUTATION, roles.GRAD}
+OTHER_MEANINGS = {
+    # Methods of the user's classes.
+    ("frontend/autograd/custom_functions.py", roles.FORWARD),
+    ("frontend/autograd/custom_functions.py", roles.BACKWARD),
+    ("frontend/source.py", roles.FORWARD),
+    # The kind of hook that a custom function's backward counts as, and what the names of its callees begin with.
+    ("frontend/hook_ops.py", roles.BACKWARD),
+    ("pipelines/conversions/convert_bwd_to_func.py", roles.BACKWARD),
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The files of the package but for the contract's own, with their trees."""
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            path = file.relative_to(ROOT).as_posix()
+            if not path.startswith("retrograd/contract/"):
+                yield path, ast.parse(file.read_text(encoding="utf-8"), path)
+
+
+def find_said_again(path: str, tree: ast.Module) -> Iterator[str]:
+    """Names of the contract as literals: those of `DISTINCT` anywhere, all roles where they are compared or given."""
+    known = {*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in DISTINCT and (path, node.value) not in OTHER_MEANINGS:
+                yield f"{path}:{node.lineno}: {node.value!r}"
+            continue
+        values: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and any(part in ast.unparse(node.left) for part in (".role", "bwd.role")):
+            values = node.comparators
+        elif isinstance(node, ast.keyword) and node.arg == "role":
+            values = [node.value]
+        elif isinstance(node, ast.Dict):
+            values = [v for k, v in zip(node.keys, node.values, strict=True) if k and "bwd.role" in ast.unparse(k)]
+        for value in values:
+            for literal in ast.walk(value):
+                if isinstance(literal, ast.Constant) and literal.value in known - DISTINCT:
+                    yield f"{path}:{literal.lineno}: {literal.value!r}"
+
+
+def test_names_of_the_contract_are_said_once() -> None:
+    assert [again for path, tree in sources() for again in find_said_again(path, tree)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'find_function(module, "backward")',
+        'FORWARD, BACKWARD = "forward", x',
+        'kept = [a for a in arguments if a.role != "param"]',
+        'kept = [a for a in arguments if a.role in ("buffer", INPUT)]',
+        'port = replace(port, role="output")',
+        'attributes = {"bwd.role": "input", "bwd.name": name}',
+        'known = entry.get("bwd.role") == "size"',
+    ],
+)
+def test_what_is_said_again_is_found(source: str) -> None:
+    assert len(list(find_said_again("pipelines/planted.py", ast.parse(source)))) == 1
+
+
+def test_other_meanings_are_still_there() -> None:
+    said = {
+        (path, node.value)
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert said >= OTHER_MEANINGS
