@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch._functorch._aot_autograd import runtime_wrappers
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.frontend.source import place_of_caller
 
 # Releases of PyTorch before 2.13 have none: its own error is all that they give.
@@ -27,7 +28,7 @@ _REMEDY = (
 )
 
 
-class SecondDerivativeError(RuntimeError):
+class SecondDerivativeError(RetrogradError, RuntimeError):
     """A gradient of a gradient of what was compiled."""
 
 

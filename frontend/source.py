@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
+from retrograd.contract.errors import RetrogradError
+
 _TORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parent)
@@ -32,7 +34,7 @@ _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[1] / "runtime"), str(Path
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class CaptureError(RuntimeError):
+class CaptureError(RetrogradError, RuntimeError):
     """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about
     it."""
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.rounding import find_tolerances
 
@@ -20,7 +21,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-class VerificationError(RuntimeError):
+class VerificationError(RetrogradError, RuntimeError):
     """A compiled output, buffer or gradient differs from eager's by more than rounding; the message names it."""
 
 

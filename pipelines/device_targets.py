@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from retrograd.contract.errors import RetrogradError
+
 DATA_TILING = "--iree-opt-data-tiling"
 # On the products that it is for; see bwd-mark-products.
 PACKING_MARK = "iree.opt.data_tiling"
@@ -27,7 +29,7 @@ IN_ORDER = "--iree-stream-partitioning-favor=debug"
 Ladder = tuple[tuple[str, ...], ...]
 
 
-class UnknownTarget(ValueError):
+class UnknownTarget(RetrogradError, ValueError):
     """A target that this release does not compile for."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.dialects import ir
 
 UNKNOWN_LOCATION = "unknown"
@@ -36,7 +37,7 @@ class Diagnostic:
         return f"{self.location}: {self.severity}: {self.message}"
 
 
-class PipelineError(RuntimeError):
+class PipelineError(RetrogradError, RuntimeError):
     """A pipeline that failed, or could not be started.
 
     Attributes:

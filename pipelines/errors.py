@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from retrograd.contract.errors import RetrogradError
 
-class CompileError(RuntimeError):
+
+class CompileError(RetrogradError, RuntimeError):
     """A module could not be compiled.
 
     Attributes:

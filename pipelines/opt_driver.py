@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.dialects import ir
 from retrograd.pipelines.diagnostics import (
     Diagnostic,
@@ -79,7 +80,7 @@ class _Chunk:
     traceback: str = ""
 
 
-class UsageError(ValueError):
+class UsageError(RetrogradError, ValueError):
     """Options that do not go together, or input that is not MLIR."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, Union
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.dialects import ir
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -34,7 +35,7 @@ class PassFailure(Exception):
         self.location: ir.Location | None = None if op is None else op.location
 
 
-class PassOptionError(ValueError):
+class PassOptionError(RetrogradError, ValueError):
     """An option that a pass does not have, or a value that it cannot take."""
 
 

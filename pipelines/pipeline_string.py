@@ -13,12 +13,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from retrograd.contract.errors import RetrogradError
+
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SPACE = re.compile(r"\s*")
 _CLOSING = {"{": "}", "[": "]", "(": ")", "<": ">"}
 
 
-class PipelineSyntaxError(ValueError):
+class PipelineSyntaxError(RetrogradError, ValueError):
     """A pipeline that is not well formed, or an element of one that cannot be used.
 
     ``str()`` shows the text with a caret under the column.

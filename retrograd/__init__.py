@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrograd.api import bisect, compile_backward
     from retrograd.bisection import Bisection
+    from retrograd.contract.errors import RetrogradError
     from retrograd.fallback import EagerIslandWarning
     from retrograd.first_calls import MiscompiledWarning
     from retrograd.frontend.checkpoints import save
@@ -62,6 +63,7 @@ _EXPORTS = {
     "PipelineError": "retrograd.pipelines.diagnostics",
     "PlacementError": "retrograd.runtime.placement",
     "Report": "retrograd.runtime.report",
+    "RetrogradError": "retrograd.contract.errors",
     "SavePolicy": "retrograd.pipelines.save_policy",
     "SpecializationWarning": "retrograd.specializations",
     "UnknownTarget": "retrograd.pipelines.device_targets",
@@ -98,6 +100,7 @@ __all__ = [
     "PipelineError",
     "PlacementError",
     "Report",
+    "RetrogradError",
     "SavePolicy",
     "SpecializationWarning",
     "UnknownTarget",

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from iree.runtime import version as iree_version
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.runtime.manifest import FORMAT_VERSION, Manifest, ManifestError, parse_json, read_format_version
 
 MANIFEST_MEMBER = "retrograd/manifest.json"
@@ -37,7 +38,7 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 _REMEDY = "compile and save it again"
 
 
-class ArtifactError(RuntimeError):
+class ArtifactError(RetrogradError, RuntimeError):
     """A file that cannot be written or trusted as an artifact; the message says why and what helps."""
 
 

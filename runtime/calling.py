@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.runtime.index_bounds import IndexCheck
 from retrograd.runtime.repeated_memory import repeats
 from retrograd.runtime.sizes import DynamicSize, Expression, SizeChecks, SizeError, show
 
 
-class ArgumentError(TypeError):
+class ArgumentError(RetrogradError, TypeError):
     """An argument that the compiled program does not take; the message names it and what was expected."""
 
 

@@ -20,6 +20,8 @@ import torch
 from iree import runtime as iree_runtime
 from iree.runtime import _binding as iree_binding
 
+from retrograd.contract.errors import RetrogradError
+
 DEFAULT_DRIVER = "local-task"
 # The CPU too, in the thread that calls.
 CALLER_DRIVER = "local-sync"
@@ -36,7 +38,7 @@ _KEPT_SHARE = 1 / 16
 _KEPT_BUFFERS = 64
 
 
-class DeviceError(RuntimeError):
+class DeviceError(RetrogradError, RuntimeError):
     """A driver or device that IREE cannot open."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES, SIZE
 from retrograd.runtime.sizes import Expression, evaluate_shape, find_problem, is_fixed
 
@@ -23,7 +24,7 @@ VERSION_KEYS = frozenset({"retrograd", "torch", "torch-mlir", "iree-compiler"})
 _T = TypeVar("_T")
 
 
-class ManifestError(ValueError):
+class ManifestError(RetrogradError, ValueError):
     """A manifest that is not JSON, or whose fields are not the ones of this format."""
 
 

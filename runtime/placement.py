@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
+from retrograd.contract.errors import RetrogradError
+
 # The driver of IREE's for each kind of device that a target names (`cuda` of `cuda:sm_90`).
 DRIVERS = {"cpu": "local-task", "cuda": "cuda", "vulkan": "vulkan", "hip": "hip"}
 
 
-class PlacementError(ValueError):
+class PlacementError(RetrogradError, ValueError):
     """A device that a program has no code for; the message lists those it has."""
 
 

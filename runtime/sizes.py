@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.contract.errors import RetrogradError
+
 # A number, a name, or [operator, operand, ...].
 Expression = Any
 
@@ -106,7 +108,7 @@ class DynamicSize:
         return f"{self.least} to {self.most}"
 
 
-class SizeError(ValueError):
+class SizeError(RetrogradError, ValueError):
     """Sizes that a program does not take; the message names the argument, the axis, the bound and the remedy."""
 
 

@@ -19,6 +19,8 @@ import torch
 from iree import runtime as iree_runtime
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from retrograd.contract.errors import RetrogradError
+
 ELEMENT_TYPES = {
     torch.bool: iree_runtime.HalElementType.BOOL_8,
     torch.uint8: iree_runtime.HalElementType.INT_8,
@@ -51,7 +53,7 @@ _HOST = int(_Memory.HOST_LOCAL | _Memory.DEVICE_VISIBLE)
 _READABLE = int(_Memory.HOST_VISIBLE) | int(_Memory.HOST_COHERENT) | int(_Memory.HOST_CACHED)
 
 
-class ResidentError(RuntimeError):
+class ResidentError(RetrogradError, RuntimeError):
     """A residual that is no longer on the device."""
 
 

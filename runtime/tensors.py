@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch._C._dynamo import guards
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.runtime.devices import Device
 from retrograd.runtime.manifest import TensorSpec
 
@@ -23,7 +24,7 @@ BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
 """What IREE's bindings raise."""
 
 
-class ExecutionError(RuntimeError):
+class ExecutionError(RetrogradError, RuntimeError):
     """A function that is not there, tensors that it does not take, or a failure while it ran."""
 
 

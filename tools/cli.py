@@ -16,26 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from retrograd.tools.console import PROGRAM, CommandError, UsageError
+from retrograd.contract.errors import RetrogradError
+from retrograd.tools.console import PROGRAM, UsageError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells have it."""
-
-# What may be wrong with a model, a file or a machine, by module: its message is for the user and needs no traceback.
-# A class is looked up in the modules that are loaded, as only those can have raised it.
-EXPECTED_ERRORS = (
-    ("retrograd.frontend.source", "CaptureError"),
-    ("retrograd.frontend.verification", "VerificationError"),
-    ("retrograd.pipelines.analysis.pareto", "InfeasibleBudget"),
-    ("retrograd.pipelines.diagnostics", "PipelineError"),
-    ("retrograd.pipelines.errors", "CompileError"),
-    ("retrograd.pipelines.device_targets", "UnknownTarget"),
-    ("retrograd.runtime.artifact", "ArtifactError"),
-    ("retrograd.runtime.calling", "ArgumentError"),
-    ("retrograd.runtime.devices", "DeviceError"),
-    ("retrograd.runtime.placement", "PlacementError"),
-    ("retrograd.runtime.tensors", "ExecutionError"),
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except UsageError as error:
         return fail(str(error), 2)
-    except CommandError as error:
+    except RetrogradError as error:
         return fail(str(error))
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
@@ -61,22 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] == PROGRAM:
             raise
         return fail(f"the package of {error.name} is not installed; `{PROGRAM} doctor` says what is missing")
-    except Exception as error:
-        if not is_expected(error):
-            raise
-        return fail(str(error))
 
 
 def fail(message: str, status: int = 1) -> int:
     """Print an error on standard error; returns the exit status."""
     print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     return status
-
-
-def is_expected(error: Exception) -> bool:
-    """Whether an error is about what the user gave, not about this program."""
-    classes = [getattr(sys.modules[module], name) for module, name in EXPECTED_ERRORS if module in sys.modules]
-    return isinstance(error, tuple(classes))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,17 +10,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from retrograd.contract.errors import RetrogradError
+
 PROGRAM = "retrograd"
 
 # Where nobody looks at a terminal no name in a table has to be folded.
 _FILE_WIDTH = 240
 
 
-class CommandError(RuntimeError):
+class CommandError(RetrogradError, RuntimeError):
     """What was asked for cannot be done; the message says why and what helps. Exit status 1."""
 
 
-class UsageError(ValueError):
+class UsageError(RetrogradError, ValueError):
     """A command line that makes no sense. Exit status 2."""
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan
 
 
-class InfeasibleBudget(ValueError):
+class InfeasibleBudget(RetrogradError, ValueError):
     """No plan stays within the budget. ``least`` is the smallest number of bytes that one stays within."""
 
     def __init__(self, budget: int, least: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
@@ -18,7 +19,7 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 _ONCE = (OpKind.RANDOM, OpKind.OPAQUE)
 
 
-class TagError(ValueError):
+class TagError(RetrogradError, ValueError):
     """Tags that contradict each other, or what their op is. ``op`` is its number."""
 
     def __init__(self, op: int, message: str, remedy: str) -> None:

@@ -8,11 +8,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from retrograd.contract.errors import RetrogradError
+
 ELEMENTS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i64": "i64", "i32": "i32", "i1": "i8"}
 """Triton's names of the types of elements, by MLIR's."""
 
 
-class KernelError(Exception):
+class KernelError(RetrogradError):
     """A kernel that cannot be compiled here; says why, and what to do about it."""
 
 

@@ -3,12 +3,15 @@
 """What the contract says, nobody says again."""
 
 import ast
+import builtins
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import retrograd
 from retrograd.contract import roles
+from retrograd.contract.errors import RetrogradError
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
@@ -84,3 +87,34 @@ def test_other_meanings_are_still_there() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert said >= OTHER_MEANINGS
+
+
+def find_baseless_errors(path: str, tree: ast.Module) -> Iterator[str]:
+    """Errors of Python's kinds that are not `RetrogradError`, and such as have no kind but are called errors."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        bases = {ast.unparse(base) for base in node.bases}
+        kinds = {base for base in bases if isinstance(getattr(builtins, base, None), type) and base.endswith("Error")}
+        if kinds and "RetrogradError" not in bases:
+            yield f"{path}: {node.name}"
+        if "Exception" in bases and node.name.endswith("Error"):
+            yield f"{path}: {node.name}"
+
+
+def test_all_errors_have_one_base() -> None:
+    assert [error for path, tree in sources() for error in find_baseless_errors(path, tree)] == []
+
+
+def test_an_error_without_the_base_is_found() -> None:
+    planted = "class A(ValueError): pass\nclass BError(Exception): pass\nclass C(RetrogradError, TypeError): pass"
+    assert list(find_baseless_errors("x.py", ast.parse(planted))) == ["x.py: A", "x.py: BError"]
+
+
+def test_public_errors_have_the_base_and_a_kind_of_python() -> None:
+    public = [getattr(retrograd, name) for name in retrograd.__all__]
+    errors = [e for e in public if isinstance(e, type) and issubclass(e, Exception) and not issubclass(e, Warning)]
+    assert len(errors) > 10
+    for error in errors:
+        assert issubclass(error, RetrogradError)
+        assert error is RetrogradError or issubclass(error, (RuntimeError, ValueError, TypeError))
