@@ -8,31 +8,28 @@ and which of them are chooses the backward.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._functorch._aot_autograd import runtime_wrappers
 
 from retrograd.dialects.sizes import evaluate_size
+from retrograd.frontend.function_changes import FunctionChange
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SYMBOLIC, find_axis
 
 Call = Callable[..., list[Any]]
 _TANGENT = "tangents"
-# Releases of PyTorch before 2.13 have none: absent tangents are zeros there, as AOTAutograd makes them.
-_FACTORY: Any = getattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory", None)
 
 
-class UndefinedTangents:
+class UndefinedTangents(FunctionChange):
     """Has what AOTAutograd builds in this thread get absent tangents as ``None``.
 
     Compiled autograd does not call what was built: it copies the backward's graph into its own, every op of it, behind
     a call of the function that puts its arguments in order (``_bw_prologue_fn``). There they are zeros, which
-    ``fill_in`` makes, to be set when the joint graph is split.
+    ``fill_in`` makes, to be set when the joint graph is split. Releases of PyTorch before 2.13 cannot be changed:
+    absent tangents are zeros there, as AOTAutograd makes them.
     """
 
     def __init__(self) -> None:
@@ -52,21 +49,6 @@ class UndefinedTangents:
         edge = node.next_functions[place][0]
         leaf = getattr(edge, "variable", None)
         return edge is None or (leaf is not None and not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """What is built in the block is built so."""
-        if _FACTORY is None:
-            yield
-            return
-        build, thread = _FACTORY.build, threading.get_ident()
-
-        def build_undefined(factory: Any) -> Any:
-            function = build(factory)
-            return self._change(function) if threading.get_ident() == thread else function
-
-        with mock.patch.object(_FACTORY, "build", build_undefined):
-            yield
 
     def _change(self, function: Any) -> Any:
         forward, backward, prologue = function.forward, function.backward, function._bw_prologue_fn

@@ -9,19 +9,15 @@ neither what was compiled nor where.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._functorch._aot_autograd import runtime_wrappers
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.frontend.function_changes import FunctionChange
 from retrograd.frontend.source import place_of_caller
 
-# Releases of PyTorch before 2.13 have none: its own error is all that they give.
-_FACTORY: Any = getattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory", None)
 _REMEDY = (
     "compile a function that has the inner derivative in it, by torch.autograd.grad(..., create_graph=True): the loss "
     "of a PINN, a WGAN's gradient penalty"
@@ -32,30 +28,16 @@ class SecondDerivativeError(RetrogradError, RuntimeError):
     """A gradient of a gradient of what was compiled."""
 
 
-class SecondDerivatives:
+class SecondDerivatives(FunctionChange):
     """Gives what AOTAutograd builds in this thread second derivatives, of ``eager``, or an error.
 
     ``name`` is what was compiled, to its user; ``eager`` is a function of the same tensors that gives the same outputs,
-    if there is one. It is set aside (``eager = None``) where it would not be the same.
+    if there is one. It is set aside (``eager = None``) where it would not be the same. Releases of PyTorch before 2.13
+    cannot be changed: its own error is all that they give.
     """
 
     def __init__(self, name: str, eager: Callable[..., Sequence[Any]] | None = None) -> None:
         self.name, self.eager = name, eager
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """What is built in the block is built so."""
-        if _FACTORY is None:
-            yield
-            return
-        build, thread = _FACTORY.build, threading.get_ident()
-
-        def build_differentiable(factory: Any) -> Any:
-            function = build(factory)
-            return self._change(function) if threading.get_ident() == thread else function
-
-        with mock.patch.object(_FACTORY, "build", build_differentiable):
-            yield
 
     def _change(self, function: Any) -> Any:
         forward, backward = function.forward, function.backward

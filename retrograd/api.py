@@ -42,7 +42,7 @@ from retrograd.pipelines.staged import (
 )
 from retrograd.pipelines.targets import Target
 from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward, Unchecked
+from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
 from retrograd.runtime.executor import Program
 from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.repeated_memory import filling_repeated
@@ -123,7 +123,8 @@ def compile_backward(
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
         or kernels are asked for by name that there are none of here.
-        TypeError: ``cache`` or ``portable`` is neither True nor False, or ``verify`` is neither these nor ``first``.
+        TypeError: ``cache`` or ``portable`` is neither True nor False, ``verify`` is neither these nor ``first``, or
+            ``kernels`` is neither text nor several texts.
     """
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
@@ -169,20 +170,21 @@ def compile_backward(
     again = partial(how, model, fallback=fallback)
     stages = _stage_reader(built.staged)
     texts = None if variants is None else variants.texts
-    compiled = CompiledBackward(
-        call,
-        convention,
-        state,
-        built.program,
-        built.compile_portable,
-        manifest,
-        stages,
-        again,
-        built.times,
-        texts,
-        built.checks
-        or Unchecked("by the first step, or that raises" if verify is True else "not verified: not wanted"),
+    said = "by the first step, or that raises" if verify is True else "not verified: not wanted"
+    parts = Parts(
+        call=call,
+        convention=convention,
+        state=state,
+        program=built.program,
+        portable=built.compile_portable,
+        manifest=manifest,
+        ir=stages,
+        bisect=again,
+        times=built.times,
+        variants=texts,
+        verification=built.checks or Unchecked(said),
     )
+    compiled = CompiledBackward(parts)
     once_more = partial(
         compile_backward,
         model,

@@ -13,7 +13,7 @@ import torch
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import Bridge
 from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward, Unchecked
+from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
 from retrograd.runtime.executor import Program
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.state import ModelState
@@ -49,10 +49,17 @@ def load(
     if model is not None:
         convention.check_state(state.tensors())
     bridge = Bridge(program, manifest)
-    unchecked = Unchecked("not verified: a file has nothing to compare with")
-    return CompiledBackward(
-        bridge, convention, state, program, lambda: artifact.vmfb, manifest, _no_ir, verification=unchecked
+    parts = Parts(
+        call=bridge,
+        convention=convention,
+        state=state,
+        program=program,
+        portable=lambda: artifact.vmfb,
+        manifest=manifest,
+        ir=_no_ir,
+        verification=Unchecked("not verified: a file has nothing to compare with"),
     )
+    return CompiledBackward(parts)
 
 
 def find_state(model: torch.nn.Module | Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:

@@ -112,6 +112,8 @@ class BackwardOptions:
                 f"target {self.target!r}: a backward runs on one device; write one of {', '.join(KINDS)}"
             )
         check_kernels(self.kernels)
+        # Options are compared and hashed.
+        object.__setattr__(self, "kernels", self.kernels if isinstance(self.kernels, str) else tuple(self.kernels))
         check_flag("cache", self.cache)
         check_flag("background", self.background)
         check_choice("fallback", self.fallback, FALLBACKS)

@@ -95,11 +95,9 @@ def enable(
 
     Raises:
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
-        TypeError: ``cache`` or ``background`` is neither True nor False.
+        TypeError: ``cache`` or ``background`` is neither True nor False, or ``kernels`` neither text nor several texts.
     """
-    # Options are compared and hashed.
-    families = kernels if isinstance(kernels, str) else tuple(kernels)
-    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback, families))
+    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback, kernels))
 
 
 def explain_recompiles() -> list[Recompile]:

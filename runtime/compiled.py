@@ -68,6 +68,31 @@ class Unchecked:
         return None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a :class:`CompiledBackward` is made of.
+
+    ``call`` gives outputs for primals, on ``program``, in the order of ``convention``; ``state`` are parameters and
+    buffers.
+    ``portable`` gives the code that ``save`` writes, ``manifest`` what it writes beside; ``ir`` the IR at a stage.
+    ``bisect``, given arguments, finds the first op at fault; ``None`` where the model is not known. ``times`` are those
+    of what runs in torch. ``variants`` says what each backward that was compiled since does without, and may grow;
+    ``None`` where there can be no others. ``verification`` says how first calls were checked.
+    """
+
+    call: Call
+    convention: CallingConvention
+    state: ModelState
+    program: Program
+    portable: Callable[[], bytes]
+    manifest: Manifest
+    ir: Callable[[str], str]
+    bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None
+    times: IslandTimes = dataclasses.field(default_factory=lambda: IslandTimes(()))
+    variants: Sequence[str] | None = None
+    verification: Verification = dataclasses.field(default_factory=lambda: Unchecked("not verified"))
+
+
 class CompiledBackward:
     """Call it like the model it was compiled from; ``.backward()`` on what comes out runs the compiled backward.
 
@@ -78,35 +103,16 @@ class CompiledBackward:
     Parameters and buffers are those of the model, read at each call; buffers are updated as eager does.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        convention: CallingConvention,
-        state: ModelState,
-        program: Program,
-        portable: Callable[[], bytes],
-        manifest: Manifest,
-        ir: Callable[[str], str],
-        bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None,
-        times: IslandTimes | None = None,
-        variants: Sequence[str] | None = None,
-        verification: Verification | None = None,
-    ) -> None:
-        self._call = call
-        self._convention = convention
-        self._state = state
-        self._program = program
-        self._portable = portable
-        self.manifest = manifest
-        self._ir = ir
-        self._bisect = bisect
-        self._times = times or IslandTimes(())
-        # What each backward that was compiled since does without, which may grow; None where there are no others.
-        self._variants = variants
-        self._verification = verification or Unchecked("not verified")
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._has_run = False
         self._peak: int | None = None
         self.specializations: OtherPrograms | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What ``save`` writes beside the code, and ``explain`` says of it."""
+        return self._parts.manifest
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns.
@@ -125,15 +131,16 @@ class CompiledBackward:
             return others.call(args, kwargs)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        inputs = self._convention.flatten(args, kwargs)
-        state = self._state.tensors()
-        primals = [*self._convention.check_state(state), *inputs]
+        parts = self._parts
+        inputs = parts.convention.flatten(args, kwargs)
+        state = parts.state.tensors()
+        primals = [*parts.convention.check_state(state), *inputs]
         _refuse_transforms(primals)
-        self._convention.check_memory(primals)
-        self._convention.check_indices(primals)
-        outputs = self._call(primals)
+        parts.convention.check_memory(primals)
+        parts.convention.check_indices(primals)
+        outputs = parts.call(primals)
         self._has_run = True
-        return self._convention.unflatten(outputs)
+        return parts.convention.unflatten(outputs)
 
     def bind(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> CompiledBackward:
         """The same program on the parameters and buffers of ``model``: a module, or tensors by qualified name.
@@ -141,20 +148,9 @@ class CompiledBackward:
         Raises:
             ArgumentError: a parameter or buffer is missing or is not what the program was compiled for.
         """
-        state = self._state.of(model)
-        self._convention.check_state(state.tensors())
-        return CompiledBackward(
-            self._call,
-            self._convention,
-            state,
-            self._program,
-            self._portable,
-            self.manifest,
-            self._ir,
-            times=self._times,
-            variants=self._variants,
-            verification=self._verification,
-        )
+        state = self._parts.state.of(model)
+        self._parts.convention.check_state(state.tensors())
+        return CompiledBackward(dataclasses.replace(self._parts, state=state, bisect=None))
 
     def to_device(self) -> CompiledBackward:
         """Keep the parameters and buffers on the device from now on, where it cannot work on torch's memory (Vulkan):
@@ -167,7 +163,7 @@ class CompiledBackward:
             ArgumentError: a parameter or buffer is not what the program was compiled for.
             DeviceError, OutOfDeviceMemory: the device is not there, or has no memory left.
         """
-        self._program.keep_on_device(self._convention.check_state(self._state.tensors()))
+        self._parts.program.keep_on_device(self._parts.convention.check_state(self._parts.state.tensors()))
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -181,18 +177,18 @@ class CompiledBackward:
             CompileError: iree-compile failed.
             OSError: the file cannot be written; nothing is left behind.
         """
-        if self._times.islands:
-            listed = "\n  ".join(island.text for island in self._times.islands)
+        if self._parts.times.islands:
+            listed = "\n  ".join(island.text for island in self._parts.times.islands)
             raise ArtifactError(
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"
             )
-        if (wrong := self._verification.find_wrong()) is not None:
+        if (wrong := self._parts.verification.find_wrong()) is not None:
             raise ArtifactError(
                 f"the compiled code gives wrong values, and is not used here either; "
                 f"take the op out of what is compiled: {wrong}"
             )
-        vmfb = self._portable()
+        vmfb = self._parts.portable()
         # Backwards without some of the outputs are programs of their own, which the file has not; who loads it does not
         # check it.
         report = {key: value for key, value in self.explain().to_dict().items() if key not in _IN_PROCESS}
@@ -205,25 +201,25 @@ class CompiledBackward:
         Raises:
             ValueError: no such stage, or a loaded artifact, which holds no IR.
         """
-        return self._ir(stage)
+        return self._parts.ir(stage)
 
     def explain(self) -> Report:
         """What was compiled, saved and recomputed. The first call after a step measures the peak of live bytes.
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """
-        report = {**self.manifest.report, "verification": self._verification.describe()}
-        if self._variants is not None:
-            report["backward_variants"] = list(self._variants)
+        report = {**self.manifest.report, "verification": self._parts.verification.describe()}
+        if self._parts.variants is not None:
+            report["backward_variants"] = list(self._parts.variants)
         if self.specializations is not None and self.specializations.texts:
             report["specializations"] = list(self.specializations.texts)
-        if self._times.islands:
+        if self._parts.times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
-            return Report({**report, "islands": self._times.describe()})
+            return Report({**report, "islands": self._parts.times.describe()})
         if self._has_run and self._peak is None:
             forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
             sizes = {s["name"]: s["hint"] for s in self.manifest.signature["sizes"]}
-            self._peak = measure_peak(self._program, forward, backward, sizes)
+            self._peak = measure_peak(self._parts.program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**report, "peak_bytes_measured": measured})
 
@@ -233,9 +229,9 @@ class CompiledBackward:
         Raises:
             ValueError: the program was loaded, or bound to another model.
         """
-        if self._bisect is None:
+        if self._parts.bisect is None:
             raise ValueError("this program does not know its model: use retrograd.bisect(model, args, artifact=file)")
-        return self._bisect(args, kwargs)
+        return self._parts.bisect(args, kwargs)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

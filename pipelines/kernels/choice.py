@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -22,6 +22,7 @@ def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
 
     Raises:
         ValueError: no such family; or kernels are asked for by name that cannot be had here.
+        TypeError: as for :func:`check_kernels`.
     """
     names, obstacle = check_kernels(wanted), find_obstacle(target)
     if wanted == AUTO:
@@ -36,11 +37,14 @@ def check_kernels(wanted: str | Sequence[str]) -> list[str]:
 
     Raises:
         ValueError: there is none of a name; lists those there are.
+        TypeError: it is neither text nor several texts.
     """
+    known = [AUTO, OFF, *FAMILIES]
+    if not isinstance(wanted, Iterable):
+        raise TypeError(f"kernels is one of {', '.join(map(repr, known))} or a list of families, got {wanted!r}")
     if wanted in (AUTO, OFF):
         return []
     names = [wanted] if isinstance(wanted, str) else list(wanted)
-    known = [AUTO, OFF, *FAMILIES]
     for name in names:
         if name not in FAMILIES:
             similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(name), known, 1))

@@ -120,7 +120,7 @@ def test_bits_of_the_compiled_generator(shape: tuple[int, ...]) -> None:
 
 
 def step_bytes(step: retrograd.CompiledBackward) -> bytes:
-    return step._portable()
+    return step._parts.portable()
 
 
 @pytest.mark.parametrize("partition", ["min-cut", "default"])

@@ -66,7 +66,7 @@ def test_only_what_changed_is_copied(artifact: Path) -> None:
     model = make_model()
     parameters = len(list(model.parameters()))
     step = retrograd.load(artifact, model, device="vulkan")
-    staging = staging_of(step._program)
+    staging = staging_of(step._parts.program)
     gradients(model, step)
     # Parameters and the input for the forward, the tangent for the backward; the output and the gradients come back.
     assert (staging.uploads, staging.downloads) == (parameters + 2, parameters + 1)
@@ -86,7 +86,7 @@ def test_only_what_changed_is_copied(artifact: Path) -> None:
 def test_copies_through_the_hosts_own_buffers(artifact: Path) -> None:
     model = make_model()
     step = retrograd.load(artifact, model, device="vulkan")
-    loaded = step._program._current()
+    loaded = step._parts.program._current()
     loaded.staging = Staging(loaded.device.hal, mapped=False)
     expected = gradients(model, retrograd.load(artifact, model, device="cpu"))
     for found, wanted in zip(gradients(model, step), expected, strict=True):

@@ -18,7 +18,7 @@ from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelErr
 from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels, find_triton
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
-from retrograd.pipelines.lowering import lowering_pipeline
+from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.targets import find_target
 from retrograd.pipelines.vmfb import read_ptx
 from retrograd.runtime.artifact import read_artifact
@@ -119,6 +119,8 @@ def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) ->
         with_kernels(old, ["products"])
     with pytest.raises(ValueError, match="did you mean 'products'"):
         check_kernels(["product"])
+    with pytest.raises(TypeError, match=r"kernels is one of 'auto', 'off', 'products', .* or a list of .*, got 3"):
+        check_kernels(3)  # type: ignore[arg-type]
     monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: None)
     assert with_kernels(cuda, "auto") == cuda
     with pytest.raises(ValueError, match=r"pip install retrograd\[cuda\]"):

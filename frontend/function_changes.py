@@ -1,0 +1,42 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Changes of the ``autograd.Function`` that AOTAutograd builds around a compiled forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch._functorch._aot_autograd import runtime_wrappers
+
+# Releases of PyTorch before 2.13 have none: what AOTAutograd builds stays as it is there.
+_FACTORY: Any = getattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory", None)
+
+
+class FunctionChange:
+    """Changes each function that AOTAutograd builds in this thread while :meth:`open` is open; others are left alone.
+
+    Several may be open at once: the one opened last changes what the others have changed.
+    """
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """What is built in the block is changed."""
+        if _FACTORY is None:
+            yield
+            return
+        build, thread = _FACTORY.build, threading.get_ident()
+
+        def build_changed(factory: Any) -> Any:
+            function = build(factory)
+            return self._change(function) if threading.get_ident() == thread else function
+
+        with mock.patch.object(_FACTORY, "build", build_changed):
+            yield
+
+    def _change(self, function: Any) -> Any:
+        """``function``, a class derived from ``autograd.Function``, with other methods."""
+        raise NotImplementedError(f"{type(self).__name__} changes nothing")
