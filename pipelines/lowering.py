@@ -12,68 +12,10 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-from retrograd.pipelines.device_targets import DATA_TILING
 from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.targets import Target
-
-# What all devices have in common; what code for one needs comes in the end.
-_LOWERING = (
-    "bwd-functionalize-rng,"
-    "convert-torch-complex-to-pairs,"
-    "convert-torch-view-to-tensor,"
-    "func.func(torch-match-quantized-custom-ops),"
-    "torchdynamo-export-to-torch-backend-pipeline{extra-library=},"
-    "torch-backend-to-linalg-on-tensors-backend-pipeline,"
-    "bwd-verify-legality{level=linalg},"
-    "bwd-export-complex,"
-    "bwd-isolate-constants,"
-    "bwd-isolate-arguments,"
-    "bwd-bound-indices,"
-    "bwd-isolate-scatters,"
-    "bwd-isolate-gathers,"
-    "bwd-isolate-reductions,"
-    "bwd-copy-updated,"
-    "bwd-export-results"
-)
-# What code for a CPU and nothing else needs.
-_MARKS = "bwd-mark-products"
-_CPU_ALONE = f"bwd-order-scatters,{_MARKS},bwd-share-matrices,bwd-accumulate-products,bwd-expand-tanh"
-# What takes less memory, where kernels run one at a time to that end.
-_IN_ORDER = "bwd-repeat-elementwise,bwd-split-columns"
-# What code on packed operands needs besides.
-_PACKING = "bwd-isolate-products"
-
-
-def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False) -> str:
-    """The passes from staged functions to linalg for a target; without one, what all have in common.
-
-    ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
-    """
-    common = _LOWERING + "{twins-alone=true}" * twins_alone + ",bwd-keep-roundings"
-    if target is None:
-        return f"builtin.module({common})"
-    has_matrix_units = not {"cuda", "hip"}.isdisjoint(target.kinds)
-    cpu_alone = target.kinds == ("cpu",)
-    own = _CPU_ALONE if cpu_alone else "bwd-fold-widenings"
-    own = own.replace(_MARKS, f"{_MARKS}{{avoid-tails=true}}") if target.has_avx512 else own
-    own = f"{own},{_PACKING}" if cpu_alone and any(DATA_TILING in flags for flags in target.ladder) else own
-    own = own if "cpu" in target.kinds else f"bwd-combine-scatters,{own}"
-    own = _convert_to_kernels(target, "scatters") + own
-    before = "bwd-negate-products," * ("cpu" in target.kinds)
-    products = _convert_to_kernels(target, "rows") + _convert_to_kernels(target, "products")
-    after = f",bwd-narrow-products,{products}bwd-pad-products" * has_matrix_units
-    own = f"{_IN_ORDER},{own}" if target.is_in_order else own
-    # In f64, and for a GPU beside the CPU too: they share the module.
-    sines = ",bwd-expand-sines" * ("cpu" in target.kinds and target.has_f64)
-    return f"builtin.module({common},{before}{own}{sines}{after})"
-
-
-def _convert_to_kernels(target: Target, family: str) -> str:
-    """The pass that has kernels of ours take what a family of them is for, and a comma; nothing without that family."""
-    if family not in target.kernels:
-        return ""
-    return f"convert-linalg-to-kernels{{arch={target.name.partition(':')[2]} families={family}}},"
 
 
 def lower_to_linalg(

@@ -18,7 +18,8 @@ from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.functions import find_function, functions
 from retrograd.pipelines.interface import FunctionInterface, read_interface
 from retrograd.pipelines.kernels.ptx import find_triton
-from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
+from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import StagePlan, read_island_plans, read_plan

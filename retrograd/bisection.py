@@ -20,7 +20,8 @@ from retrograd.frontend.eager_values import EagerValues
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.interface import FunctionInterface
-from retrograd.pipelines.lowering import lower_to_linalg, lowering_pipeline
+from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.slicing import FoundOp, ModuleSlice, Slicer
 from retrograd.pipelines.staged import StagedModule
 from retrograd.pipelines.targets import Target

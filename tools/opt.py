@@ -11,6 +11,7 @@ from pathlib import Path
 
 from retrograd.dialects import ir
 from retrograd.pipelines.opt_driver import OptOptions, OptResult, Source, UsageError, list_passes, process
+from retrograd.pipelines.pass_page import describe_passes
 
 PROGRAM = "retrograd-opt"
 STANDARD_STREAM = "-"
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; returns 0, 1 if the input or the pipeline failed, 2 for options that make no sense."""
     arguments = build_parser().parse_args(argv)
     if arguments.list_passes:
-        sys.stdout.write(list_passes())
+        sys.stdout.write(describe_passes() if arguments.markdown else list_passes())
         return 0
     if arguments.show_dialects:
         print(f"Available Dialects: {', '.join(ir.dialect_names(ir.make_context()))}")
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--allow-unregistered-dialect", "accept ops of dialects that are not known"),
         ("--show-dialects", "print the known dialects and stop"),
         ("--list-passes", "print the passes of this project with their options and stop"),
+        ("--markdown", "with --list-passes: as docs/passes.md, with the order, place and reason of each"),
     ):
         parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and stop")

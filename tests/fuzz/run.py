@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from programs import Program
@@ -234,18 +233,9 @@ def check_slices(seed: int, check: Callable[[Program], None]) -> None:
 
 def leave_out(passes: Sequence[str]) -> None:
     """Have the lowering in this process do without some of its passes."""
-    from retrograd.pipelines import lowering
+    from retrograd.pipelines import lowering_steps
 
-    whole = lowering.lowering_pipeline
-
-    def without(*args: Any, **options: Any) -> str:
-        text = whole(*args, **options)
-        for name in passes:
-            text = re.sub(rf"(?<=[(,]){name}(\{{[^}}]*\}})?,?", "", text)
-        return text.replace(",)", ")")
-
-    if passes:
-        lowering.lowering_pipeline = without
+    lowering_steps.LOWERING = tuple(step for step in lowering_steps.LOWERING if step.name not in passes)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines import lowering
+from retrograd.pipelines import lowering, lowering_steps
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import first_error, keep_for_replay, lower_to_linalg
 from retrograd.pipelines.subprocesses import ToolResult
@@ -82,7 +82,7 @@ class Finder:
         looked_for[name] += 1
 sys.meta_path.insert(0, Finder())
 sys.argv = ["lower", {str(source)!r}, "-o", {str(tmp_path / "linalg.mlir")!r},
-            "--pass-pipeline={lowering.lowering_pipeline()}", "--allow-unregistered-dialect"]
+            "--pass-pipeline={lowering_steps.lowering_pipeline()}", "--allow-unregistered-dialect"]
 try:
     runpy.run_module("retrograd.tools.lower", run_name="__main__")
 except SystemExit as end:

@@ -19,6 +19,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.diagnostics import Diagnostic, PipelineError, find_position
 from retrograd.pipelines.expected_diagnostics import find_expected, find_mismatches
 from retrograd.pipelines.opt_driver import OptOptions, Source, UsageError, format_rows, list_passes, process
+from retrograd.pipelines.pass_page import describe_passes
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.registry import PASSES
 from retrograd.pipelines.runner import run_pipeline
@@ -304,6 +305,12 @@ def test_mismatches_are_told() -> None:
         'f:2:1: error: expected error "one" was not produced',
     ]
     assert find_mismatches(find_expected("// expected-error {{one}}"), found[:1], "f") == []
+
+
+def test_the_page_of_passes_is_what_the_compiler_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "passes.md"
+    remedy = "retrograd-opt --list-passes --markdown > docs/passes.md"
+    assert page.read_text(encoding="utf-8") == describe_passes(), remedy
 
 
 def test_rows_are_aligned() -> None:

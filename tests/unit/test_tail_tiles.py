@@ -5,7 +5,7 @@
 import pytest
 
 from retrograd.pipelines.analysis.tail_tiles import TailTile, find_tail_tile
-from retrograd.pipelines.lowering import lowering_pipeline
+from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.targets import find_target
 
 

@@ -1,0 +1,55 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The passes as a page of Markdown: what runs, in what order, where and why, and the options of each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from retrograd.pipelines.lowering_steps import LOWERING, Step
+from retrograd.pipelines.registry import load_pass, registered_passes
+
+_HEAD = """\
+# Passes
+
+Printed by `retrograd-opt --list-passes --markdown` from the lists that the compiler itself runs; a unit test compares.
+`docs/architecture.md` says what the stages are; the docstring of a pass, in `pipelines/transforms/` and
+`pipelines/conversions/`, has its details.
+"""
+_LOWERING = """
+## From staged functions to linalg
+
+In this order (`pipelines/lowering_steps.py`). "all" are all targets. Passes that are not among those listed below
+are torch-mlir's.
+"""
+_PASSES = """
+## All passes, and their options
+
+"""
+
+
+def describe_passes() -> str:
+    """The page ``docs/passes.md``."""
+    rows = [(f"`{step.name}`{_describe_options(step)}", step.where.text, step.why) for step in LOWERING]
+    return _HEAD + _LOWERING + "\n" + _table(("pass", "where", "why"), rows) + _PASSES + "".join(_list_passes())
+
+
+def _describe_options(step: Step) -> str:
+    """The options of a step; of one that is not given everywhere, where it is."""
+    texts = (f"`{text}`" + (f" ({where.text})" if where is not step.where else "") for text, where in step.options)
+    return "".join(f" {text}" for text in texts)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(heads), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    # A bar would end the cell.
+    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
+
+
+def _list_passes() -> Iterator[str]:
+    for name in registered_passes():
+        pass_ = load_pass(name)
+        yield f"- `{name}`: {pass_.description}.\n"
+        for option in pass_.options():
+            yield f"  - `{option}` (default: `{option.default or 'empty'}`): {option.help}\n"
