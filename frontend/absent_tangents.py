@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from retrograd.dialects.sizes import evaluate_size
+from retrograd.contract.sizes import evaluate_size
 from retrograd.frontend.function_changes import FunctionChange
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SYMBOLIC, find_axis

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.signature import InputSpec, TensorType
+from retrograd.contract.signature import InputSpec
+from retrograd.frontend.signature import type_of
 from retrograd.frontend.source import CaptureError
 
 
@@ -56,9 +57,7 @@ def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSp
         head, rest = ("args" if path[0].idx == 0 else "kwargs"), path[1:]  # type: ignore[attr-defined]
         name = head + pytree.keystr(rest)
         _check_leaf(name, leaf)
-        specs.append(
-            InputSpec(name, TensorType.of(leaf)) if isinstance(leaf, torch.Tensor) else InputSpec(name, None, leaf)
-        )
+        specs.append(InputSpec(name, type_of(leaf)) if isinstance(leaf, torch.Tensor) else InputSpec(name, None, leaf))
     return tuple(specs)
 
 

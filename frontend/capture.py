@@ -24,6 +24,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.signature import InputSpec, Signature, StateSpec
 from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
@@ -40,7 +41,7 @@ from retrograd.frontend.partial_writes import find_partly_written
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
-from retrograd.frontend.signature import InputSpec, Signature, StateSpec, TensorType, dtype_name
+from retrograd.frontend.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import share_sizes
 from retrograd.frontend.source import CaptureError, capture_error
@@ -109,7 +110,7 @@ def capture_joint(
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)
-    signature = _signature(flat, joint, inputs, in_spec, sizes)
+    signature = _signature(flat, joint, inputs, sizes)
     return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, sizes)
 
 
@@ -156,7 +157,6 @@ def _signature(
     flat: FlatModule,
     joint: JointWithDescriptors,
     inputs: tuple[InputSpec, ...],
-    in_spec: pytree.TreeSpec,
     sizes: OpenSizes,
 ) -> Signature:
     if flat.out_spec is None:
@@ -169,8 +169,8 @@ def _signature(
         buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
         inputs=inputs,
         outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_names, sizes.names),
-        in_spec=in_spec,
-        out_spec=flat.out_spec,
+        in_tree=dump_tree(flat.in_spec),
+        out_tree=dump_tree(flat.out_spec),
         mutated=mutated,
         autocast=_autocast(),
         training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
@@ -188,7 +188,7 @@ def _autocast() -> dict[str, str]:
 
 
 def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> tuple[StateSpec, ...]:
-    return tuple(StateSpec(state_name(name), TensorType.of(tensors[name])) for name in names)
+    return tuple(StateSpec(state_name(name), type_of(tensors[name])) for name in names)
 
 
 def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:

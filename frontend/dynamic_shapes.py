@@ -28,21 +28,10 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from retrograd.contract.sizes import DynamicSize
 from retrograd.frontend.dim_specs import LIMIT, DimSpec, read_dynamic_shapes
 from retrograd.frontend.size_expressions import to_expression
 from retrograd.frontend.source import CaptureError
-
-
-@dataclass(frozen=True)
-class SizeSpec:
-    """A size that a program takes at run time, as its manifest has it: see ``runtime.sizes.DynamicSize``."""
-
-    name: str
-    hint: int
-    least: int
-    most: int | None
-    argument: int
-    axis: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class OpenSizes:
     """The sizes that a trace left open: ``names`` by symbol, what they are, and ``conditions``, as plain data."""
 
     names: Mapping[sympy.Symbol, str] = field(default_factory=dict)
-    sizes: tuple[SizeSpec, ...] = ()
+    sizes: tuple[DynamicSize, ...] = ()
     conditions: tuple[Any, ...] = ()
 
 
@@ -174,12 +163,14 @@ class DynamicShapes:
         free = (name for n in range(LIMIT) if (name := f"s{n}") not in names.values())
         return {symbol: name or next(free) for symbol, name in names.items()}
 
-    def _describe(self, name: str, where: Sequence[tuple[int, int]], env: ShapeEnv, symbol: sympy.Symbol) -> SizeSpec:
+    def _describe(
+        self, name: str, where: Sequence[tuple[int, int]], env: ShapeEnv, symbol: sympy.Symbol
+    ) -> DynamicSize:
         specs = [self.axes[i][a] for i, a in where]
         most = min((s.most for s in specs if s.most is not None), default=None)
         argument, axis = where[0]
         hint = int(env.backed_var_to_val[symbol])
-        return SizeSpec(name, hint, max(s.least for s in specs), most, argument, axis)
+        return DynamicSize(name, hint, max(s.least for s in specs), most, argument, axis)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class FlatModule(torch.nn.Module):
         self.name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__qualname__", "")
         # Around Module.__setattr__, which would register the model a second time under this name.
         self.__dict__["_call"] = model
-        self._in_spec = in_spec
+        self.in_spec = in_spec
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.tracing = False
@@ -62,7 +62,7 @@ class FlatModule(torch.nn.Module):
             next(remaining) if is_tensor else leaf
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         call = partial(self._call, *args, **kwargs)
         result = self._trace(call, tensors) if self.tracing else call()
         keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from retrograd.dialects.sizes import evaluate_size
+from retrograd.contract.sizes import evaluate_size
 from retrograd.frontend.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
 from retrograd.frontend.first_call import Graph
 from retrograd.frontend.narrowing import Packer

@@ -22,16 +22,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
 from retrograd.contract.roles import JOINT
+from retrograd.contract.signature import Signature
+from retrograd.contract.sizes import format_shape
 from retrograd.dialects import ir
 from retrograd.dialects.ir import make_context
-from retrograd.dialects.sizes import format_shape
 from retrograd.frontend.checkpoints import find_tag
 from retrograd.frontend.island_graphs import ISLAND, outline_islands
 from retrograd.frontend.islands import Island
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.port_roles import argument_role, result_role
-from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SIZE, find_heads, find_names
 from retrograd.frontend.source import CaptureError

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from retrograd.contract.indices import IndexBound, Slice
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 
@@ -38,24 +40,12 @@ _INDEX_TYPES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
-class IndexBound:
-    """The elements of argument number ``argument`` (of parameters, buffers and tensor inputs) are from ``least`` to
-    ``most``, or ``exempt``; of those that ``slices`` leave, each of an axis, a start, an end and a step."""
-
-    argument: int
-    least: int
-    most: int
-    exempt: int | None = None
-    slices: tuple[tuple[int, int, int, int], ...] = ()
-
-
-@dataclass(frozen=True)
 class _Path:
     """How a value of the graph comes from an argument: see :class:`IndexBound`. ``added`` is what elements below zero
     may have been raised by, so as to count from the end; ``reshaped`` says that axes are others than the argument's."""
 
     node: Node
-    slices: tuple[tuple[int, int, int, int], ...] = ()
+    slices: tuple[Slice, ...] = ()
     exempt: int | None = None
     added: int = 0
     reshaped: bool = False
@@ -134,7 +124,7 @@ def _follow(user: Node, path: _Path) -> _Path | None:
     return None
 
 
-def _read_slice(node: Node) -> tuple[int, int, int, int] | None:
+def _read_slice(node: Node) -> Slice | None:
     """Axis, start, end and step of a slice; none where one of them is no number of the trace's."""
     numbers: list[Any] = list(node.args[1:])
     axis, start, end, step = numbers + [0, None, None, 1][len(numbers) :]

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from retrograd.dialects.sizes import Size
+from retrograd.contract.sizes import Size
 from retrograd.frontend.islands import Island, is_random
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.size_expressions import to_size

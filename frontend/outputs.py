@@ -15,7 +15,17 @@ from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.signature import OutputSpec, TensorType
+from retrograd.contract.signature import (
+    CONSTANT,
+    SAME_INPUT,
+    TENSOR,
+    VIEW_OF_BASE,
+    VIEW_OF_INPUT,
+    VIEW_OF_OUTPUT,
+    OutputSpec,
+    TensorType,
+)
+from retrograd.frontend.signature import type_of
 from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.taken_apart import is_handed_on
@@ -42,13 +52,13 @@ def output_specs(
     for name, tensor, leaf in zip(names, is_tensor, leaves, strict=True):
         if not tensor:
             _check_constant(name, leaf)
-            specs.append(OutputSpec(name, "constant", constant=leaf))
+            specs.append(OutputSpec(name, CONSTANT, constant=leaf))
             continue
         info = metadata.output_info[index]
         value = values[index]
         kind = _kind(info.output_type)
-        kept = TensorType.of(value, sizes)
-        stride = tuple(to_size(n, sizes) for n in result_strides(value)) if kind == "tensor" else kept.stride
+        kept = type_of(value, sizes)
+        stride = tuple(to_size(n, sizes) for n in result_strides(value)) if kind == TENSOR else kept.stride
         specs.append(
             OutputSpec(
                 name,
@@ -128,12 +138,12 @@ def _check_constant(name: str, leaf: Any) -> None:
 
 def _kind(output_type: OutputType) -> str:
     if output_type is OutputType.is_input:
-        return "input"
+        return SAME_INPUT
     if output_type is OutputType.alias_of_input:
-        return "view_of_input"
+        return VIEW_OF_INPUT
     if output_type is OutputType.alias_of_intermediate_base_is_user_output:
-        return "view_of_output"
-    return "view_of_base" if output_type in _VIEW_OF_BASE else "tensor"
+        return VIEW_OF_OUTPUT
+    return VIEW_OF_BASE if output_type in _VIEW_OF_BASE else TENSOR
 
 
 def _output_values(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:

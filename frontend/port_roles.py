@@ -16,9 +16,9 @@ from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.roles import BUFFER, GRAD, INPUT, MUTATION, OUTPUT, PARAM, SEED, SIZE, TANGENT
+from retrograd.contract.signature import CONSTANT, Signature
 from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.flat_module import state_name
-from retrograd.frontend.signature import Signature
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.tensor_graphs import SeedAOTInput, SizeAOTInput
 
@@ -126,4 +126,4 @@ def _input_name(index: int, signature: Signature | None) -> str:
 
 
 def _output_name(index: int, signature: Signature | None) -> str:
-    return f"output{index}" if signature is None else [o for o in signature.outputs if o.kind != "constant"][index].name
+    return f"output{index}" if signature is None else [o for o in signature.outputs if o.kind != CONSTANT][index].name

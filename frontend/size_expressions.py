@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions as sizes
 
-from retrograd.dialects.sizes import Size
+from retrograd.contract.sizes import Size
 from retrograd.frontend.source import CaptureError
 
 _BINARY: dict[type[sympy.Basic], str] = {

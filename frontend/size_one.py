@@ -21,7 +21,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Interpreter
 from torch.utils import _pytree as pytree
 
-from retrograd.dialects.sizes import evaluate_size, holds
+from retrograd.contract.sizes import evaluate_size, holds
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.dynamic_shapes import OpenSizes
 from retrograd.frontend.eager_values import find_primals

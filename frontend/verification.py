@@ -11,6 +11,7 @@ import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.signature import CONSTANT
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.rounding import find_tolerances
 
@@ -72,7 +73,7 @@ def compare_with_eager(
         compiled = list(call(ours))
         torch.set_rng_state(state)
         eager = list(run_eager(theirs))
-        outputs = [o.name for o in captured.signature.outputs if o.kind != "constant"]
+        outputs = [o.name for o in captured.signature.outputs if o.kind != CONSTANT]
         for name, a, b in zip(outputs, compiled, eager, strict=True):
             _compare(name, a, b, allowed)
         for name, a, b in zip(names, ours, theirs, strict=True):

@@ -21,12 +21,12 @@ from math import prod
 from typing import Any
 
 from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SIZE
+from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, measure_scratch
-from retrograd.pipelines.interface import TensorPort
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.plan_peak import plan_peak
 from retrograd.pipelines.staged import (
@@ -277,7 +277,7 @@ def unknown_scratch(staged: StagedModule, scratch: Mapping[str, int]) -> list[st
     return [function.name for function in staged.stages if function.name + INTO not in scratch]
 
 
-def port_bytes(port: TensorPort) -> int:
+def port_bytes(port: TensorSpec) -> int:
     """Bytes of a contiguous tensor, of the sizes that it was traced with; none for a size."""
     if port.role == SIZE:
         return 0

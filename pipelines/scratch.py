@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from retrograd.contract.roles import SIZE
-from retrograd.dialects.sizes import evaluate_size, parse_shape
+from retrograd.contract.sizes import evaluate_size, parse_shape
 
 LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 """After this pass of IREE's, one of the last of its stream phase, :func:`read_transients` reads."""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from retrograd.contract.roles import INPUT, OUTPUT, SIZE
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.slices import Slice, SliceGraph, find_fault
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.interface import FunctionInterface, read_interface
+from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 
@@ -29,7 +30,7 @@ class ModuleSlice:
     """
 
     text: str
-    function: FunctionInterface
+    function: FunctionSpec
     ops: int
     operands: dict[str, tuple[str, ...]]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
-from retrograd.pipelines.interface import FunctionInterface
 
 PLAN_ATTRIBUTE = "bwd.plan"
 # Of functions that were cut at their islands: a plan under the name of each.
@@ -138,7 +138,7 @@ class StagePlan:
         return tuple(step.function for step in self.steps if isinstance(step, RunStage))
 
 
-def whole_plan(function: FunctionInterface) -> StagePlan:
+def whole_plan(function: FunctionSpec) -> StagePlan:
     """The plan of a function that is not cut: to call it."""
     arguments = tuple(f"argument.{i}" for i, _ in enumerate(function.arguments))
     results = tuple(f"result.{i}" for i, _ in enumerate(function.results))
@@ -184,7 +184,7 @@ def insert_frees(plan: StagePlan) -> StagePlan:
     return StagePlan(plan.arguments, tuple(steps), plan.results)
 
 
-def find_plan_problems(plan: StagePlan, functions: Sequence[FunctionInterface]) -> Iterator[str]:
+def find_plan_problems(plan: StagePlan, functions: Sequence[FunctionSpec]) -> Iterator[str]:
     """What keeps a plan from running on these functions: values that are not there, calls that do not fit."""
     by_name = {function.name: function for function in functions}
     there = set(plan.arguments)

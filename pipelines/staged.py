@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.functions import find_function, functions
-from retrograd.pipelines.interface import FunctionInterface, read_interface
+from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.lowering_steps import lowering_pipeline
@@ -70,15 +71,15 @@ class StagedModule:
 
     texts: dict[str, str]
     source: str
-    functions: tuple[FunctionInterface, ...]
+    functions: tuple[FunctionSpec, ...]
     partition: dict[str, Any]
     seconds: dict[str, float]
     merged: dict[str, str] = field(default_factory=dict)
     narrowed: dict[str, str] = field(default_factory=dict)
     plans: dict[str, StagePlan] = field(default_factory=dict)
-    stages: tuple[FunctionInterface, ...] = ()
+    stages: tuple[FunctionSpec, ...] = ()
 
-    def function(self, name: str) -> FunctionInterface:
+    def function(self, name: str) -> FunctionSpec:
         """The function called ``name``."""
         return next(f for f in self.functions if f.name == name)
 
@@ -169,7 +170,7 @@ def finish_staging(
     return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages)
 
 
-def read_interfaces(module: ir.Module) -> tuple[FunctionInterface, ...]:
+def read_interfaces(module: ir.Module) -> tuple[FunctionSpec, ...]:
     """The interfaces of all functions of a staged module."""
     return tuple(read_interface(func) for func in functions(module.operation))
 

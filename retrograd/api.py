@@ -26,7 +26,6 @@ from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.random_ops import find_seed
-from retrograd.frontend.signature import Signature
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.verification import verified
@@ -44,7 +43,6 @@ from retrograd.pipelines.targets import Target
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
 from retrograd.runtime.executor import Program
-from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
 from retrograd.specializations import Specializations
@@ -162,7 +160,7 @@ def compile_backward(
     manifest = describe(captured, built, options, _name_of(model), phases)
     if captured.module.checks:
         manifest.report["checks"] = list(dict.fromkeys(map(str, captured.module.checks)))
-    convention = _convention(captured.signature, manifest, built.program)
+    convention = _convention(captured, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training
     constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
     state = ModelState(names, captured.module.model, training, constants, own_hooks.find)
@@ -270,14 +268,10 @@ def dynamo_backend(
     return compile_with_dynamo(graph_module, example_inputs, partial(build_graph, options=chosen))
 
 
-def _convention(signature: Signature, manifest: Manifest, program: Program) -> CallingConvention:
+def _convention(captured: CapturedGraph, program: Program) -> CallingConvention:
+    module = captured.module
     return CallingConvention(
-        manifest.signature,
-        in_spec=signature.in_spec,
-        out_spec=signature.out_spec,
-        constants=[i.constant for i in signature.inputs],
-        out_constants=[o.constant for o in signature.outputs],
-        device=program.torch_device,
+        captured.signature, in_spec=module.in_spec, out_spec=module.out_spec, device=program.torch_device
     )
 
 

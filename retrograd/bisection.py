@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.frontend.eager_values import EagerValues
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
-from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.slicing import FoundOp, ModuleSlice, Slicer
@@ -28,7 +28,6 @@ from retrograd.pipelines.targets import Target
 from retrograd.runtime.artifact import ArtifactError, read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
-from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.reproducer import Reproducer
 
 VALUES = "values"
@@ -110,16 +109,10 @@ class Laboratory:
         return self.trials[piece.text]
 
     def find_difference(
-        self, program: Program, function: FunctionInterface, operands: dict[str, tuple[str, ...]] | None = None
+        self, program: Program, function: FunctionSpec, operands: dict[str, tuple[str, ...]] | None = None
     ) -> str | None:
         """Run a function of a program on eager's values; what the first result that differs is, if one does."""
-        spec = FunctionSpec(
-            function.name,
-            tuple(TensorSpec(a.name, a.role, a.shape, a.dtype) for a in function.arguments),
-            tuple(TensorSpec(r.name, r.role, r.shape, r.dtype) for r in function.results),
-            0,
-        )
-        results = run_function(program, spec, [self.values.tensors[a.value] for a in function.arguments])
+        results = run_function(program, function, [self.values.tensors[a.value] for a in function.arguments])
         return self.values.find_difference([r.value for r in function.results], results, operands or {})
 
     def _test(self, piece: ModuleSlice) -> Trial:

@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, OUTPUT, SAVED
-from retrograd.description import describe_function, find_versions, function_specs
+from retrograd.contract.tensors import FunctionSpec
+from retrograd.description import find_versions, function_specs
 from retrograd.dialects import ir
 from retrograd.fallback import Fallback
 from retrograd.first_calls import Checks
@@ -33,7 +34,6 @@ from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
 from retrograd.pipelines.staged import (
@@ -49,7 +49,6 @@ from retrograd.repair import Rebuild, Rebuilt
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.manifest import FunctionSpec
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.stage_executor import StageExecutor
 from retrograd.store import open_store
@@ -101,7 +100,7 @@ class Build:
         taken = {
             v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
         }
-        stages = [describe_function(_within_reach(f, taken), 0) for f in self.staged.stages]
+        stages = [_within_reach(f, taken) for f in self.staged.stages]
         executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)
         return self.times.timed(executor.run)
 
@@ -324,7 +323,7 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
     return next((place for place in places if place.type == "cuda"), torch.device("cpu"))
 
 
-def _within_reach(interface: FunctionInterface, taken: Collection[str]) -> FunctionInterface:
+def _within_reach(interface: FunctionSpec, taken: Collection[str]) -> FunctionSpec:
     """A function whose results of these names torch can read: residuals may stay where it cannot, in the memory of a
     device."""
     results = tuple(replace(r, role=OUTPUT) if r.role == SAVED and r.value in taken else r for r in interface.results)

@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
+from retrograd.contract.sizes import DynamicSize
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.dynamic_shapes import SizeSpec
 from retrograd.options import Options
 from retrograd.pipelines.budgeted import port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.interface import FunctionInterface
 from retrograd.pipelines.staged import Progress, StagedModule
-from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, TensorSpec
 
 if TYPE_CHECKING:
     from retrograd.build import Build
@@ -56,10 +57,15 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
     else:
         report["timeline"] = {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)}
-    signature = captured.signature.to_dict()
     functions = (forward, backward)
     return Manifest(
-        FORMAT_VERSION, functions, options.find_target().names, options.partition, find_versions(), signature, report
+        FORMAT_VERSION,
+        functions,
+        options.find_target().names,
+        options.partition,
+        find_versions(),
+        captured.signature,
+        report,
     )
 
 
@@ -75,7 +81,7 @@ def _describe_half(half: str, built: Build) -> dict[str, Any]:
     return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
 
 
-def _describe_size(size: SizeSpec) -> str:
+def _describe_size(size: DynamicSize) -> str:
     most = "" if size.most is None else f" to {size.most}"
     return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
 
@@ -83,22 +89,13 @@ def _describe_size(size: SizeSpec) -> str:
 def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
     """The functions to call, and those that they were cut into where something runs in torch."""
     functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
-    return {f.name: describe_function(f, _scratch(f.name, staged, executable)) for f in functions}
+    return {f.name: replace(f, transient_bytes=_scratch(f.name, staged, executable)) for f in functions}
 
 
 def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
     """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
     stages = staged.plans[name].stages if name in staged.plans else (name,)
     return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
-
-
-def describe_function(interface: FunctionInterface, transient_bytes: int) -> FunctionSpec:
-    """A function as its callers see it; ``transient_bytes`` is the scratch memory that a call takes."""
-    arguments, results = (
-        tuple(TensorSpec(p.name, p.role, p.shape, p.dtype) for p in ports)
-        for ports in (interface.arguments, interface.results)
-    )
-    return FunctionSpec(interface.name, arguments, results, transient_bytes)
 
 
 def find_versions() -> dict[str, str]:

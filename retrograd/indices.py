@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +23,7 @@ def refusing_wrong_indices(function: CompiledFunction, traced: torch.fx.GraphMod
     placeholders = [node.name for node in traced.graph.find_nodes(op="placeholder")]
     places = {name: place for place, name in enumerate(function.arguments)}
     checks = [
-        (places[placeholders[bound.argument]], IndexCheck.from_dict(asdict(bound)))
+        (places[placeholders[bound.argument]], IndexCheck(bound))
         for bound in find_index_bounds(traced.graph)
         if placeholders[bound.argument] in places
     ]

@@ -24,7 +24,8 @@ from typing import BinaryIO
 from iree.runtime import version as iree_version
 
 from retrograd.contract.errors import RetrogradError
-from retrograd.runtime.manifest import FORMAT_VERSION, Manifest, ManifestError, parse_json, read_format_version
+from retrograd.contract.manifest import FORMAT_VERSION, Manifest, parse_json, read_format_version
+from retrograd.contract.reading import ManifestError
 
 MANIFEST_MEMBER = "retrograd/manifest.json"
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from retrograd.contract.roles import INTO
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.executor import Argument, Program
-from retrograd.runtime.manifest import FunctionSpec
 
 
 class BoundFunction:

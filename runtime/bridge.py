@@ -9,13 +9,24 @@ from typing import Any, NoReturn
 
 import torch
 
+from retrograd.contract.manifest import Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD, MUTATION, OUTPUT, SAVED, SEED, SIZE, TANGENT
+from retrograd.contract.signature import (
+    CONSTANT,
+    SAME_INPUT,
+    TENSOR,
+    VIEW_OF_BASE,
+    VIEW_OF_INPUT,
+    VIEW_OF_OUTPUT,
+    OutputSpec,
+    TensorType,
+)
+from retrograd.contract.sizes import evaluate_shape, evaluate_size
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
-from retrograd.runtime.manifest import FunctionSpec, Manifest
 from retrograd.runtime.repeated_memory import write
-from retrograd.runtime.sizes import DynamicSize, evaluate, evaluate_shape
 
 
 def run_function(
@@ -50,21 +61,20 @@ class Bridge:
         self.forward = manifest.function(FORWARD)
         self.backward = manifest.function(BACKWARD)
         signature = manifest.signature
-        tensors = [i for i in signature["inputs"] if i["type"] is not None]
-        primals = [*signature["params"], *signature["buffers"], *tensors]
-        self.names = [p["name"] for p in primals]
-        self.outputs = [o for o in signature["outputs"] if o["kind"] != "constant"]
+        primals = signature.primals
+        self.names = [p.name for p in primals]
+        self.outputs = [(o, o.type) for o in signature.outputs if o.kind != CONSTANT and o.type is not None]
         # Results of the forward that leave the step, by keys; a mutation's differs from its argument's name.
         self.given = [r for r in self.forward.results if r.role != SAVED]
         self.keys = [f"{MUTATION}.{r.name}" if r.role == MUTATION else r.name for r in self.given]
-        self.mutated = {int(i): f"mutation.{self.names[i]}" for i in signature["mutated"]}
-        if any(primals[i]["type"]["requires_grad"] for i in signature["mutated"]):
+        self.mutated = {i: f"{MUTATION}.{self.names[i]}" for i in signature.mutated}
+        if any(primals[i].type.requires_grad for i in signature.mutated):
             raise ArtifactError(
                 "the model writes to an argument that requires grad: compile it in this process instead of loading it"
             )
-        self.sizes = [DynamicSize.from_dict(s) for s in signature["sizes"]]
-        self.first_input = len(primals) - len(tensors)
-        self.requires_grad = {o["name"]: o["type"]["requires_grad"] for o in self.outputs}
+        self.sizes = signature.sizes
+        self.first_input = len(signature.params) + len(signature.buffers)
+        self.requires_grad = {o.name: type_.requires_grad for o, type_ in self.outputs}
 
     def __call__(self, primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The model's tensor outputs, in order."""
@@ -74,7 +84,7 @@ class Bridge:
             for i, key in self.mutated.items():
                 write(primals[i], results[key])
         sizes = self.read_sizes(primals)
-        return [self._output(spec, primals, results, sizes) for spec in self.outputs]
+        return [self._output(spec, type_, primals, results, sizes) for spec, type_ in self.outputs]
 
     def read_sizes(self, primals: Sequence[torch.Tensor]) -> dict[str, int]:
         """The sizes that differ from call to call, by name."""
@@ -82,27 +92,26 @@ class Bridge:
 
     def _output(
         self,
-        spec: dict[str, Any],
+        spec: OutputSpec,
+        type_: TensorType,
         primals: Sequence[torch.Tensor],
         results: dict[str, torch.Tensor],
         sizes: dict[str, int],
     ) -> torch.Tensor:
-        kind, type_ = spec["kind"], spec["type"]
-        base: torch.Tensor
-        if kind == "input":
-            base = primals[spec["base"]]
-            return base
-        if kind == "tensor":
-            return _restride(results[spec["name"]], evaluate_shape(type_["stride"], sizes))
+        if spec.kind == TENSOR:
+            return _restride(results[spec.name], evaluate_shape(type_.stride, sizes))
+        assert spec.base is not None
+        if spec.kind == SAME_INPUT:
+            return primals[spec.base]
         sources: dict[str, Sequence[torch.Tensor]] = {
-            "view_of_input": primals,
-            "view_of_output": [results[o["name"]] for o in self.outputs] if kind == "view_of_output" else [],
-            "view_of_base": [t for name, t in results.items() if name.startswith("base.")],
+            VIEW_OF_INPUT: primals,
+            VIEW_OF_OUTPUT: [results[o.name] for o, _ in self.outputs] if spec.kind == VIEW_OF_OUTPUT else [],
+            VIEW_OF_BASE: [t for name, t in results.items() if name.startswith("base.")],
         }
-        base = sources[kind][spec["base"]]
-        base = base if type_["requires_grad"] else base.detach()
-        shape, stride = (evaluate_shape(type_[key], sizes) for key in ("shape", "stride"))
-        return base.as_strided(shape, stride, evaluate(spec["offset"], sizes))
+        base = sources[spec.kind][spec.base]
+        base = base if type_.requires_grad else base.detach()
+        shape, stride = (evaluate_shape(numbers, sizes) for numbers in (type_.shape, type_.stride))
+        return base.as_strided(shape, stride, evaluate_size(spec.offset, sizes))
 
 
 class _Step(torch.autograd.Function):

@@ -12,9 +12,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.signature import CONSTANT, Signature, TensorType
+from retrograd.contract.sizes import Size, format_size
 from retrograd.runtime.index_bounds import IndexCheck
 from retrograd.runtime.repeated_memory import repeats
-from retrograd.runtime.sizes import DynamicSize, Expression, SizeChecks, SizeError, show
+from retrograd.runtime.size_checks import SizeChecks, SizeError
 
 
 class ArgumentError(RetrogradError, TypeError):
@@ -31,16 +33,16 @@ class ExpectedTensor:
     given."""
 
     name: str
-    shape: tuple[Expression, ...]
+    shape: tuple[Size, ...]
     dtype: torch.dtype
     device: str
     requires_grad: bool
 
     @classmethod
-    def from_dict(cls, name: str, data: Mapping[str, Any], device: torch.device | None = None) -> ExpectedTensor:
-        """Read one tensor of a manifest's signature; it is to be on ``device``, or where it was when compiled."""
-        place = str(device) if device is not None else data["device"]
-        return cls(name, tuple(data["shape"]), getattr(torch, data["dtype"]), place, bool(data["requires_grad"]))
+    def of(cls, name: str, type_: TensorType, device: torch.device | None = None) -> ExpectedTensor:
+        """A tensor of a signature; it is to be on ``device``, or where it was when compiled."""
+        place = str(device) if device is not None else type_.device
+        return cls(name, type_.shape, getattr(torch, type_.dtype), place, type_.requires_grad)
 
     def check(self, value: Any) -> None:
         """Raise :class:`ArgumentError` where ``value`` is not such a tensor."""
@@ -75,15 +77,15 @@ class ExpectedTensor:
         return all(not isinstance(size, int) or size == given for given, size in wanted)
 
     def __str__(self) -> str:
-        sizes = ", ".join(show(size) for size in self.shape) + ("," if len(self.shape) == 1 else "")
+        sizes = ", ".join(format_size(size) for size in self.shape) + ("," if len(self.shape) == 1 else "")
         return f"{self.dtype} of shape ({sizes}) on {self.device}"
 
 
 class CallingConvention:
     """How a call's arguments become the tensors of the program, and its results what the call returns.
 
-    Built from a manifest's signature; ``constants`` and the two trees are taken from the live objects where these are
-    at hand, so that types which no manifest can hold still work in the process that compiled. ``device`` is where the
+    Built from a signature; the two trees are taken from the live objects where these are at hand, so that types which
+    no manifest can hold still work in the process that compiled. ``device`` is where the
     program takes tensors, wherever they were when it was compiled. Only where some were on the CPU and others were not,
     as PyTorch allows for numbers and indices, those stay there: a call copies them, and copies results of the CPU back.
 
@@ -93,42 +95,39 @@ class CallingConvention:
 
     def __init__(
         self,
-        signature: Mapping[str, Any],
+        signature: Signature,
         *,
         in_spec: pytree.TreeSpec | None = None,
         out_spec: pytree.TreeSpec | None = None,
-        constants: Sequence[Any] | None = None,
-        out_constants: Sequence[Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        states = (*signature["params"], *signature["buffers"])
-        tensors = [t for t in (*states, *signature["inputs"]) if t["type"] is not None]
-        on_cpu = [t["type"]["device"] == "cpu" for t in tensors]
+        states, tensors = (*signature.params, *signature.buffers), signature.primals
+        on_cpu = [t.type.device == "cpu" for t in tensors]
         # Where to copy what is on the CPU beside tensors that are not.
         self._copies_to = device if device is not None and device.type != "cpu" and len(set(on_cpu)) == 2 else None
-        self.inputs = [self._expect(i, device) for i in signature["inputs"]]
-        self.outputs = signature["outputs"]
-        self.state = [ExpectedTensor.from_dict(s["name"], s["type"], self._place_of(s, device)) for s in states]
-        self._constants = list(constants) if constants is not None else [i["constant"] for i in signature["inputs"]]
-        self._out_constants = (
-            list(out_constants) if out_constants is not None else [o["constant"] for o in self.outputs]
-        )
+        self.inputs = [
+            i.name if i.type is None else ExpectedTensor.of(i.name, i.type, self._place_of(i.type, device))
+            for i in signature.inputs
+        ]
+        self.outputs = signature.outputs
+        self.state = [ExpectedTensor.of(s.name, s.type, self._place_of(s.type, device)) for s in states]
+        self._constants = [i.constant for i in signature.inputs]
         expected = [i for i in self.inputs if isinstance(i, ExpectedTensor)]
-        sizes = tuple(DynamicSize.from_dict(s) for s in signature.get("sizes", ()))
         names, shapes = tuple(t.name for t in expected), tuple(t.shape for t in expected)
-        self._checks = SizeChecks(sizes, tuple(signature.get("conditions", ())), names, shapes) if sizes else None
-        self._mutated: Sequence[int] = signature.get("mutated", ())
-        self._partly_written = frozenset(signature.get("partly_written", ()))
+        sizes, conditions = signature.sizes, signature.conditions
+        self._checks = SizeChecks(sizes, conditions, names, shapes) if sizes else None
+        self._mutated = signature.mutated
+        self._partly_written = frozenset(signature.partly_written)
         for i in self._mutated if self._copies_to is not None else ():
             if on_cpu[i]:
                 raise ArgumentError(
-                    f"{tensors[i]['name']} is written to, and is on the CPU beside tensors on {self._copies_to}; "
+                    f"{tensors[i].name} is written to, and is on the CPU beside tensors on {self._copies_to}; "
                     "move it there"
                 )
-        self._indices = [IndexCheck.from_dict(i) for i in signature.get("indices", ())]
-        self._autocast: Mapping[str, str] = signature.get("autocast", {})
-        self._in_spec = in_spec or _load_tree(signature["in_tree"])
-        self._out_spec = out_spec or _load_tree(signature["out_tree"])
+        self._indices = [IndexCheck(bound) for bound in signature.indices]
+        self._autocast = signature.autocast
+        self._in_spec = in_spec or _load_tree(signature.in_tree)
+        self._out_spec = out_spec or _load_tree(signature.out_tree)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments, in order.
@@ -164,32 +163,23 @@ class CallingConvention:
         """The tensors where the program takes them; gradients go back to where they were."""
         return tensors if self._copies_to is None else [tensor.to(self._copies_to) for tensor in tensors]
 
-    def _place_of(self, tensor: Mapping[str, Any], device: torch.device | None) -> torch.device | None:
+    def _place_of(self, type_: TensorType, device: torch.device | None) -> torch.device | None:
         """Where to expect a tensor of the signature: None for where it was when compiled."""
-        stays = self._copies_to is not None and tensor["type"]["device"] == "cpu"
-        return None if stays else device
-
-    def _expect(self, data: Mapping[str, Any], device: torch.device | None) -> ExpectedTensor | str:
-        if data["type"] is None:
-            return str(data["name"])
-        return ExpectedTensor.from_dict(data["name"], data["type"], self._place_of(data, device))
+        return None if self._copies_to is not None and type_.device == "cpu" else device
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from its tensor outputs in order."""
         given = iter(tensors if self._copies_to is None else self._returned(tensors))
-        leaves = [
-            c if o["kind"] == "constant" else next(given)
-            for o, c in zip(self.outputs, self._out_constants, strict=True)
-        ]
+        leaves = [output.constant if output.kind == CONSTANT else next(given) for output in self.outputs]
         if self._out_spec is None:
             return tuple(leaves)
         return pytree.tree_unflatten(leaves, self._out_spec)
 
     def _returned(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The results, those that were on the CPU when compiled there."""
-        specs = [o for o in self.outputs if o["kind"] != "constant"]
+        specs = [output for output in self.outputs if output.kind != CONSTANT]
         for spec, tensor in zip(specs, tensors, strict=True):
-            yield tensor.cpu() if spec["type"] is not None and spec["type"]["device"] == "cpu" else tensor
+            yield tensor.cpu() if spec.type is not None and spec.type.device == "cpu" else tensor
 
     def check_state(self, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """The parameters and buffers, once each is known to be what the program was compiled for.
@@ -233,9 +223,9 @@ class CallingConvention:
     def check_indices(self, primals: Sequence[torch.Tensor]) -> None:
         """Raise :class:`ArgumentError` where an index among ``primals`` is out of range, for which eager raises too."""
         for check in self._indices:
-            problem = check.find_problem(primals[check.argument])
+            problem = check.find_problem(primals[check.bound.argument])
             if problem is not None:
-                raise ArgumentError(f"{self._name_of(check.argument)}: {problem}")
+                raise ArgumentError(f"{self._name_of(check.bound.argument)}: {problem}")
 
     def _name_of(self, number: int) -> str:
         """The name of one of the primals, which are parameters, buffers and arguments."""

@@ -12,12 +12,12 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch.autograd import forward_ad
 
+from retrograd.contract.manifest import Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.manifest import Manifest
 from retrograd.runtime.peak import measure_peak
 from retrograd.runtime.report import Report
 from retrograd.runtime.state import ModelState
@@ -218,7 +218,7 @@ class CompiledBackward:
             return Report({**report, "islands": self._parts.times.describe()})
         if self._has_run and self._peak is None:
             forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
-            sizes = {s["name"]: s["hint"] for s in self.manifest.signature["sizes"]}
+            sizes = {s.name: s.hint for s in self.manifest.signature.sizes}
             self._peak = measure_peak(self._parts.program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]
         return Report({**report, "peak_bytes_measured": measured})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 import torch
 
 from retrograd.contract.roles import SAVED
+from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.copied_call import CopiedCall, is_worth_copying
 from retrograd.runtime.devices import (
@@ -28,7 +29,6 @@ from retrograd.runtime.devices import (
     torch_device_of,
 )
 from retrograd.runtime.loaded import Argument, Loaded, OutOfDeviceMemory
-from retrograd.runtime.manifest import TensorSpec
 from retrograd.runtime.openmp import release_threads
 from retrograd.runtime.plain_call import PlainCall
 from retrograd.runtime.tensors import (

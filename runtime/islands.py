@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from retrograd.runtime.sizes import Expression, evaluate, evaluate_shape
+from retrograd.contract.sizes import Size, evaluate_shape, evaluate_size, numbers_of
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Layout:
     """Shape, strides (in elements) and offset of a tensor in its storage: numbers, or expressions over sizes that are
     known at each call."""
 
-    shape: tuple[Expression, ...]
-    stride: tuple[Expression, ...]
-    offset: Expression
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
@@ -33,7 +33,7 @@ class Layout:
         if not sizes:
             return self
         shape, stride = (evaluate_shape(numbers, sizes) for numbers in (self.shape, self.stride))
-        return Layout(shape, stride, evaluate(self.offset, sizes))
+        return Layout(shape, stride, evaluate_size(self.offset, sizes))
 
 
 @dataclass
@@ -66,11 +66,12 @@ def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """``tensor`` with the strides and offset of ``layout``; itself, if it has them."""
     if tensor.numel() <= 1 or Layout.of(tensor) == layout:
         return tensor
-    extent = 1 + layout.offset + sum((n - 1) * s for n, s in zip(layout.shape, layout.stride, strict=True))
+    shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))
+    extent = 1 + offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
-    laid_out = memory.as_strided(layout.shape, layout.stride, layout.offset)
+    laid_out = memory.as_strided(shape, stride, offset)
     # An expanded axis holds each element once.
-    once = tuple(slice(None) if step else slice(1) for step in layout.stride)
+    once = tuple(slice(None) if step else slice(1) for step in stride)
     laid_out[once].copy_(tensor[once])
     return laid_out
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from retrograd.contract.roles import INTO, MUTATION, SIZE
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.executor import Argument, Program, allocate_results
-from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 

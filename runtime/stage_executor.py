@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
-from retrograd.runtime.manifest import FunctionSpec
 
 
 class PythonSide(Protocol):

@@ -9,8 +9,8 @@ import torch
 from torch._C._dynamo import guards
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.devices import Device
-from retrograd.runtime.manifest import TensorSpec
 
 ALIGNMENT = 64
 """Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""
@@ -60,13 +60,14 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ExecutionError(f"result {spec.name!r} has dtype {spec.dtype!r}, which torch does not know")
-    if any(size < 0 for size in spec.shape):
+    shape = tuple(size for size in spec.shape if isinstance(size, int) and size >= 0)
+    if len(shape) != len(spec.shape):
         raise ExecutionError(f"result {spec.name!r} has shape {list(spec.shape)}; give its sizes before allocating it")
-    stride = torch.empty(spec.shape, device="meta").stride()
+    stride = torch.empty(shape, device="meta").stride()
     if torch.device(device).type == "cpu":
         # What Inductor's code calls, in a third of the time of torch.empty_strided.
-        return partial(guards._empty_strided_cpu, spec.shape, stride, dtype)  # type: ignore[attr-defined]
-    return partial(torch.empty_strided, spec.shape, stride, dtype=dtype, device=device)
+        return partial(guards._empty_strided_cpu, shape, stride, dtype)  # type: ignore[attr-defined]
+    return partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
 
 
 def is_importable(tensor: torch.Tensor) -> bool:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from retrograd.contract.manifest import Manifest
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.frontend.verification import relative_error, tolerance_of
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
-from retrograd.runtime.manifest import FunctionSpec, Manifest
 from retrograd.runtime.placement import choose_uri
 from retrograd.tools import tensor_files
 from retrograd.tools.compile_command import check_writable

@@ -14,7 +14,7 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from retrograd.runtime.manifest import TensorSpec
+from retrograd.contract.tensors import TensorSpec
 from retrograd.tools.console import CommandError, UsageError
 
 NPY, SAFETENSORS = ".npy", ".safetensors"

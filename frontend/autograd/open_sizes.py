@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from retrograd.dialects.sizes import Size, evaluate_size, find_symbols, holds
+from retrograd.contract.sizes import Size, evaluate_size, find_symbols, holds
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.python_calls import Frame
 from retrograd.frontend.autograd.skeleton import Number, Path, Skeleton, leaves_of, put

@@ -18,7 +18,7 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
-from retrograd.dialects.sizes import Size, evaluate_size
+from retrograd.contract.sizes import Size, evaluate_size
 
 
 @dataclass(slots=True)

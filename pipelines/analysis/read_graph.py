@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from retrograd.contract.roles import GRAD, MUTATION, SEED, TANGENT
+from retrograd.contract.sizes import evaluate_size, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import evaluate_size, parse_shape
 from retrograd.pipelines.analysis.flops import count_flops
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind, op_kind

@@ -15,7 +15,7 @@ from functools import reduce
 from math import prod
 from typing import TypeAlias
 
-from retrograd.dialects.sizes import Size, evaluate_size, format_size
+from retrograd.contract.sizes import Size, evaluate_size, format_size
 
 # Coefficients of products of symbols; a product is its symbols in order, each as often as it occurs.
 Polynomial: TypeAlias = "dict[tuple[str, ...], int]"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from retrograd.contract.sizes import Size, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import Size, parse_shape
 from retrograd.pipelines.analysis.read_graph import SHAPES, ShapeReader, read_hints
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from retrograd.contract.roles import JOINT
+from retrograd.contract.tensors import DTYPES
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag
 from retrograd.pipelines.analysis.op_kinds import OpKind
@@ -15,7 +16,6 @@ from retrograd.pipelines.analysis.read_graph import TAG, ReadGraph, read_joint
 from retrograd.pipelines.analysis.stored_values import STORED
 from retrograd.pipelines.analysis.tensor_types import element_type
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.interface import DTYPES
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.save_policy import ACTIONS, SavePolicy, SaveRule
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.contract.roles import BACKWARD, FORWARD, SIZE, TANGENT
+from retrograd.contract.sizes import Size, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import Size, parse_shape
 from retrograd.pipelines.analysis.absent_tangents import ADDITIONS, AbsentValues, find_absent_values
 from retrograd.pipelines.analysis.read_graph import ReadGraph, ShapeReader, attribute_dicts, function_type, read_joint
 from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape

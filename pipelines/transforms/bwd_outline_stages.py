@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.contract.roles import BACKWARD, SAVED, SIZE
+from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hook_schedule import find_stages
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE
+from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_peak
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size

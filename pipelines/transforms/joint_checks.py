@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
-from retrograd.dialects.sizes import find_symbols, parse_shape
 from retrograd.pipelines.analysis.graph import Tag
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_unsavable
 from retrograd.pipelines.analysis.read_graph import SHAPE, SHAPES, SIZES, TAG, ReadGraph, ShapeReader, read_hints

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 import retrograd
 from retrograd import saved_dtype
-from retrograd.dialects.sizes import holds
+from retrograd.contract.sizes import holds
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import retrograd
+from retrograd.contract.sizes import numbers_of
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
 
@@ -99,7 +100,7 @@ def test_artifact_runs_without_python(name: str, tmp_path: Path) -> None:
         arguments = []
         for argument in spec.arguments:
             if argument.name not in known:
-                known[argument.name] = torch.randn(argument.shape, generator=generator)
+                known[argument.name] = torch.randn(numbers_of(argument.shape), generator=generator)
             arguments.append(known[argument.name].detach())
         before = digests(arguments)
         results = run_function(program, spec, arguments)

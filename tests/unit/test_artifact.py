@@ -16,10 +16,13 @@ import pytest
 from iree.runtime import version as iree_version
 from iree_tools import DUMP_MODULE, RUN_MODULE
 
+from retrograd.contract.manifest import FORMAT_VERSION, Manifest
+from retrograd.contract.reading import ManifestError
+from retrograd.contract.signature import InputSpec, OutputSpec, Signature, StateSpec, TensorType, Unwritten
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.pipelines.executable import iree_tool
 from retrograd.runtime import artifact
 from retrograd.runtime.artifact import ArtifactError, is_runtime_compatible, read_artifact, write_artifact
-from retrograd.runtime.manifest import FORMAT_VERSION, FunctionSpec, Manifest, ManifestError, TensorSpec
 
 SOURCE = """
 module @m {
@@ -29,6 +32,7 @@ module @m {
   }
 }
 """
+TYPE = TensorType((4,), "float32", (1,), "cpu", True)
 MANIFEST = Manifest(
     format_version=FORMAT_VERSION,
     functions=(
@@ -42,7 +46,16 @@ MANIFEST = Manifest(
     targets=("cpu",),
     partition="min-cut",
     versions={"retrograd": "0.1.0", "torch": "2.13.0", "torch-mlir": "20261001", "iree-compiler": iree_version.VERSION},
-    signature={"inputs": ["x"], "nested": {"größe": [1, 2.5, None, True]}},
+    signature=Signature(
+        params=(StateSpec("größe", TYPE),),
+        buffers=(),
+        inputs=(
+            InputSpec("args[0]", TYPE),
+            InputSpec("args[1]", None, 2.5),
+            InputSpec("args[2]", None, Unwritten("x()")),
+        ),
+        outputs=(OutputSpec("output", "tensor", TYPE), OutputSpec("output[1]", "constant", constant=True)),
+    ),
     report={},
 )
 
@@ -255,7 +268,7 @@ def test_an_artifact_is_not_wrapped_twice(path: Path) -> None:
     [
         ({"report": {"speed": float("nan")}}, "cannot be written as JSON"),
         ({"report": {"sizes": (1, 2)}}, "values that JSON changes"),
-        ({"signature": {1: "x"}}, "values that JSON changes"),
+        ({"report": {1: "x"}}, "values that JSON changes"),
         ({"versions": {"torch": "2.13.0"}}, "manifest.versions lacks the field 'iree-compiler'"),
     ],
 )

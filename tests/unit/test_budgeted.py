@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines import budgeted
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
 from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.interface import TensorPort
 from retrograd.pipelines.staged import Progress, StagedModule
 from retrograd.pipelines.targets import CPU, Target
 from retrograd.runtime.report import plot_curve
@@ -194,7 +194,7 @@ def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     [("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1), ("int64", 8), ("uint8", 1), ("bool", 1)],
 )
 def test_bytes_of_a_tensor(dtype: str, size: int) -> None:
-    assert port_bytes(TensorPort("x", "input", "x", ("batch", 5), dtype, (3, 5))) == 15 * size
+    assert port_bytes(TensorSpec("x", "input", ("batch", 5), dtype, "x", (3, 5))) == 15 * size
 
 
 def test_a_curve_as_text() -> None:

@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.signature import TENSOR, InputSpec, OutputSpec, Signature, TensorType
 from retrograd.runtime.calling import ArgumentError, CallingConvention
 from retrograd.runtime.tensors import ExecutionError, as_argument
 
 GPU = torch.device("meta")
 
 
-def expected(name: str, device: str, shape: tuple[int, ...] = ()) -> dict[str, Any]:
-    kind = {"shape": list(shape), "dtype": "float32", "stride": [], "device": device, "requires_grad": True}
-    return {"name": name, "type": kind, "constant": None}
+def expected(name: str, device: str, shape: tuple[int, ...] = ()) -> InputSpec:
+    return InputSpec(name, TensorType(shape, "float32", (), device, requires_grad=True))
 
 
-def make_convention(*inputs: dict[str, Any], mutated: tuple[int, ...] = ()) -> CallingConvention:
+def make_convention(*inputs: InputSpec, mutated: tuple[int, ...] = ()) -> CallingConvention:
     _, tree = pytree.tree_flatten((tuple(range(len(inputs))), {}))
-    outputs = [{"kind": "tensor"} | expected("out", "cpu")]
+    outputs = (OutputSpec("out", TENSOR, expected("out", "cpu").type),)
     _, out_tree = pytree.tree_flatten(0)
-    signature = {"params": [], "buffers": [], "inputs": inputs, "outputs": outputs, "mutated": mutated}
+    signature = Signature(params=(), buffers=(), inputs=inputs, outputs=outputs, mutated=mutated)
     return CallingConvention(signature, in_spec=tree, out_spec=out_tree, device=GPU)
 
 

@@ -4,14 +4,29 @@
 
 import ast
 import builtins
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import retrograd
 from retrograd.contract import roles
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.indices import IndexBound
+from retrograd.contract.reading import ManifestError
+from retrograd.contract.signature import (
+    CONSTANT,
+    VIEW_OF_INPUT,
+    InputSpec,
+    OutputSpec,
+    Signature,
+    StateSpec,
+    TensorType,
+)
+from retrograd.contract.sizes import DynamicSize
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
@@ -118,3 +133,56 @@ def test_public_errors_have_the_base_and_a_kind_of_python() -> None:
     for error in errors:
         assert issubclass(error, RetrogradError)
         assert error is RetrogradError or issubclass(error, (RuntimeError, ValueError, TypeError))
+
+
+TYPE = TensorType((("*", 2, "batch"), 3), "float32", (3, 1), "cpu", requires_grad=True)
+SIGNATURE = Signature(
+    params=(StateSpec("weight", TYPE),),
+    buffers=(StateSpec("mean", replace(TYPE, requires_grad=False)),),
+    inputs=(InputSpec("args[0]", TYPE), InputSpec("args[1]", None, "mean")),
+    outputs=(
+        OutputSpec("output[0]", VIEW_OF_INPUT, TYPE, base=1, offset=("+", "batch", 1)),
+        OutputSpec("output[1]", CONSTANT, constant=None),
+    ),
+    in_tree="[1, {}]",
+    mutated=(1,),
+    autocast={"cpu": "bfloat16"},
+    training={"": True},
+    sizes=(DynamicSize("batch", 4, 1, None, 0, 0),),
+    conditions=(("!=", ("%", "batch", 2), 1),),
+    partly_written=(1,),
+    indices=(IndexBound(2, -3, 2, exempt=-100, slices=((0, 1, 9, 1),)),),
+)
+
+
+def test_a_signature_survives_json() -> None:
+    data = SIGNATURE.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert Signature.from_dict(data) == SIGNATURE
+    assert Signature.from_dict(data).to_dict() == data
+    assert [s.name for s in SIGNATURE.primals] == ["weight", "mean", "args[0]"]
+
+
+def test_constants_that_json_has_no_form_for_are_kept_as_text() -> None:
+    leaves = tuple(InputSpec(f"args[{n}]", None, c) for n, c in enumerate((1, 2.5, "x", True, None, 1j, slice(1))))
+    found = Signature.from_dict(replace(SIGNATURE, inputs=leaves).to_dict())
+    assert [i.constant for i in found.inputs[:-2]] == [1, 2.5, "x", True, None]
+    assert [repr(i.constant) for i in found.inputs[-2:]] == ["1j", "slice(None, 1, None)"]
+    # Written once more, as when a program that was loaded is saved.
+    assert Signature.from_dict(found.to_dict()) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [{}]}, r"signature.sizes\[0\] lacks the field 'argument'"),
+        ({"mutated": [True]}, r"signature.mutated\[0\] must be int, not bool"),
+        ({"training": {"": 1}}, "signature.training. must be bool, not int"),
+        ({"conditions": [["near", "batch", 1]]}, r"signature.conditions\[0\] must be a condition: .* starts with none"),
+        ({"inputs": [{"name": "x", "type": {"shape": []}, "constant": None}]}, r"inputs\[0\].type lacks the field"),
+        ({"hints": {}}, "signature has the unknown field 'hints'"),
+    ],
+)
+def test_what_is_no_signature_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        Signature.from_dict(SIGNATURE.to_dict() | change)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime import copied_call, devices
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import (
@@ -26,7 +27,6 @@ from retrograd.runtime.executor import (
     allocate_results,
     is_importable,
 )
-from retrograd.runtime.manifest import FunctionSpec, TensorSpec
 from retrograd.runtime.memory import track_peak
 
 COMPILE = [

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retrograd.contract.indices import IndexBound
 from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.index_bounds import IndexBound
 from retrograd.runtime.index_bounds import IndexCheck
 
 END = 2**63 - 1
@@ -102,7 +102,7 @@ def test_what_eager_takes_whatever_it_is_has_no_bounds(model: Callable[..., Any]
 
 
 def test_checks() -> None:
-    check = IndexCheck(1, -3, 2, exempt=7, slices=((0, 1, END, 1),))
+    check = IndexCheck(IndexBound(1, -3, 2, exempt=7, slices=((0, 1, END, 1),)))
     assert check.find_problem(torch.tensor([99, 2, -3, 7])) is None
     assert check.find_problem(torch.tensor([99])) is None
     assert check.find_problem(torch.tensor([0, 3])) == "the index 3 is out of range: from -3 to 2, or 7"
@@ -110,7 +110,7 @@ def test_checks() -> None:
 
 
 def test_a_tensor_that_was_written_to_is_looked_at_again() -> None:
-    check, index = IndexCheck(0, 0, 2), torch.tensor([1])
+    check, index = IndexCheck(IndexBound(0, 0, 2)), torch.tensor([1])
     assert check.find_problem(index) is None and check.find_problem(index) is None
     index.fill_(3)
     assert check.find_problem(index) == "the index 3 is out of range: from 0 to 2"

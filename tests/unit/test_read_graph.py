@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.analysis.tensor_types import element_bytes, tensor_shape
-from retrograd.pipelines.interface import FunctionInterface, TensorPort, read_interface
+from retrograd.pipelines.interface import read_interface
 
 JOINT = """
 !rows = !torch.vtensor<[4,64],f32>
@@ -132,10 +133,10 @@ def test_read_interface(context: Any) -> None:
           return %x : !torch.vtensor<[2,3],f32>
         }
     """)
-    assert read_interface(first_function(module)) == FunctionInterface(
+    assert read_interface(first_function(module)) == FunctionSpec(
         "forward",
-        (TensorPort("x", "input", "primals_1", (2, 3), "float32", (2, 3)), TensorPort("", "", "", (), "bool", ())),
-        (TensorPort("out", "output", "", (2, 3), "float32", (2, 3)),),
+        (TensorSpec("x", "input", (2, 3), "float32", "primals_1", (2, 3)), TensorSpec("", "", (), "bool")),
+        (TensorSpec("out", "output", (2, 3), "float32", "", (2, 3)),),
     )
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.functions import functions
-from retrograd.pipelines.interface import FunctionInterface, TensorPort
 from retrograd.pipelines.stage_plan import (
     AccumulateGrad,
     CallBackward,
@@ -313,8 +313,8 @@ def test_what_is_no_plan(data: dict[str, Any]) -> None:
 
 
 def test_plans_that_do_not_run() -> None:
-    port = TensorPort("x", "saved", "x", (2,), "float32", (2,))
-    stage = FunctionInterface("stage_0", (port, port), (port,))
+    port = TensorSpec("x", "saved", (2,), "float32", "x", (2,))
+    stage = FunctionSpec("stage_0", (port, port), (port,))
     assert list(find_plan_problems(insert_frees(PLAN), [stage])) == []
     assert list(find_plan_problems(PLAN, [])) == ["step 1 calls @stage_0, which does not fit or is not there"]
     early = dataclasses.replace(PLAN, steps=(Free(("w",)), *PLAN.steps), results=("d", "x"))

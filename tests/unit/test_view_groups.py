@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.dialects.sizes import Size, evaluate_size, parse_shape
+from retrograd.contract.sizes import Size, evaluate_size, parse_shape
 from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups, to_polynomial
 
 JOINED: st.SearchStrategy[bool] = st.booleans()

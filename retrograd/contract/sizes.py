@@ -1,10 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sizes that are known when a function is called: expressions over symbols, as text in attributes and as plain data.
+"""Sizes that are known when a function is called: expressions over symbols, as plain data and as text.
 
-A shape is written ``batch, 4 * tokens``, in the syntax of Python, with ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` and
-``max`` of integers and symbols. As data (JSON, in a manifest) an expression is an integer, a symbol's name, or a list
-of an operator and its two operands: ``["*", 4, "tokens"]``.
+An expression is an integer, a symbol's name, or an operator with its operands: ``("*", 4, "tokens")``, in JSON
+``["*", 4, "tokens"]``. A condition is one with a comparison or a connective outermost. In MLIR's attributes a shape is
+text, ``batch, 4 * tokens``, in the syntax of Python, with ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` and ``max``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 # A number, a symbol, or an operator (a key of OPERATORS) with two operands.
 Size: TypeAlias = "int | str | tuple[str, Size, Size]"
+# An operator of the others with its operands, which are sizes, numbers that are no integers, or conditions.
+Condition: TypeAlias = tuple[Any, ...]
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -26,7 +29,6 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "max": max,
 }
-# Of conditions, which are expressions with one of these outermost; the last three take conditions.
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -34,6 +36,8 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "<=": operator.le,
 }
 _CONNECTIVES: dict[str, Callable[[list[bool]], bool]] = {"and": all, "or": any, "not": lambda terms: not terms[0]}
+_HEADS = (*OPERATORS, *_COMPARISONS, *_CONNECTIVES)
+_CALLED = ("min", "max", "not")
 _SYNTAX: dict[type[ast.operator], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -41,6 +45,26 @@ _SYNTAX: dict[type[ast.operator], str] = {
     ast.FloorDiv: "//",
     ast.Mod: "%",
 }
+
+
+@dataclass(frozen=True)
+class DynamicSize:
+    """A size that may differ from call to call: its name, the one that was traced with, its bounds, and where it is
+    read off: axis ``axis`` of argument number ``argument`` (among the tensors)."""
+
+    name: str
+    hint: int
+    least: int
+    most: int | None
+    argument: int
+    axis: int
+
+    @property
+    def bounds(self) -> str:
+        """Its bounds, in words."""
+        if self.most is None:
+            return f"{self.least} or more" if self.least > 1 else "any size"
+        return f"{self.least} to {self.most}"
 
 
 def format_shape(shape: Sequence[Size]) -> str:
@@ -63,14 +87,14 @@ def parse_shape(text: str) -> tuple[Size, ...]:
     return tuple(_read(node) for node in tree.elts)
 
 
-def format_size(size: Size) -> str:
-    """An expression as text; operands that are expressions themselves stand in brackets."""
+def format_size(size: Size | Condition) -> str:
+    """An expression or condition as text; operands that are expressions themselves stand in brackets."""
     if not isinstance(size, tuple):
         return str(size)
-    head, left, right = size
-    if head in ("min", "max"):
-        return f"{head}({format_size(left)}, {format_size(right)})"
-    return f"{_operand(left)} {head} {_operand(right)}"
+    head, *operands = size
+    if head in _CALLED:
+        return f"{head}({', '.join(format_size(operand) for operand in operands)})"
+    return f" {head} ".join(_operand(operand) for operand in operands)
 
 
 def evaluate_size(size: Size, symbols: Mapping[str, int]) -> int:
@@ -88,7 +112,16 @@ def evaluate_size(size: Size, symbols: Mapping[str, int]) -> int:
     return OPERATORS[head](evaluate_size(left, symbols), evaluate_size(right, symbols))
 
 
-def holds(condition: Any, symbols: Mapping[str, Any]) -> bool:
+def evaluate_shape(shape: Sequence[Size], symbols: Mapping[str, int]) -> tuple[int, ...]:
+    """The number of each size.
+
+    Raises:
+        KeyError: a symbol has none.
+    """
+    return tuple(evaluate_size(size, symbols) for size in shape)
+
+
+def holds(condition: Condition, symbols: Mapping[str, Any]) -> bool:
     """Whether a condition (``("!=", "batch", 1)``) is fulfilled.
 
     Raises:
@@ -101,12 +134,43 @@ def holds(condition: Any, symbols: Mapping[str, Any]) -> bool:
     return _COMPARISONS[head](evaluate_size(left, symbols), evaluate_size(right, symbols))
 
 
-def find_symbols(shape: Sequence[Size]) -> frozenset[str]:
-    """The symbols of a shape."""
+def is_fixed(shape: Sequence[Size]) -> bool:
+    """Whether a shape is one of numbers alone."""
+    return all(isinstance(size, int) for size in shape)
+
+
+def find_problem(data: Any, *, fractions: bool = False) -> str | None:
+    """What is wrong with something read from a file, if it is neither an expression nor a condition, which may have
+    ``fractions``."""
+    if isinstance(data, (int, str)) and not isinstance(data, bool):
+        return None
+    if isinstance(data, float) and fractions:
+        return None
+    if not isinstance(data, (list, tuple)):
+        return f"expected a number, a name or a list, not {type(data).__name__}"
+    if not data or data[0] not in _HEADS or len(data) < 2:
+        return f"{list(data)} starts with none of {', '.join(_HEADS)}"
+    return next((p for operand in data[1:] if (p := find_problem(operand, fractions=fractions)) is not None), None)
+
+
+def numbers_of(shape: Sequence[Size]) -> tuple[int, ...]:
+    """A shape that is one of numbers alone.
+
+    Raises:
+        ValueError: one of its sizes is known when the function is called, and not before.
+    """
+    numbers = tuple(size for size in shape if isinstance(size, int))
+    if len(numbers) != len(shape):
+        raise ValueError(f"({format_shape(shape)}) differs from call to call: give its sizes first")
+    return numbers
+
+
+def find_symbols(shape: Sequence[Size | Condition]) -> frozenset[str]:
+    """The symbols of a shape, or of conditions."""
     return frozenset(_symbols(tuple(shape)))
 
 
-def _symbols(sizes: Sequence[Size]) -> Iterator[str]:
+def _symbols(sizes: Sequence[Any]) -> Iterator[str]:
     for size in sizes:
         if isinstance(size, tuple):
             yield from _symbols(size[1:])
@@ -114,9 +178,9 @@ def _symbols(sizes: Sequence[Size]) -> Iterator[str]:
             yield size
 
 
-def _operand(size: Size) -> str:
+def _operand(size: Size | Condition) -> str:
     text = format_size(size)
-    return f"({text})" if isinstance(size, tuple) and size[0] not in ("min", "max") else text
+    return f"({text})" if isinstance(size, tuple) and size[0] not in _CALLED else text
 
 
 def _read(node: ast.expr) -> Size:
