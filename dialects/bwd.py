@@ -15,10 +15,10 @@ as one ``!torch.tuple``, as in PyTorch; ``dialects/builders.py`` makes tuples an
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from retrograd.contract.hooks import HOOK_KINDS
 from retrograd.dialects import ir
 from retrograd.dialects.ir import ext
 
-HOOK_KINDS = ("tensor_pre", "pre", "post", "post_acc_grad", "unpack", "pack", "cpp_tensor_pre")
 TOKEN = "!bwd.token"
 
 _Same = TypeVar("_Same")

@@ -20,7 +20,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from retrograd.dialects.bwd import HOOK_KINDS
+from retrograd.contract.hooks import HOOK_KINDS
 
 # The kind under which results of call_backward are declared; those of call_hook have the hook's kind.
 BACKWARD = "backward"

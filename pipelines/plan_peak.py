@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retrograd.pipelines.stage_plan import Free, RunIsland, RunStage, StagePlan
+from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan
 
 
 def plan_peak(plan: StagePlan, stage_results: Mapping[str, Sequence[int]], scratch: Mapping[str, int]) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
@@ -23,7 +24,7 @@ from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.runner import run_pipeline
 from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.stage_plan import StagePlan, read_island_plans, read_plan
+from retrograd.pipelines.stage_plan import read_island_plans, read_plan
 from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.timeline import Step
 from retrograd.pipelines.transforms.bwd_cse import read_merged

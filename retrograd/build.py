@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from retrograd.contract.plan import RunIsland, StagePlan, whole_plan
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.description import find_versions, function_specs
@@ -35,7 +36,6 @@ from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.stage_plan import RunIsland, StagePlan, whole_plan
 from retrograd.pipelines.staged import (
     Progress,
     StagedModule,
@@ -101,7 +101,7 @@ class Build:
             v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
         }
         stages = [_within_reach(f, taken) for f in self.staged.stages]
-        executor = StageExecutor(plan.to_dict(), self.program, stages, self.times.islands)
+        executor = StageExecutor(plan, self.program, stages, self.times.islands)
         return self.times.timed(executor.run)
 
 
@@ -296,7 +296,7 @@ def build_backward(traced: TracedBackward, options: BackwardOptions) -> tuple[St
         return known.executor, True
     program = Program.load(executable.vmfb, driver=driver)
     specs = list(function_specs(staged, executable).values())
-    executor = StageExecutor(plans[-1].to_dict(), program, specs, islands)
+    executor = StageExecutor(plans[-1], program, specs, islands)
     # A loop has an island for each of its turns, and one reason.
     counts = Counter(island.text for island in islands)
     executor.notes = tuple(f"runs in torch: {text}" + (f" ({n} times)" if n > 1 else "") for text, n in counts.items())

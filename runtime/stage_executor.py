@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from operator import itemgetter
 from sys import getrefcount
@@ -13,6 +13,21 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.contract.hooks import POST
+from retrograd.contract.plan import (
+    AccumulateGrad,
+    CallBackward,
+    CallHook,
+    FinalCallbacks,
+    Free,
+    RunIsland,
+    RunStage,
+    StagePlan,
+    Step,
+    UpdateInput,
+    gives,
+    uses,
+)
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.executor import Argument, ExecutionError, Program
@@ -41,7 +56,7 @@ _Gather = Callable[[list[Any]], Sequence[torch.Tensor]]
 
 
 class StageExecutor:
-    """A plan (as ``StagePlan.to_dict`` gives it) over the functions of a program, and the islands that run in torch.
+    """A plan over the functions of a program, and the islands that run in torch.
 
     Values live in numbered places; all that a step needs to know is looked up and checked once, here, and not at each
     run. ``notes`` say what its user is told of besides.
@@ -53,7 +68,7 @@ class StageExecutor:
 
     def __init__(
         self,
-        plan: Mapping[str, Any],
+        plan: StagePlan,
         program: Program,
         functions: Sequence[FunctionSpec],
         islands: Sequence[Island] = (),
@@ -65,11 +80,11 @@ class StageExecutor:
         self._places: dict[str, int] = {}
         # The values that are there after the steps so far.
         self._there: set[str] = set()
-        self._give(plan["arguments"])
+        self._give(plan.arguments)
         self._arguments = len(self._places)
         self._owners = iter(_find_owners(plan))
-        self._actions = [self._action(step, freed) for step, freed in _join_frees(plan["steps"])]
-        self._results = _gather(self._take(plan["results"]))
+        self._actions = [self._action(step, freed) for step, freed in _join_frees(plan.steps)]
+        self._results = _gather(self._take(plan.results))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
     def run(self, arguments: Sequence[Argument], python: PythonSide | None = None) -> list[torch.Tensor]:
@@ -105,33 +120,29 @@ class StageExecutor:
         self._there.difference_update(names)
         return places
 
-    def _action(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
+    def _action(self, step: Step, freed: Sequence[str]) -> _Action:
         """What runs a step and frees values after it."""
-        match step["step"]:
-            case "run_stage":
+        match step:
+            case RunStage():
                 return self._run_stage(step, freed)
-            case "run_island":
+            case RunIsland():
                 return self._run_island(step, freed)
-            case "call_hook":
-                kind, hook = step["kind"], step["hook"]
+            case CallHook(kind, hook):
                 return self._python_call(step, freed, lambda python, taken: python.call_hook(kind, hook, taken))
-            case "call_backward":
-                function = step["function"]
+            case CallBackward(function):
                 return self._python_call(step, freed, lambda python, taken: python.call_backward(function, taken))
-            case "accumulate_grad":
+            case AccumulateGrad():
                 return self._accumulate(step, freed)
-            case "update_input":
-                target, value = self._take([step["target"], step["value"]])
+            case UpdateInput():
+                target, value = self._take([step.target, step.value])
                 return _then_free(lambda values, _python: values[target].copy_(values[value]), self._free(freed))
-            case "final_callbacks":
+            case FinalCallbacks():
                 return _then_free(lambda _values, python: python.final_callbacks(), self._free(freed))
-            case "free":
-                return _then_free(None, self._free([*step["values"], *freed]))
-            case other:
-                raise ExecutionError(f"a plan has step '{other}', which this release does not know; compile it again")
+            case Free():
+                return _then_free(None, self._free([*step.values, *freed]))
 
-    def _accumulate(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
-        param, (gradient,) = step["param"], self._take([step["gradient"]])
+    def _accumulate(self, step: AccumulateGrad, freed: Sequence[str]) -> _Action:
+        param, (gradient,) = step.param, self._take([step.gradient])
         owner = next(self._owners)
         if owner is _Owner.RUN_TELLS:
             return self._accumulate_lent(param, gradient, freed)
@@ -159,11 +170,11 @@ class StageExecutor:
 
         return run
 
-    def _run_stage(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
-        if step["function"] not in self._functions:
-            raise ExecutionError(f"the plan calls @{step['function']}, which the program does not have")
-        call = BoundFunction(self._program, self._functions[step["function"]])
-        take, given = _gather(self._take(step["arguments"])), self._give(step["results"])
+    def _run_stage(self, step: RunStage, freed: Sequence[str]) -> _Action:
+        if step.function not in self._functions:
+            raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
+        call = BoundFunction(self._program, self._functions[step.function])
+        take, given = _gather(self._take(step.arguments)), self._give(step.results)
         unused = self._free(freed)
 
         def run(values: list[Any], _python: Any) -> None:
@@ -174,22 +185,22 @@ class StageExecutor:
 
         return run
 
-    def _run_island(self, step: Mapping[str, Any], freed: Sequence[str]) -> _Action:
-        if not 0 <= step["island"] < len(self._islands):
-            raise ExecutionError(f"the plan runs island {step['island']}, and there are {len(self._islands)}")
-        island = self._islands[step["island"]]
+    def _run_island(self, step: RunIsland, freed: Sequence[str]) -> _Action:
+        if not 0 <= step.island < len(self._islands):
+            raise ExecutionError(f"the plan runs island {step.island}, and there are {len(self._islands)}")
+        island = self._islands[step.island]
         return self._python_call(step, freed, lambda _python, taken: island(taken))
 
     def _python_call(
         self,
-        step: Mapping[str, Any],
+        step: RunIsland | CallHook | CallBackward,
         freed: Sequence[str],
         call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> _Action:
-        take = _gather(self._take(step["arguments"]))
+        take = _gather(self._take(step.arguments))
         # Results that nobody uses have no name, or are left out at the end.
-        used = [index for index, name in enumerate(step["results"]) if name]
-        given = list(zip(used, self._give([step["results"][index] for index in used]), strict=True))
+        used = [index for index, name in enumerate(step.results) if name]
+        given = list(zip(used, self._give(gives(step)), strict=True))
         unused = self._free(freed)
 
         def run(values: list[Any], python: Any) -> None:
@@ -202,12 +213,12 @@ class StageExecutor:
         return run
 
 
-def _join_frees(steps: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[str]]]:
+def _join_frees(steps: Sequence[Step]) -> list[tuple[Step, list[str]]]:
     """The steps, each with the values that are freed after it: two actions in one."""
-    joined: list[tuple[Mapping[str, Any], list[str]]] = []
+    joined: list[tuple[Step, list[str]]] = []
     for step in steps:
-        if joined and step["step"] == "free":
-            joined[-1][1].extend(step["values"])
+        if joined and isinstance(step, Free):
+            joined[-1][1].extend(step.values)
         else:
             joined.append((step, []))
     return joined
@@ -221,46 +232,33 @@ class _Owner(Enum):
     RUN_TELLS = auto()
 
 
-def _find_owners(plan: Mapping[str, Any]) -> list[_Owner]:
+def _find_owners(plan: StagePlan) -> list[_Owner]:
     """Of each accumulation, in order, who has its gradient.
 
     What a stage gives is in memory of its own. What Python gave, and what is seen once more, in a post hook of the node
     that accumulates (the one kind of hook that takes what is accumulated and gives nothing), a run tells.
     """
-    made = {name for step in plan["steps"] if step["step"] == "run_stage" for name in step["results"]}
-    uses = Counter(plan["results"])
-    for step in plan["steps"]:
-        uses.update(_uses(step))
-    later: Counter[str] = Counter(plan["results"])
+    made = {name for step in plan.steps if isinstance(step, RunStage) for name in step.results}
+    used = Counter(plan.results)
+    for step in plan.steps:
+        used.update(uses(step))
+    later: Counter[str] = Counter(plan.results)
     owners: list[_Owner] = []
-    for step in reversed(plan["steps"]):
-        if step["step"] == "accumulate_grad":
-            name = step["gradient"]
+    for step in reversed(plan.steps):
+        if isinstance(step, AccumulateGrad):
+            name = step.gradient
             if later[name]:
                 owners.append(_Owner.OTHERS)
             else:
-                owners.append(_Owner.ACCUMULATION if name in made and uses[name] == 1 else _Owner.RUN_TELLS)
+                owners.append(_Owner.ACCUMULATION if name in made and used[name] == 1 else _Owner.RUN_TELLS)
         if not _is_last_look(step):
-            later.update(_uses(step))
+            later.update(uses(step))
     return owners[::-1]
 
 
-def _uses(step: Mapping[str, Any]) -> list[str]:
-    match step["step"]:
-        case "free":
-            return []
-        case "accumulate_grad":
-            return [step["gradient"]]
-        case "update_input":
-            return [step["target"], step["value"]]
-        case _:
-            return list(step.get("arguments", ()))
-
-
-def _is_last_look(step: Mapping[str, Any]) -> bool:
-    if step["step"] != "call_hook" or step["kind"] != "post":
-        return False
-    return len(step["arguments"]) == 1 and not any(step["results"])
+def _is_last_look(step: Step) -> bool:
+    is_post_hook = isinstance(step, CallHook) and step.kind == POST
+    return is_post_hook and len(uses(step)) == 1 and not gives(step)
 
 
 def _gather(places: Sequence[int]) -> _Gather:

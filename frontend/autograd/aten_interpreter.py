@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from retrograd.contract.hooks import POST_ACCUMULATE
 from retrograd.frontend import hook_ops
 from retrograd.frontend.autograd import python_calls as calls
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
@@ -143,7 +144,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         function: Any = node.target
         if node.kwargs:
             function = calls.HOOK_CALLS[str(node.kwargs["hook_type"])]
-        if kind == "post_acc_grad":
+        if kind == POST_ACCUMULATE:
             present, results = (False,), ()
             function = _without_result(function)
         label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-POST_ACCUMULATE = "post_acc_grad"
+from retrograd.contract.hooks import POST_ACCUMULATE
 
 
 def finish_reads(graph: torch.fx.Graph, written: Collection[torch.fx.Node], inlined: Collection[int] = ()) -> None:

@@ -20,6 +20,7 @@ from torch._dynamo.external_utils import (
     call_hook,
 )
 
+from retrograd.contract.hooks import CPP_TENSOR_PRE, POST, POST_ACCUMULATE, PRE, TENSOR_PRE, UNPACK
 from retrograd.frontend.autograd.compiler import NODE_NUMBER
 from retrograd.frontend.autograd.custom_functions import (
     call_custom_backward,
@@ -47,11 +48,11 @@ from retrograd.frontend.hook_ops import BACKWARD
 
 # The kind of each hook in the graph, by what compiled autograd calls it.
 HOOK_KINDS = {
-    "tensor_pre_hook": "tensor_pre",
-    "pre_hook": "pre",
-    "post_hook": "post",
-    "post_acc_grad_hook": "post_acc_grad",
-    "unpack_hook": "unpack",
+    "tensor_pre_hook": TENSOR_PRE,
+    "pre_hook": PRE,
+    "post_hook": POST,
+    "post_acc_grad_hook": POST_ACCUMULATE,
+    "unpack_hook": UNPACK,
 }
 _REPLACED = {
     call_backward: call_custom_backward,
@@ -89,7 +90,7 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
     if node.target is call_user_hook:
         return HOOK_KINDS[str(node.kwargs["hook_type"])]
     if node.target is _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks:
-        return "cpp_tensor_pre"
+        return CPP_TENSOR_PRE
     return BACKWARD if node.target is call_custom_backward or is_cpp_function(node) else None
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from retrograd.contract.hooks import POST, POST_ACCUMULATE, UNPACK
+
 ACCUMULATE = "accumulate_grad"
 CALL_BACKWARD = "call_backward"
 FINAL_CALLBACKS = "final_callbacks"
 ISLAND = "island"
-POST = "post"
-POST_ACCUMULATE = "post_acc_grad"
-UNPACK = "unpack"
 UPDATE = "update_input"
 
 

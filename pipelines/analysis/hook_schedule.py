@@ -20,7 +20,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
-from retrograd.pipelines.analysis.hook_graph import ACCUMULATE, UNPACK, UPDATE, HookGraph
+from retrograd.contract.hooks import UNPACK
+from retrograd.pipelines.analysis.hook_graph import ACCUMULATE, UPDATE, HookGraph
 
 Order = tuple[int, ...]
 _Key = tuple[float, ...]

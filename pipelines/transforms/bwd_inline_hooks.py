@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.hooks import PACK, UNPACK
 from retrograd.dialects import builders, ir
 from retrograd.pipelines.analysis.read_graph import INLINE, VALUES, function_type, read_joint, value_names
 from retrograd.pipelines.functions import find_function, functions
@@ -111,12 +112,12 @@ def _find_place(
 ) -> ir.Operation:
     """The op before which the body of a hook goes."""
     kind = ir.StringAttr(op.attributes["kind"]).value
-    if kind not in ("pack", "unpack"):
+    if kind not in (PACK, UNPACK):
         return op
     block = func.regions[0].blocks[0]
     readers = [use.owner.operation for result in results for use in result.uses]
     first_reader = _find_first(readers) if readers else block.operations[len(block.operations) - 1].operation
-    if kind == "unpack":
+    if kind == UNPACK:
         return first_reader
     ops = [view.operation for view in block.operations]
     start, first = ops.index(op) + 1, ops.index(first_reader)

@@ -7,11 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.plan import StagePlan
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import find_fewest_stages_order
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.stage_plan import StagePlan, write_island_plans
+from retrograd.pipelines.stage_plan import write_island_plans
 from retrograd.pipelines.transforms.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.bwd_schedule_hooks import apply_order
 from retrograd.pipelines.transforms.hook_reader import has_islands, read_hooks

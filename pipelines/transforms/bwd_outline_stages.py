@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.contract.roles import BACKWARD, SAVED, SIZE
-from retrograd.contract.sizes import find_symbols, parse_shape
-from retrograd.dialects import ir
-from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
-from retrograd.pipelines.analysis.hook_schedule import find_stages
-from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
-from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.stage_plan import (
+from retrograd.contract.plan import (
     AccumulateGrad,
     CallBackward,
     CallHook,
@@ -27,8 +19,16 @@ from retrograd.pipelines.stage_plan import (
     Step,
     UpdateInput,
     insert_frees,
-    write_plan,
 )
+from retrograd.contract.roles import BACKWARD, SAVED, SIZE
+from retrograd.contract.sizes import find_symbols, parse_shape
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
+from retrograd.pipelines.analysis.hook_schedule import find_stages
+from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
+from retrograd.pipelines.functions import find_function
+from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.stage_plan import write_plan
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 from retrograd.pipelines.transforms.hook_reader import ReadHooks, read_hooks, returned_values
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar, Literal
 
+from retrograd.contract.plan import find_plan_problems
 from retrograd.dialects import ir
 from retrograd.dialects.roles import find_role_problems
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, find_plan_problems, read_island_plans, read_plan
+from retrograd.pipelines.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
 
 _LEGAL: dict[str, tuple[str, ...]] = {
     "imported": ("builtin", "func", "torch", "bwd"),

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from retrograd.contract.hooks import POST_ACCUMULATE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_graph import (
     ACCUMULATE,
     CALL_BACKWARD,
     FINAL_CALLBACKS,
     ISLAND,
-    POST_ACCUMULATE,
     UPDATE,
     Effect,
     HookGraph,

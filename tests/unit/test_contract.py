@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import retrograd
-from retrograd.contract import roles
+from retrograd.contract import hooks, roles
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.indices import IndexBound
 from retrograd.contract.reading import ManifestError
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
 # Names that mean nothing else, but for the places below; the other roles ("input", say) are words of PyTorch's too.
 DISTINCT = {roles.JOINT, roles.FORWARD, roles.BACKWARD, roles.INTO}
+DISTINCT |= {hooks.TENSOR_PRE, hooks.POST_ACCUMULATE, hooks.CPP_TENSOR_PRE}
 DISTINCT |= {roles.TANGENT, roles.SAVED, roles.SEED, roles.MUTATION, roles.GRAD}
 OTHER_MEANINGS = {
     # Methods of the user's classes.

@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.dialects import ir
-from retrograd.pipelines.analysis.hook_schedule import POLICIES
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.functions import functions
-from retrograd.pipelines.stage_plan import (
+from retrograd.contract.plan import (
     AccumulateGrad,
     CallBackward,
     CallHook,
@@ -27,9 +22,13 @@ from retrograd.pipelines.stage_plan import (
     StagePlan,
     find_plan_problems,
     insert_frees,
-    read_plan,
-    write_plan,
 )
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.hook_schedule import POLICIES
+from retrograd.pipelines.diagnostics import PipelineError
+from retrograd.pipelines.functions import functions
+from retrograd.pipelines.stage_plan import read_plan, write_plan
 from retrograd.pipelines.staged import Progress, StagedBackward, stage_backward
 
 TENSOR = "!torch.vtensor<[2],f32>"

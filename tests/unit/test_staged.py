@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.contract.plan import StagePlan
 from retrograd.dialects import ir
 from retrograd.pipelines import staged
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.stage_plan import StagePlan
 from retrograd.pipelines.staged import STAGES, Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import CPU, Target
 from retrograd.pipelines.timeline import Step
