@@ -31,6 +31,7 @@ from page import heading, make_console, markdown_table, measured_with, releases,
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.importer import import_graph
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.policies import POLICIES, Policy
 from retrograd.pipelines.budgeted import BudgetBuilder, Built, Choice, step_peak
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import Progress, StagedModule
@@ -90,12 +91,12 @@ class Memory:
 class Layouts(BudgetBuilder):
     """Chooses plans by what IREE lays out for them, and compiles none to the end."""
 
-    staged: dict[tuple[str, int | None, bool], StagedModule] = field(default_factory=dict)
+    staged: dict[tuple[Policy, bool], StagedModule] = field(default_factory=dict)
 
-    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
-        key = (policy, budget, in_order)
+    def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False) -> StagedModule:
+        key = (policy, in_order)
         if key not in self.staged:
-            self.staged[key] = super().stage(policy, budget, in_order=in_order)
+            self.staged[key] = super().stage(policy, in_order=in_order)
         return self.staged[key]
 
     def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:

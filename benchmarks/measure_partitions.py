@@ -35,15 +35,18 @@ from retrograd.pipelines.analysis.partition_plan import (
     find_unsavable,
     plan_from_saved,
 )
+from retrograd.pipelines.analysis.policies import POLICIES, WithinBudget
+from retrograd.pipelines.analysis.policies import Policy as PolicyValue
 from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned
 from retrograd.pipelines.analysis.recompute_cost import CostModel
 from retrograd.pipelines.analysis.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.schedule import find_low_schedule
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.staged import STAGES
+from retrograd.pipelines.runner import run_passes
+from retrograd.pipelines.stage_steps import STAGES, passes_of
 from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged
+from retrograd.pipelines.transforms.bwd_partition import BwdPartition
 from retrograd.pipelines.transforms.joint_checks import resolve_marks
 
 Policy = Callable[[JointGraph], PartitionPlan]
@@ -244,12 +247,13 @@ def measure_scale(layers: int) -> Iterator[Scale]:
         graph = _read(captured, across_halves=False).graph
     source, size = str(module), len(graph.ops)
     highest = Peaks(graph).least(find_default_partition(graph))
-    for policy in ("default", "min-cut", f"budget budget={highest}"):
-        passes = STAGES["partitioned"].replace("POLICY", f"policy={policy}").replace("SCHEDULE", "in-order=false")
+    chosen: list[PolicyValue] = [*POLICIES.values(), WithinBudget(highest)]
+    for policy in chosen:
+        passes = passes_of(STAGES["partitioned"], BwdPartition.by(policy))
         with module.context, ir.Location.unknown():
             copied = ir.Module.parse(source)
-            run = functools.partial(run_pipeline, copied, f"builtin.module({passes})")
-            yield _measure(f"`{policy.partition(' ')[0]}`, all passes of the stage", size, None, run)
+            run = functools.partial(run_passes, copied, passes)
+            yield _measure(f"`{policy.name}`, all passes of the stage", size, None, run)
     banned = find_banned(graph, MinCutOptions())
     nodes = 2 * len(graph.values) + 2
     cut = functools.partial(find_cut, graph, banned, MinCutOptions())

@@ -14,8 +14,9 @@ from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT
 from retrograd.dialects import ir
 from retrograd.pipelines.budgeted import step_peak
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.staged import STAGES, Progress, StagedModule, finish_staging
+from retrograd.pipelines.runner import run_passes
+from retrograd.pipelines.stage_steps import STAGES, passes_of
+from retrograd.pipelines.staged import Progress, StagedModule, finish_staging
 
 
 def find_tangents(staged: StagedModule) -> tuple[str, ...]:
@@ -33,14 +34,14 @@ def stage_variant(staged: StagedModule, absent: Collection[str], progress: Progr
     with ir.make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.texts["partitioned"])
         with progress.phase("drop tangents"):
-            run_pipeline(module, f"builtin.module(bwd-drop-tangents{{absent={','.join(places)}}})")
+            run_passes(module, [f"bwd-drop-tangents{{absent={','.join(places)}}}"])
         forward = find_function(module.operation, FORWARD)
         if forward is not None:
             forward.erase()
         del forward
         texts = {"partitioned": str(module)}
         with progress.phase("schedule"):
-            run_pipeline(module, f"builtin.module({STAGES['scheduled']})")
+            run_passes(module, passes_of(STAGES["scheduled"]))
         texts["scheduled"] = str(module)
         return finish_staging(module, texts, {}, progress)
 

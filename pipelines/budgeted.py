@@ -23,8 +23,10 @@ from typing import Any
 from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SIZE
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.memory_size import resolve_memory_size
-from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point
+from retrograd.pipelines.analysis.policies import POLICIES, PointOfCurve, Policy
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, measure_scratch
 from retrograd.pipelines.lowering import lower_to_linalg
@@ -35,6 +37,7 @@ from retrograd.pipelines.staged import (
     StagedModule,
     build_executable,
     executable_parts,
+    read_curve,
     stage_module,
 )
 from retrograd.pipelines.targets import Target
@@ -48,17 +51,16 @@ _LEAST = 3
 _MOST = 24
 # A module, its executable, and whether that was in the store.
 Built = tuple[StagedModule, Executable, bool]
-# What tells a choice from others: policy, planned peak, target.
-Key = tuple[str, int | None, Target]
-_UNLIMITED = 2**62
+# What tells a choice from others: policy, its budget, target.
+Key = tuple[str, str | None, Target]
+_DEFAULT = POLICIES["default"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be built: a policy, the planned peak for ``budget``, flags, and what is to be said of it."""
+    """What can be built: by a policy, with flags, and what is to be said of it."""
 
-    policy: str
-    point: int | None
+    policy: Policy
     target: Target
     facts: dict[str, Any]
     # Whether IREE is asked whatever liveness says.
@@ -67,7 +69,12 @@ class Choice:
     @property
     def key(self) -> Key:
         """What tells it from others."""
-        return self.policy, self.point, self.target
+        return self.policy.name, self.policy.budget, self.target
+
+    @property
+    def point(self) -> int | None:
+        """The peak of its plan on the curve, by liveness, if it is one of these."""
+        return self.policy.point.peak if isinstance(self.policy, PointOfCurve) else None
 
 
 @dataclass(frozen=True)
@@ -98,30 +105,29 @@ class BudgetBuilder:
         """
         whole, _ = self._weigh_default(self.target)
         limit = resolve_memory_size(budget, whole)
-        curve = self.stage("budget", _UNLIMITED).partition["pareto"]
-        facts = {"memory_budget": limit, "pareto": curve}
-        peaks, refused = [int(peak) for peak, _ in curve], dict[Key, int]()
-        for choice in self._choices(peaks, limit):
+        facts = {"memory_budget": limit, "pareto": self.curve.table()}
+        refused: dict[Key, int] = {}
+        for choice in self._choices(limit):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
             if built is not None:
                 return built
             if peak is not None:
                 refused[choice.key] = peak
-        raise InfeasibleBudget(limit, self._find_least(peaks, refused))
+        raise InfeasibleBudget(limit, self._find_least(refused))
 
-    def _find_least(self, peaks: list[int], refused: Mapping[Key, int]) -> int:
+    def _find_least(self, refused: Mapping[Key, int]) -> int:
         """The least budget that can be kept, given the peaks of what was refused: more is tried with more, and may have
         a lower one."""
         least = enough = min(refused.values())
-        for choice in self._choices(peaks, enough):
+        for choice in self._choices(enough):
             peak = refused[choice.key] if choice.key in refused else self._weigh(choice, enough)[1]
             if peak is not None and peak < least:
                 least = peak
         return least
 
-    def _choices(self, peaks: list[int], limit: int) -> Iterator[Choice]:
-        """What to try, in order; of the curve's ``peaks`` those that may be within ``limit``, and the lowest in any
-        case: any of these may have the least peak.
+    def _choices(self, limit: int) -> Iterator[Choice]:
+        """What to try, in order; of the curve's points those that may be within ``limit``, and the lowest in any case:
+        any of these may have the least peak.
 
         Each is tried as IREE schedules it and with memory laid out for kernels one at a time, before more is
         recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
@@ -129,16 +135,32 @@ class BudgetBuilder:
         """
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
         ordered = self.target.in_order()
-        yield Choice("default", None, self.target, free)
-        yield Choice("default", None, ordered, free)
+        yield Choice(_DEFAULT, self.target, free)
+        yield Choice(_DEFAULT, ordered, free)
+        points = {point.peak: point for point in self.curve.points}
+        peaks = list(points)
         for peak in thin_out(peaks, _MOST):
             always = peak in peaks[-_LEAST:]
             if always or self._may_fit(peak, limit):
-                yield Choice("budget", peak, self.target, {}, always)
-                yield Choice("budget", peak, ordered, {}, always)
+                yield Choice(self.policy(points[peak]), self.target, {}, always)
+                yield Choice(self.policy(points[peak]), ordered, {}, always)
         plain = replace(ordered, ladder=ordered.ladder[-1:])
         if plain != ordered:
-            yield Choice("budget", peaks[-1], plain, {}, always=True)
+            yield Choice(self.policy(points[peaks[-1]]), plain, {}, always=True)
+
+    @cached_property
+    def _plans(self) -> tuple[Curve, JointGraph]:
+        with self.context, ir.Location.unknown():
+            return read_curve(ir.Module.parse(self.source))
+
+    @property
+    def curve(self) -> Curve:
+        """The plans that liveness proposes."""
+        return self._plans[0]
+
+    def policy(self, point: Point) -> Policy:
+        """The policy that a point of the curve is."""
+        return PointOfCurve(point, *self._plans)
 
     @cached_property
     def _scale(self) -> float:
@@ -161,7 +183,7 @@ class BudgetBuilder:
 
     def _weigh_default(self, target: Target) -> tuple[int, int]:
         """The peak of ``default`` as IREE lays it out, and as planned."""
-        choice = Choice("default", None, target, {})
+        choice = Choice(_DEFAULT, target, {})
         default = self._stage_choice(choice)
         peak = step_peak(default, self.scratch(default, target))
         return peak, int(default.partition["peak_bytes_planned"])
@@ -197,20 +219,20 @@ class BudgetBuilder:
         return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
 
     def _stage_choice(self, choice: Choice) -> StagedModule:
-        return self.stage(choice.policy, choice.point, in_order=choice.target.is_in_order)
+        return self.stage(choice.policy, in_order=choice.target.is_in_order)
 
-    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> StagedModule:
-        """The module through all stages up to ``scheduled``, by a policy and, for ``budget``, a peak in bytes;
-        ``in_order`` is for kernels that run one at a time.
+    def stage(self, policy: Policy = _DEFAULT, *, in_order: bool = False) -> StagedModule:
+        """The module through all stages up to ``scheduled``, by a policy; ``in_order`` is for kernels that run one at a
+        time.
 
         Raises:
             PipelineError: a pass refused the module.
         """
-        if policy == "default" and in_order in self.defaults:
+        if policy == _DEFAULT and in_order in self.defaults:
             return self.defaults[in_order]
         with self.context, ir.Location.unknown():
-            staged = stage_module(ir.Module.parse(self.source), policy, self.progress, budget, in_order=in_order)
-        if policy == "default":
+            staged = stage_module(ir.Module.parse(self.source), policy, self.progress, in_order=in_order)
+        if policy == _DEFAULT:
             self.defaults[in_order] = staged
         return staged
 

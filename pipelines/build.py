@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from retrograd.pipelines.pipeline_string import PipelineElement, PipelineSyntaxE
 from retrograd.pipelines.registry import PASSES, load_pass, registered_passes
 
 MODULE = "builtin.module"
+_NONE_MADE: Mapping[int, ModulePass] = {}
 
 
 @dataclass
@@ -32,7 +33,12 @@ class PipelineTrace:
 
 
 def build_pass_manager(
-    root: PipelineElement, text: str, trace: PipelineTrace, *, mark_native: bool = True
+    root: PipelineElement,
+    text: str,
+    trace: PipelineTrace,
+    *,
+    mark_native: bool = True,
+    made: Mapping[int, ModulePass] = _NONE_MADE,
 ) -> ir.PassManager:
     """A pass manager for ``builtin.module`` in the current context.
 
@@ -40,15 +46,16 @@ def build_pass_manager(
         root: the tree of `text`.
         text: the pipeline, for error messages.
         trace: filled in while the pass manager runs.
+        made: passes that were made already, by their places: not made from their options.
         mark_native: run a step before each native pass that notes its name; it would show in printed IR and in timings.
 
     Raises:
         PipelineSyntaxError: a pass does not exist, does not take its options or cannot stand where it stands.
     """
     manager = ir.PassManager(MODULE)
-    for element in root.children or ():
+    for place, element in enumerate(root.children or ()):
         if element.name in PASSES:
-            pass_ = _instantiate(element, text)
+            pass_ = made.get(place) or _instantiate(element, text)
             manager.add(
                 _make_runner(pass_, trace), name=element.name, argument=element.name, description=pass_.description
             )

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from retrograd.pipelines.lowering_steps import LOWERING, Step
 from retrograd.pipelines.registry import load_pass, registered_passes
+from retrograd.pipelines.stage_steps import BACKWARD_STAGES, ISLANDS, STAGES, StageStep
 
 _HEAD = """\
 # Passes
@@ -15,6 +16,18 @@ _HEAD = """\
 Printed by `retrograd-opt --list-passes --markdown` from the lists that the compiler itself runs; a unit test compares.
 `docs/architecture.md` says what the stages are; the docstring of a pass, in `pipelines/transforms/` and
 `pipelines/conversions/`, has its details.
+"""
+_STAGES = """
+## The stages of a joint graph
+
+Of `compile_backward` and `torch.compile` (`pipelines/stage_steps.py`); a forward alone is not partitioned.
+
+"""
+_BACKWARD_STAGES = """
+## The stages of a backward that was captured as it ran
+
+Of `retrograd.enable()`.
+
 """
 _LOWERING = """
 ## From staged functions to linalg
@@ -31,7 +44,15 @@ _PASSES = """
 def describe_passes() -> str:
     """The page ``docs/passes.md``."""
     rows = [(f"`{step.name}`{_describe_options(step)}", step.where.text, step.why) for step in LOWERING]
-    return _HEAD + _LOWERING + "\n" + _table(("pass", "where", "why"), rows) + _PASSES + "".join(_list_passes())
+    islands = {**STAGES, "scheduled, where ops run in torch": ISLANDS}
+    parts = [_HEAD, _STAGES, _table_stages(islands), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
+    parts += [_LOWERING, "\n", _table(("pass", "where", "why"), rows), _PASSES, *_list_passes()]
+    return "".join(parts)
+
+
+def _table_stages(stages: Mapping[str, Iterable[StageStep]]) -> str:
+    rows = [(stage, f"`{step.name}`", step.why) for stage, steps in stages.items() for step in steps]
+    return _table(("to reach", "pass", "why"), rows)
 
 
 def _describe_options(step: Step) -> str:

@@ -14,6 +14,9 @@ from typing import Any, ClassVar, Literal, Self, Union
 from retrograd.contract.errors import RetrogradError
 from retrograd.dialects import ir
 
+# The metadata of a field that is no option: a value that text cannot hold, which whoever makes the pass gives it. The
+# options then say, in a command that replays a failure, what comes to the same.
+VALUE: Mapping[str, bool] = types.MappingProxyType({"value": True})
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -56,9 +59,9 @@ class PassOption:
 class ModulePass:
     """A pass over a ``builtin.module``.
 
-    A subclass is a frozen dataclass too. Its fields are its options and all have defaults; their types are bool, int,
-    float, str, a ``Literal`` of texts, or one of these ``| None``. ``field(default=..., metadata={"help": "..."})``
-    says what an option is for.
+    A subclass is a frozen dataclass too. Its fields are its options, but for those whose metadata is ``VALUE``, and all
+    have defaults; their types are bool, int, float, str, a ``Literal`` of texts, or one of these ``| None``.
+    ``field(default=..., metadata={"help": "..."})`` says what an option is for.
     """
 
     name: ClassVar[str]
@@ -80,7 +83,7 @@ class ModulePass:
             PassOptionError: no such option, or not a value of its type; the message lists the options.
         """
         kinds = typing.get_type_hints(cls)
-        fields = {_option_name(field): field for field in dataclasses.fields(cls)}
+        fields = {_option_name(field): field for field in cls._option_fields()}
         values: dict[str, Any] = {}
         for name, text in options.items():
             if name not in fields:
@@ -102,8 +105,18 @@ class ModulePass:
                 default=_default_text(field),
                 help=str(field.metadata.get("help", "")),
             )
-            for field in dataclasses.fields(cls)
+            for field in cls._option_fields()
         )
+
+    def __str__(self) -> str:
+        """The pass with its options as a pipeline has it; those that have their defaults are left out."""
+        given = ((field, getattr(self, field.name)) for field in self._option_fields())
+        options = " ".join(f"{_option_name(f)}={_value_text(value)}" for f, value in given if value != f.default)
+        return self.name + (f"{{{options}}}" if options else "")
+
+    @classmethod
+    def _option_fields(cls) -> list[dataclasses.Field[Any]]:
+        return [field for field in dataclasses.fields(cls) if "value" not in field.metadata]
 
     @classmethod
     def _listed_options(cls) -> str:
@@ -160,5 +173,8 @@ def _option_name(field: dataclasses.Field[Any]) -> str:
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
-    default = field.default
-    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
+    return _value_text(field.default)
+
+
+def _value_text(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -11,20 +11,38 @@ import io
 import shlex
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrograd.dialects import ir
 from retrograd.pipelines.build import PipelineTrace, build_pass_manager
 from retrograd.pipelines.diagnostics import Diagnostic, PipelineError, read_diagnostics
+from retrograd.pipelines.passes import ModulePass
 from retrograd.pipelines.pipeline_string import PipelineSyntaxError, parse_pipeline
 
 OPT_COMMAND = "retrograd-opt"
 
 
+def run_passes(module: ir.Module, passes: Sequence[str | ModulePass]) -> None:
+    """Run passes on `module`, in place: such as were made, and texts that a pipeline may have between two commas.
+
+    Raises:
+        PipelineError: as for :func:`run_pipeline`; a pass that was made is in `replay` with the options that say what
+            comes to the same.
+    """
+    made = {place: pass_ for place, pass_ in enumerate(passes) if isinstance(pass_, ModulePass)}
+    run_pipeline(module, f"builtin.module({','.join(map(str, passes))})", made=made)
+
+
 def run_pipeline(
-    module: ir.Module, pipeline: str, *, print_after_all: bool = False, timing: bool = False, replay: bool = True
+    module: ir.Module,
+    pipeline: str,
+    *,
+    print_after_all: bool = False,
+    timing: bool = False,
+    replay: bool = True,
+    made: Mapping[int, ModulePass] | None = None,
 ) -> None:
     """Run `pipeline`, such as ``builtin.module(bwd-partition{policy=min-cut},cse)``, on `module`, in place.
 
@@ -33,6 +51,7 @@ def run_pipeline(
         pipeline: the passes, anchored on ``builtin.module``.
         print_after_all: print the module after each pass, to the process's standard error.
         timing: print how long each pass took, to the process's standard error.
+        made: passes of the pipeline that were made already, by their places in it.
         replay: keep a copy of the module; if the pipeline fails, write it to a temporary file for the error's `replay`.
 
     Raises:
@@ -45,7 +64,8 @@ def run_pipeline(
     trace = PipelineTrace()
     with module.context:
         try:
-            manager = build_pass_manager(root, pipeline, trace, mark_native=not (print_after_all or timing))
+            marked = not (print_after_all or timing)
+            manager = build_pass_manager(root, pipeline, trace, mark_native=marked, made=made or {})
         except PipelineSyntaxError as error:
             raise PipelineError([_usage_problem(error)]) from error
         if print_after_all:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +16,9 @@ from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.pareto import Curve
+from retrograd.pipelines.analysis.policies import POLICIES, Policy, find_curve
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable, compile_executable
 from retrograd.pipelines.functions import find_function, functions
@@ -22,30 +26,19 @@ from retrograd.pipelines.interface import read_interface
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.lowering_steps import lowering_pipeline
-from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.runner import run_passes
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.stage_plan import read_island_plans, read_plan
+from retrograd.pipelines.stage_steps import BACKWARD_STAGES, ISLANDS, STAGES, passes_of
 from retrograd.pipelines.targets import Target, host_cpu
 from retrograd.pipelines.timeline import Step
 from retrograd.pipelines.transforms.bwd_cse import read_merged
 from retrograd.pipelines.transforms.bwd_narrow_saved import read_narrowed
+from retrograd.pipelines.transforms.bwd_partition import BwdPartition, read_problem
+from retrograd.pipelines.transforms.bwd_schedule_hooks import BwdScheduleHooks
+from retrograd.pipelines.transforms.bwd_sink_recompute import BwdSinkRecompute
 from retrograd.pipelines.transforms.hook_reader import has_islands, mark_communication
 
-# Each stage by name, and the passes that lead to it from the one before.
-STAGES: dict[str, str] = {
-    "imported": "bwd-verify-legality{level=imported}",
-    "partitioned": "bwd-cse,bwd-partition{POLICY},bwd-narrow-saved,bwd-sink-recompute{SCHEDULE},"
-    "bwd-verify-legality{level=imported}",
-    "scheduled": "convert-bwd-to-func,bwd-verify-legality{level=staged}",
-}
-# What follows where ops run in torch: functions are cut there.
-_ISLANDS = "bwd-outline-islands,convert-bwd-to-func,bwd-verify-legality{level=staged}"
-# The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
-BACKWARD_STAGES: dict[str, str] = {
-    "imported": "convert-torch-operator-to-bwd,bwd-verify-legality{level=imported}",
-    "ordered": "bwd-inline-hooks,bwd-cse,bwd-schedule-hooks{POLICY},bwd-verify-legality{level=imported}",
-    "scheduled": "bwd-outline-stages,convert-bwd-to-func,bwd-verify-legality{level=staged}",
-}
 STAGE_NAMES = (*STAGES, "linalg")
 
 
@@ -127,10 +120,10 @@ class Progress:
 
 
 def stage_module(
-    module: ir.Module, policy: str, progress: Progress, budget: int | None = None, *, in_order: bool = False
+    module: ir.Module, policy: Policy | str, progress: Progress, *, in_order: bool = False
 ) -> StagedModule:
     """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
-    ``budget`` is in bytes, for the policy of that name; ``in_order`` says that kernels are to run one at a time.
+    ``policy`` is a policy or the name of one without a budget; ``in_order`` says that kernels are to run one at a time.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
@@ -138,18 +131,33 @@ def stage_module(
     texts: dict[str, str] = {}
     partition: dict[str, Any] = {}
     joint = find_function(module.operation, JOINT) is not None
-    schedule = f"in-order={str(in_order).lower()}"
-    chosen = f"policy={policy} {schedule}" + (f" budget={budget}" if budget is not None else "")
-    for stage, passes in STAGES.items():
+    chosen = POLICIES[policy] if isinstance(policy, str) else policy
+    made = BwdPartition.by(chosen, in_order=in_order), BwdSinkRecompute(in_order=in_order)
+    for stage, steps in STAGES.items():
         if stage == "partitioned" and not joint:
             continue
         with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
-            options = passes.replace("POLICY", chosen).replace("SCHEDULE", schedule)
-            run_pipeline(module, f"builtin.module({options})")
+            run_passes(module, passes_of(steps, *made))
             texts[stage] = str(module)
         if stage == "partitioned":
             partition = _read_summary(module)
     return finish_staging(module, texts, partition, progress)
+
+
+def read_curve(module: ir.Module) -> tuple[Curve, JointGraph]:
+    """The curve of plans of an imported module, and the graph that ``bwd-partition`` sees of it, in which they are; the
+    module is of no use afterwards.
+
+    Raises:
+        PipelineError: a pass refused the module.
+    """
+    before = itertools.takewhile(lambda step: step.name != BwdPartition.name, STAGES["partitioned"])
+    run_passes(module, passes_of((*STAGES["imported"], *before)))
+    func = find_function(module.operation, JOINT)
+    if func is None:
+        raise AssertionError("a module without @joint has nothing to partition")
+    graph = read_problem(func).graph
+    return find_curve(graph), graph
 
 
 def finish_staging(
@@ -163,7 +171,7 @@ def finish_staging(
     interfaces = stages = read_interfaces(module)
     if any(map(has_islands, functions(module.operation))):
         with progress.phase("outline"):
-            run_pipeline(module, f"builtin.module({_ISLANDS})")
+            run_passes(module, passes_of(ISLANDS))
             texts["scheduled"], stages = str(module), read_interfaces(module)
     source = module.operation.get_asm(enable_debug_info=True)
     merged, narrowed = read_merged(module.operation), read_narrowed(module.operation)
@@ -183,7 +191,7 @@ def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["er
         PipelineError: a rule contradicts the model, or matches nothing (unless told to ignore that).
     """
     if policy.rules and find_function(module.operation, JOINT) is not None:
-        run_pipeline(module, f'builtin.module(bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}})')
+        run_passes(module, [f'bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}}'])
 
 
 def stage_backward(
@@ -198,11 +206,12 @@ def stage_backward(
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
     """
     texts: dict[str, str] = {}
-    for stage, passes in BACKWARD_STAGES.items():
+    schedule = BwdScheduleHooks.from_options({"policy": hook_schedule})
+    for stage, steps in BACKWARD_STAGES.items():
         with progress.phase({"imported": "verify", "ordered": "schedule", "scheduled": "outline"}[stage]):
             if stage == "ordered":
                 mark_communication(module.operation, communication)
-            run_pipeline(module, f"builtin.module({passes.replace('POLICY', f'policy={hook_schedule}')})")
+            run_passes(module, passes_of(steps, schedule))
             texts[stage] = str(module)
     plan = read_plan(module.operation)
     interfaces = read_interfaces(module)

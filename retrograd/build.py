@@ -194,7 +194,7 @@ def build_program(
             return stage_module(module, options.partition, phases)
         source = module.operation.get_asm(enable_debug_info=True)
         builders.append(BudgetBuilder(source, module.context, target, find_versions(), phases, store, portable))
-        return builders[-1].stage("default")
+        return builders[-1].stage()
 
     def finish(staged: StagedModule) -> tuple[StagedModule, Executable, bool]:
         if builders:

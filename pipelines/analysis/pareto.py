@@ -63,6 +63,10 @@ class Curve:
                 return point
         raise InfeasibleBudget(budget, self.points[-1].peak)
 
+    def table(self) -> list[list[int | float]]:
+        """The points as bytes and seconds, for reports."""
+        return [[point.peak, point.cost] for point in self.points]
+
     def bound(self, budget: int) -> float:
         """Seconds of recomputation that any plan within ``budget`` bytes needs at least."""
         lines = (fixed - slope * (budget - self.held) for slope, fixed in self.bounds)

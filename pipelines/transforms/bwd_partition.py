@@ -4,25 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_peak
-from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
-from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
+from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition
+from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.partition_plan import PartitionPlan
+from retrograd.pipelines.analysis.policies import BUDGET, POLICIES, Decision, Policy, WithinBudget
 from retrograd.pipelines.analysis.read_graph import SHAPE, ReadGraph, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.schedule import schedule_plan
 from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.passes import VALUE, ModulePass, PassFailure
 from retrograd.pipelines.transforms.function_builder import FunctionSketch, Port, build_function
 from retrograd.pipelines.transforms.joint_checks import (
     check_plan,
@@ -31,11 +30,6 @@ from retrograd.pipelines.transforms.joint_checks import (
     check_tags,
     resolve_marks,
 )
-
-POLICIES: dict[str, Callable[[JointGraph], PartitionPlan]] = {
-    "default": find_default_partition,
-    "min-cut": find_min_cut_partition,
-}
 
 
 @dataclass(frozen=True)
@@ -65,57 +59,60 @@ class BwdPartition(ModulePass):
     in_order: bool = field(
         default=False, metadata={"help": "the planned peak that is noted is with one kernel at a time"}
     )
+    value: Policy | None = field(default=None, metadata=VALUE)
+
+    @classmethod
+    def by(cls, policy: Policy, *, in_order: bool = False) -> Self:
+        """The pass that does what ``policy`` decides; its options, as text, stand for that."""
+        return cls(policy=policy.name, budget=policy.budget, in_order=in_order, value=policy)  # type: ignore[arg-type]
 
     def apply(self, module: ir.Operation) -> None:
         func = find_function(module, JOINT)
         if func is None:
             raise PassFailure(module, "bwd-partition: no function @joint in the module", "import a joint graph first")
-        check_structure(func)
-        check_shapes(func)
-        check_tags(func)
-        read = resolve_marks(read_joint(func))
-        if not read.graph.backward_results:
-            raise PassFailure(
-                func,
-                'bwd-partition: @joint has no result with bwd.role = "grad", nothing to differentiate',
-                'mark the gradients among its results with bwd.role = "grad"',
-            )
-        plan, bought = self._decide(func, read.graph)
-        check_plan(func, read, plan)
-        apply_partition(module, func, read, plan)
-        module.attributes["bwd.partition"] = summarize(plan, read.graph, bought, in_order=self.in_order)
+        read = read_problem(func)
+        decision = self._decide(func, read.graph)
+        check_plan(func, read, decision.plan)
+        apply_partition(module, func, read, decision.plan)
+        module.attributes["bwd.partition"] = summarize(decision, read.graph, in_order=self.in_order)
 
-    def _decide(self, func: ir.Operation, graph: JointGraph) -> tuple[PartitionPlan, dict[str, Any]]:
-        """The plan, and what is to be said of it besides itself."""
-        if self.policy != "budget":
+    def _decide(self, func: ir.Operation, graph: JointGraph) -> Decision:
+        try:
+            return (self.value or self._read_policy(func)).decide(graph)
+        except InfeasibleBudget as error:
+            raise PassFailure(func, f"bwd-partition: {error}", f"set budget={error.least} or more") from error
+
+    def _read_policy(self, func: ir.Operation) -> Policy:
+        """The policy that the options stand for."""
+        if self.policy != BUDGET:
             if self.budget is not None:
                 message = f"bwd-partition: a budget means nothing to policy={self.policy}"
                 raise PassFailure(func, message, "set policy=budget, or leave the budget out")
-            return POLICIES[self.policy](graph), {}
+            return POLICIES[self.policy]
         try:
-            size = parse_memory_size(self.budget)
+            return WithinBudget(parse_memory_size(self.budget))
         except ValueError as error:
             message, _, remedy = str(error).partition("; ")
             raise PassFailure(func, f"bwd-partition: {message}", remedy) from error
-        budget = resolve_memory_size(size, compute_peak(graph, find_default_partition(graph)).bytes)
-        curve = _find_curve(graph)
-        try:
-            point = curve.pick(budget)
-        except InfeasibleBudget as error:
-            raise PassFailure(func, f"bwd-partition: {error}", f"set budget={error.least} or more") from error
-        return point.plan, _describe_purchase(curve, budget)
 
 
-@lru_cache(maxsize=1)
-def _find_curve(graph: JointGraph) -> Curve:
-    """The curve of a graph; compiling within a budget asks for one point of the same after another.
+def read_problem(func: ir.Operation) -> ReadGraph:
+    """The graph of ``@joint``, with what the user said must be saved or recomputed.
 
-    Its solver is imported when a budget is first asked for: OR-Tools brings pandas, which takes longer to import than
-    all that the other policies need.
+    Raises:
+        PassFailure: it cannot be partitioned.
     """
-    from retrograd.pipelines.analysis.budget import find_curve
-
-    return find_curve(graph)
+    check_structure(func)
+    check_shapes(func)
+    check_tags(func)
+    read = resolve_marks(read_joint(func))
+    if not read.graph.backward_results:
+        raise PassFailure(
+            func,
+            'bwd-partition: @joint has no result with bwd.role = "grad", nothing to differentiate',
+            'mark the gradients among its results with bwd.role = "grad"',
+        )
+    return read
 
 
 def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, plan: PartitionPlan) -> None:
@@ -154,17 +151,9 @@ def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping
     return {"bwd.role": SAVED, "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
 
 
-def _describe_purchase(curve: Curve, budget: int) -> dict[str, Any]:
-    point = curve.pick(budget)
-    return {
-        "pareto": [[p.peak, p.cost] for p in curve.points],
-        "recompute_seconds": point.cost,
-        "recompute_seconds_gap": curve.gap(budget),
-    }
-
-
-def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any], *, in_order: bool = False) -> ir.Attribute:
+def summarize(decision: Decision, graph: JointGraph, *, in_order: bool = False) -> ir.Attribute:
     """What was decided, for reports: kept with the module so that nothing needs to be worked out again."""
+    plan = decision.plan
     scheduled = schedule_plan(graph, plan, in_order=in_order)
     i64 = ir.IntegerType.get_signless(64)
     numbers = {
@@ -181,7 +170,7 @@ def summarize(plan: PartitionPlan, graph: JointGraph, more: dict[str, Any], *, i
     attributes["policy"] = ir.StringAttr.get(plan.policy)
     names = [graph.values[graph.ops[op].results[0]].name for op in plan.recomputed]
     attributes["recomputed"] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
-    attributes |= {key: _attribute(value) for key, value in more.items()}
+    attributes |= {key: _attribute(value) for key, value in decision.facts.items()}
     return ir.DictAttr.get(attributes)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,10 @@ import pytest
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines import budgeted
-from retrograd.pipelines.analysis.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point
+from retrograd.pipelines.analysis.partition_plan import PartitionPlan
+from retrograd.pipelines.analysis.policies import POLICIES, PointOfCurve, Policy
 from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import Progress, StagedModule
@@ -34,6 +36,7 @@ func.func @joint(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.
   return %out, %grad : !wide, !wide
 }
 """
+NO_PLAN, NO_GRAPH = PartitionPlan("budget", (), (), (), (), 0, 0), JointGraph((), (), (), frozenset(), (), ())
 # Output, gradient, and both residuals; output, gradient and one.
 ALL, LESS = 4096, 3072
 
@@ -184,7 +187,7 @@ def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pyt
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
-    staged = builder.stage("default")
+    staged = builder.stage()
     assert step_peak(staged, {}) == ALL
     assert step_peak(staged, {"forward_into": 5000, "backward_into": 7}) == 3072 + 5000
 
@@ -211,7 +214,6 @@ class Guesses(BudgetBuilder):
     """A curve of random peaks, which liveness knows with an error of up to a fifth, in both schedules."""
 
     peaks: dict[tuple[str, int | None, bool], tuple[int, int]]
-    curve: list[int]
 
     def draw(self, numbers: random.Random) -> None:
         curve = sorted({numbers.randint(300, 1000) for _ in range(8)}, reverse=True)
@@ -222,14 +224,14 @@ class Guesses(BudgetBuilder):
             **{("budget", peak, False): int(peak * numbers.uniform(1, 1.3)) for peak in curve},
         }
         peaks = {key: (peak, int(peak * numbers.uniform(0.8, 1.2))) for key, peak in planned.items()}
-        object.__setattr__(self, "curve", curve)
+        points = tuple(Point(peak, float(i), NO_PLAN) for i, peak in enumerate(curve))
+        object.__setattr__(self, "_plans", (Curve(points), NO_GRAPH))
         object.__setattr__(self, "peaks", peaks)
 
-    def stage(self, policy: str, budget: int | None = None, *, in_order: bool = False) -> Any:
-        if budget == budgeted._UNLIMITED:
-            return SimpleNamespace(partition={"pareto": [(peak, float(i)) for i, peak in enumerate(self.curve)]})
-        planned, laid_out = self.peaks[policy, budget, in_order]
-        partition = {"peak_bytes_planned": planned, "place": self.curve.index(budget) if budget is not None else 0}
+    def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False) -> Any:
+        point = policy.point if isinstance(policy, PointOfCurve) else None
+        planned, laid_out = self.peaks[policy.name, None if point is None else point.peak, in_order]
+        partition = {"peak_bytes_planned": planned, "place": 0 if point is None else self.curve.points.index(point)}
         return Guess(partition, laid_out)
 
     def scratch(self, staged: Any, target: Target) -> dict[str, int]:

@@ -16,7 +16,8 @@ from retrograd.pipelines import staged
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import STAGES, Progress, StagedModule, build_executable, stage_module
+from retrograd.pipelines.stage_steps import STAGES
+from retrograd.pipelines.staged import Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.targets import CPU, Target
 from retrograd.pipelines.timeline import Step
 
