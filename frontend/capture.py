@@ -27,23 +27,20 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.signature import InputSpec, Signature, StateSpec
 from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.checkpoints import tagged_checkpoints
-from retrograd.frontend.complex_numbers.split import CONSTANTS, split_complex
+from retrograd.frontend.complex_numbers.split import CONSTANTS
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
-from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
 from retrograd.frontend.index_bounds import find_index_bounds
-from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.outputs import output_specs
-from retrograd.frontend.pack_hooks import find_open_pair, mark_values
+from retrograd.frontend.pack_hooks import find_open_pair
 from retrograd.frontend.partial_writes import find_partly_written
 from retrograd.frontend.portable_ops import portable_ops
-from retrograd.frontend.random_ops import share_seed
+from retrograd.frontend.prepare import Traced, prepare
 from retrograd.frontend.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.size_expressions import to_shape
-from retrograd.frontend.size_nodes import share_sizes
 from retrograd.frontend.source import CaptureError, capture_error
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
@@ -99,14 +96,9 @@ def capture_joint(
         tensors = shapes.make_tensors(mode, tensors)
     joint = _trace(stack, flat, tensors)
     graph_module = joint.graph_module
-    drop_settled_checks(graph_module)
-    fill_empty_tensors(graph_module)
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
-    share_sizes(graph_module, sizes.names)
-    split_complex(graph_module)
-    share_seed(graph_module)
-    mark_values(graph_module, find_open_pair())
+    prepare(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)

@@ -15,19 +15,17 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
-from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
-from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.islands import draws_numbers
-from retrograd.frontend.matrix_checks import drop_settled_checks
-from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in, mark_values
+from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.portable_ops import portable_ops
-from retrograd.frontend.random_ops import find_seed, share_seed
+from retrograd.frontend.prepare import Traced, prepare, to_number
+from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.second_derivatives import SecondDerivatives
-from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
+from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case, and there are no CUDA
@@ -85,13 +83,13 @@ def _compile(
 
     def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
         try:
-            sizes.update(_prepare(traced))
+            prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
+            sizes.update(size_values(traced))
             return build(traced, name)
         except (RuntimeError, ValueError) as error:
             raise _Refused(error) from error
 
     def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
-        mark_values(joint, pair)
         if find_seed(joint.graph) is not None or draws_numbers(joint):
             # Drawn once more, they would be others.
             derivatives.eager = None
@@ -135,11 +133,11 @@ def specialize_sizes(inputs: Sequence[Any]) -> None:
     # By name before the guards: a number is all that is left of them after.
     symbols = {str(value): value for value in _symbolic(inputs) if value.node.expr.is_symbol}
     for value in _symbolic(inputs):
-        _number(value)
+        to_number(value)
     if symbols:
         _LOG.warning(
             "compiling for the sizes %s; another size compiles again, up to torch._dynamo.config.recompile_limit times",
-            ", ".join(f"{name} = {_number(value)}" for name, value in symbols.items()),
+            ", ".join(f"{name} = {to_number(value)}" for name, value in symbols.items()),
         )
 
 
@@ -166,54 +164,19 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
         try:
             if isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
                 continue
-            _number(value)
+            to_number(value)
         except GuardOnDataDependentSymNode as error:
             raise CaptureError(
                 f"a size depends on the data: {error}", "leave the op that gives it outside of the compiled function"
             ) from error
 
 
-def _prepare(traced: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
-    """Give the random ops one seed; work all sizes out from one node each. Returns
-    these by name."""
-    share_seed(traced)
-    drop_settled_checks(traced)
-    fill_empty_tensors(traced)
+def _find_sizes(traced: torch.fx.GraphModule) -> dict[sympy.Symbol, str]:
+    """The open sizes of a graph's arguments, which have no names of their own."""
     names: dict[sympy.Symbol, str] = {}
     for node in traced.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                 names.setdefault(size.node.expr, str(size.node.expr))
-    _number_rest(traced)
-    _respell_quotients(traced)
-    share_sizes(traced, names)
-    split_complex(traced)
-    return size_values(traced)
-
-
-def _number_rest(traced: torch.fx.GraphModule) -> None:
-    """Put numbers in place of what is done on sizes that are fixed by now."""
-    for node in traced.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, SYMBOLIC) and value.node.expr.is_number:
-            node.replace_all_uses_with(_number(value))
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-
-
-def _respell_quotients(traced: torch.fx.GraphModule) -> None:
-    """Quotients of what was a number in Python, such as the 2 / n of a mean squared error's gradient where n is open,
-    as the op that all others are.
-
-    AOTAutograd makes tensors of such numbers (``tensorify_python_scalars``) behind the decompositions.
-    """
-    for node in traced.graph.find_nodes(op="call_function", target=torch.ops.aten.true_divide.Tensor):
-        node.target = torch.ops.aten.div.Tensor
-
-
-def _number(value: Any) -> Any:
-    """The number of a symbolic one in this call, with a guard on it."""
-    if isinstance(value, torch.SymBool):
-        return bool(value)
-    return int(value) if isinstance(value, torch.SymInt) else float(value)
+    return names

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,17 +29,14 @@ from retrograd.frontend.autograd.open_numbers import take_floats
 from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
-from retrograd.frontend.autograd.reads import finish_reads
 from retrograd.frontend.autograd.recorder import Recorder, find_borrowed
-from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
-from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.portable_ops import portable_ops
+from retrograd.frontend.prepare import Traced, prepare
 from retrograd.frontend.size_expressions import to_size
-from retrograd.frontend.size_nodes import SIZE, find_heads, share_sizes
+from retrograd.frontend.size_nodes import SIZE, find_heads
 from retrograd.frontend.source import CaptureError, capture_error
 
 
@@ -115,7 +113,7 @@ def trace_backward(
             graph_module = _trace_fixed(interpreter, inputs, layouts)
         else:
             graph_module = _trace_open(interpreter, inputs, layout, layouts)
-        guard = None if layout is None else _share_sizes(graph_module, interpreter, layout.sizes)
+        guard, names = (None, {}) if layout is None else _find_sizes(graph_module, interpreter, layout.sizes)
     except CaptureError:
         raise
     except Exception as error:
@@ -123,10 +121,8 @@ def trace_backward(
     _check_layouts(graph_module)
     borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
     inlined = [int(name.rpartition("_")[2]) for name in hooks.bodies()]
-    finish_reads(graph_module.graph, [node for number, node in enumerate(placeholders) if number in borrowed], inlined)
-    drop_settled_checks(graph_module)
-    fill_empty_tensors(graph_module)
-    split_complex(graph_module)
+    written = [node for number, node in enumerate(placeholders) if number in borrowed]
+    prepare(Traced(graph_module, names, written=written, inlined=inlined))
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
     return TracedBackward(
@@ -187,18 +183,20 @@ def _trace_open(
         return make_fx(function, decomposition_table(), tracing_mode="real")(*bases, *sizes.floats, *sizes.integers)
 
 
-def _share_sizes(graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes) -> SizeGuard:
-    """Have all sizes of the graph worked out from one argument each, and the calls know what they are to give."""
+def _find_sizes(
+    graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes
+) -> tuple[SizeGuard, dict[sympy.Symbol, str]]:
+    """What the open sizes may be, and the names of those that are whole numbers; the calls know what they are to give.
+    Floats become tensors."""
     names = sizes.names()
     guard = sizes.guard(names)
     integers = {symbol.node.expr for symbol in sizes.integers}
     known = {symbol: name for symbol, name in names.items() if name in guard.names and symbol in integers}
     take_floats(graph_module, sizes.mode)
-    share_sizes(graph_module, known)
     for key, call in interpreter.calls.calls.items():
         shapes = tuple([tuple([to_size(n, known) for n in shape]) for shape in interpreter.given[key]])
         interpreter.calls.calls[key] = replace(call, shapes=shapes)
-    return guard
+    return guard, known
 
 
 def _check_input(tensor: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.importer import import_graph
-from retrograd.pipelines import lowering
+from retrograd.pipelines import lowering_steps
 from retrograd.pipelines.analysis.budget import find_curve
 from retrograd.pipelines.analysis.graph import JointGraph
 from retrograd.pipelines.analysis.liveness import compute_peak
@@ -28,6 +28,7 @@ from retrograd.pipelines.analysis.read_graph import read_joint
 from retrograd.pipelines.executable import measure_scratch
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.lowering_steps import IN_ORDER, LOWERING
 from retrograd.pipelines.targets import CPU
 
 TOLERANCE = 2e-5
@@ -153,7 +154,8 @@ def test_less_scratch_memory_is_taken_where_kernels_run_in_order(left: str, monk
     staged = retrograd.compile_backward(case.model, case.args, partition="min-cut").mlir("scheduled").encode()
     target = CPU.in_order()
     both = measure_scratch(lower_to_linalg(staged, target, twins_alone=True), target)
-    monkeypatch.setattr(lowering, "_IN_ORDER", left)
+    passes = [step for step in LOWERING if step.where is not IN_ORDER or step.name == left]
+    monkeypatch.setattr(lowering_steps, "LOWERING", tuple(passes))
     one = measure_scratch(lower_to_linalg(staged, target, twins_alone=True), target)
     assert both["backward_into"] < 0.8 * one["backward_into"]
 
