@@ -3,12 +3,19 @@
 """What holds for every test: a share of the cores, and a compile cache that starts empty."""
 
 import os
+import resource
 import shutil
 import tempfile
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 
 CACHE_VARIABLE = "RETROGRAD_CACHE_DIR"
+CPU_SECONDS = "cpu_seconds"
+# Files and tests that `--cpu-times` lists.
+LISTED = 40
 
 # torch reads this when it is imported; without it each of pytest-xdist's workers would start a thread on every core.
 os.environ.setdefault(
@@ -17,9 +24,68 @@ os.environ.setdefault(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-times", action="store_true", help="CPU seconds of files and tests, those of the tools they run included"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Workers inherit the variable, so that one run shares one cache, and no run sees what an earlier one left.
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = tempfile.mkdtemp(prefix="retrograd-test-cache-")
         os.environ[CACHE_VARIABLE] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if config.getoption("--cpu-times"):
+        config.pluginmanager.register(CpuTimes())
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    # `-m integration`, say: a test is marked with its folder's name.
+    for item in items:
+        item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
+
+
+class CpuTimes:
+    """Measures the CPU seconds of each test, of this process and of those that it waited for, and lists them.
+
+    Unlike a test's wall time they say little of what else runs on the machine.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._last = 0.0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        self._last = _cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = _cpu_seconds()
+        # A worker's report brings this to the process that lists it.
+        report.user_properties.append((CPU_SECONDS, now - self._last))
+        self._last = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        used = [v for name, v in report.user_properties if name == CPU_SECONDS and isinstance(v, float)]
+        self.seconds[report.nodeid] += sum(used)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        folders: dict[str, float] = defaultdict(float)
+        files: dict[str, float] = defaultdict(float)
+        for name, seconds in self.seconds.items():
+            path = name.partition("::")[0]
+            files[path] += seconds
+            folders[path.rpartition("/")[0]] += seconds
+        for what, found in (("folders", folders), ("files", files), ("tests", self.seconds)):
+            terminalreporter.section(f"CPU seconds of {what}")
+            for name, seconds in sorted(found.items(), key=lambda pair: -pair[1])[:LISTED]:
+                terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.graph_memory import available_bytes, peak_bytes
-from retrograd.frontend.judgement import Difference, error_of, find_difference, reruns
+from retrograd.frontend.judgement import COARSE_SHAKES, SHAKES, Difference, error_of, find_difference, reruns
 
 Function = Callable[[Tensor], Tensor]
 
@@ -77,8 +77,24 @@ def test_wrong_values_are_found(wrong: Function) -> None:
 
 
 def test_one_wrong_element_of_many() -> None:
-    x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(1 << 18, generator=torch.Generator().manual_seed(3))
     assert judge(torch.sin, x, lambda t: t.sin().index_fill(0, torch.tensor([77]), 0.9)) is not None
+
+
+def test_numbers_are_not_run_again_with_coarse_rounding() -> None:
+    """Which says something of what is chosen by comparison alone."""
+    x, turns = torch.linspace(0.1, 1, 10), []
+
+    def runs() -> Iterator[Sequence[Any]]:
+        for turn in range(1 + SHAKES + COARSE_SHAKES):
+            turns.append(turn)
+            yield [x, torch.arange(10)]
+
+    assert find_difference([x * 2, torch.arange(10)], [x, torch.arange(10)], [1e-4, 0.0], runs) is not None
+    assert turns == [*range(1 + SHAKES)]
+    turns.clear()
+    assert find_difference([x * 2, torch.arange(10) + 1], [x, torch.arange(10)], [1e-4, 0.0], runs) is not None
+    assert turns == [*range(1 + SHAKES + COARSE_SHAKES)]
 
 
 def test_comparisons_that_hang_on_rounding() -> None:
