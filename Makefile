@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test quick bytecode lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,19 @@ setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
 demo: $(STAMP) ## train two small networks on handwritten digits, through retrograd and in eager
 	$(BIN)/python examples/digits.py
 
-test: $(STAMP) ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+quick: bytecode ## what tells most in a minute or two: lint, types, lit and unit tests
+	$(MAKE) --jobs=2 lint types lit
+	$(PYTEST) tests/unit
+
+test: bytecode ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
 	@# mypy takes one core.
 	$(MAKE) --jobs=2 lint types lit
 	@# Those that take long come first: at the end no core waits for another's last.
 	$(PYTEST) tests/integration tests/unit
+
+bytecode: $(STAMP)
+	@# Every tool that a test starts imports these: where Python writes no bytecode by itself, it would compile them anew.
+	@$(BIN)/python -m compileall -qq -j 0 retrograd dialects frontend pipelines runtime tools
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
@@ -48,6 +49,7 @@ def make_mlp() -> tuple[nn.Module, Tensor]:
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What these tests compile is wrong on purpose: nobody else may find it."""
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
@@ -30,6 +31,7 @@ PATIENCE = 300.0
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What these tests compile is wrong on purpose: nobody else may find it."""
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import outputs_left_out
 import pytest
 import torch
 import torch.nn.functional as F
@@ -317,7 +318,7 @@ def test_dropout_has_the_masks_of_its_forward() -> None:
 @pytest.mark.parametrize("policy", [None, retrograd.must_save(op="tanh") | retrograd.saved_dtype("bf16", op="tanh")])
 def test_a_memory_budget_and_a_save_policy(policy: Any) -> None:
     torch.manual_seed(0)
-    layers = [nn.Linear(16, 16), nn.Tanh()] * 4
+    layers = [nn.Linear(16, 16), nn.Tanh()] * 3
     model, x = nn.Sequential(*layers, nn.Linear(16, 4), Twice()), torch.randn(32, 16)
     options: dict[str, Any] = (
         {"partition": "budget", "memory_budget": 0.8} if policy is None else {"save_policy": policy}
@@ -447,3 +448,10 @@ def test_torch_compile_makes_zeros_whatever_the_backend() -> None:
         torch._dynamo.reset()
         found = gradients(torch.compile(model, backend=backend), leaves, (x,), (0,))
         assert [g is not None and bool((g == 0).all()) for g in found] == [False, False, True, True]
+
+
+def test_the_benchmark_compares_both_backwards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outputs_left_out.main(["--size", "test", "--repeats", "1"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].removeprefix("| ") for row in rows] == ["eager", "eager", "retrograd", "retrograd"]
+    assert all(float(row[2]) > 0 for row in rows)

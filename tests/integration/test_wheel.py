@@ -69,17 +69,17 @@ def test_wheel_has_every_source(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
-def test_wheel_imports_from_its_own_venv(python: Path, tmp_path: Path) -> None:
-    program = "import retrograd, retrograd.runtime as r; print(retrograd.__file__, r.__file__, retrograd.__version__)"
-    package, runtime, version = run(python, "-c", program, cwd=tmp_path).split()
+def test_wheel_has_every_public_name_in_its_own_venv(python: Path, tmp_path: Path) -> None:
+    program = (
+        "import retrograd, retrograd.runtime as r; print(retrograd.__file__, r.__file__, retrograd.__version__)\n"
+        "print(*(getattr(retrograd, name) for name in retrograd.__all__), sep='\\n')"
+    )
+    first, *names = run(python, "-c", program, cwd=tmp_path).splitlines()
+    package, runtime, version = first.split()
     assert Path(package).is_relative_to(python.parents[1])
     assert Path(runtime).is_relative_to(python.parents[1])
     assert version == SETTINGS["project"]["version"]
-
-
-def test_wheel_has_every_public_name(python: Path, tmp_path: Path) -> None:
-    program = "import retrograd; print(*(getattr(retrograd, name) for name in retrograd.__all__), sep='\\n')"
-    assert "compile_backward" in run(python, "-c", program, cwd=tmp_path)
+    assert any("compile_backward" in name for name in names)
 
 
 @pytest.mark.parametrize("script", ["retrograd", "retrograd-opt"])

@@ -2,31 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Kernels of our own, without a device: how products are divided, what Triton makes of them, who asks for them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from retrograd.api import compile_backward
 from retrograd.pipelines.executable import read_choices
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
 from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
-from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
-from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels, find_triton
+from retrograd.pipelines.kernels.kernel import CompiledKernel, KernelError
+from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
 from retrograd.pipelines.lowering_steps import lowering_pipeline
 from retrograd.pipelines.targets import find_target
-from retrograd.pipelines.vmfb import read_ptx
-from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.cache import FOLDER_VARIABLE
-
-needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
-# Shared memory of a workgroup, in bytes.
-SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 99 << 10}
 
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 64), (64, 64), (65, 128), (128, 128), (50257, 50304)])
@@ -152,89 +143,3 @@ def test_without_triton_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(ptx, "find_triton", lambda: None)
     with pytest.raises(KernelError, match=r"pip install retrograd\[cuda\]"):
         compile_kernels([RANK], "sm_90")
-
-
-@needs_triton
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
-def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Triton's assembler accepts the PTX, and a workgroup has the shared memory that it takes."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    kernels = [*product_kernels(architecture), RANK, SEGMENTS]
-    found = compile_kernels(kernels, architecture)
-    for kernel in kernels:
-        compiled = found[kernel]
-        assert f".target {architecture}" in compiled.ptx and f".entry {kernel.label}(" in compiled.ptx
-        assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * kernel.warps
-    units = "wgmma.mma_async" if architecture == "sm_90" else "mma.sync"
-    assert all(units in found[kernel].ptx for kernel in kernels if kernel.function.startswith("product"))
-
-
-def product_kernels(architecture: str) -> list[Kernel]:
-    """One of f32, on three parts, and one of bf16."""
-    kernels = []
-    for element in ("f32", "bf16"):
-        tiling = choose_tiling(Shape(1, 4096, 4096, 4096, element), architecture)
-        constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None}
-        constants |= {"BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
-        constants |= {} if tiling.copied else {"PARTS": 3 if element == "f32" else 1}
-        kernels.append(
-            Kernel(
-                f"product_{element}",
-                "products",
-                "product_copied" if tiling.copied else "product",
-                (("a", "bf16"), ("b", "bf16"), ("c", "f32")),
-                ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
-                ("a", "b", "c", "N", "pitch_a", "pitch_b"),
-                tuple(constants.items()),
-                tiling.warps,
-                tiling.stages,
-            )
-        )
-    return kernels
-
-
-@needs_triton
-def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    first = compile_kernels([RANK], "sm_90")
-    (path,) = (tmp_path / "kernels").iterdir()
-    monkeypatch.setattr(ptx, "_compile", lambda kernels, architecture: [NO_PTX] * len(kernels))
-    assert compile_kernels([RANK], "sm_90") == first
-    # What was altered is compiled anew.
-    fields = json.loads(path.read_text())
-    path.write_text(json.dumps({**fields, "ptx": fields["ptx"] + " "}))
-    assert compile_kernels([RANK], "sm_90") == {RANK: NO_PTX}
-
-
-@needs_triton
-def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The PTX is in the executable: nothing of Triton's is needed to run it."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    x, w = (torch.randn(256, 512, requires_grad=True) for _ in range(2))
-    compiled = compile_backward(
-        torch.nn.functional.linear, (x, w), target="cuda:sm_90", kernels="products", cache=False
-    )
-    report = compiled.explain().to_dict()
-    assert any("product_nt_f32" in line for line in report["kernels"]) and not report["notes"]
-    assert "product_nt_f32" in str(compiled.explain())
-    path = tmp_path / "linear.rgd"
-    compiled.save(path)
-    kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
-    assert {"split_f32"} < set(kernels) and any(name.startswith("product_nt_f32") for name in kernels)
-
-
-@needs_triton
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
-def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    logits, places = torch.randn(300, 1001, requires_grad=True), torch.randint(0, 1001, (300,))
-    entropy = torch.nn.functional.cross_entropy
-    compiled = compile_backward(entropy, (logits, places), target=target, kernels="rows", cache=False)
-    report = compiled.explain().to_dict()
-    assert {"rows_maximum", "rows_sum", "rows_map"} <= {
-        "_".join(line.split(": ")[1].split("_")[:2]) for line in report["kernels"]
-    }
-    assert not report["notes"]
-    path = tmp_path / "entropy.rgd"
-    compiled.save(path)
-    assert any(name.startswith("rows_map") for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels)
