@@ -3,8 +3,7 @@
 """Saved values in narrower types, or as hooks pack them, on FX: what ``bwd-narrow-saved`` does to a module, done to the
 captured halves.
 
-The types, their parts and their names are those of ``pipelines/analysis/narrow_types.py``, which this file may not
-import: ``tests/unit/test_narrowing.py`` compares the two, and verification runs this form against the compiled one.
+Verification runs this form against the compiled one.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 64
-FLOAT8_MAX = 448.0
-INT8_MAX = 127.0
-TINY = 2.0**-100
-PARTS = {"bf16": ("bf16",), "float8_e4m3": ("float8", "scale"), "int8-block": ("int8", "scales")}
+from retrograd.contract.formats import BLOCK, FLOAT8_MAX, FORMATS, INT8_MAX, TINY, part_name
 
 
 def pack(tensor: Tensor, format: str) -> tuple[Tensor, ...]:
@@ -68,12 +63,12 @@ def narrow_packer(format: str) -> Packer:
     def unpack_narrow(parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return unpack(parts, format, shape, dtype)
 
-    return Packer(PARTS[format], pack_narrow, unpack_narrow)
+    return Packer(FORMATS[format].parts, pack_narrow, unpack_narrow)
 
 
 def part_names(narrowed: Mapping[str, Packer]) -> dict[str, str]:
     """For the name of each part of the narrowed values the name of the value."""
-    return {f"{name}_{part}": name for name, packer in narrowed.items() for part in packer.parts}
+    return {part_name(name, part): name for name, packer in narrowed.items() for part in packer.parts}
 
 
 def narrow_graphs(
@@ -107,7 +102,7 @@ def _pack_node(graph: torch.fx.Graph, node: torch.fx.Node, packer: Packer) -> li
     found = []
     for place, (name, part) in enumerate(zip(packer.parts, parts, strict=True)):
         found.append(
-            graph.create_node("call_function", operator.getitem, (whole, place), {}, name=f"{node.name}_{name}")
+            graph.create_node("call_function", operator.getitem, (whole, place), {}, name=part_name(node.name, name))
         )
         found[-1].meta["val"] = part
     return found
@@ -120,8 +115,8 @@ def _unpack_placeholder(
     parts = []
     with graph.inserting_before(node):
         for part in packer.parts:
-            parts.append(graph.placeholder(f"{name}_{part}"))
-            parts[-1].meta["val"] = packed[f"{name}_{part}"].meta["val"]
+            parts.append(graph.placeholder(part_name(name, part)))
+            parts[-1].meta["val"] = packed[part_name(name, part)].meta["val"]
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
         # Open sizes are those of the elements that are packed.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
+from retrograd.contract.formats import FORMATS
 from retrograd.pipelines.analysis.graph import Tag
-from retrograd.pipelines.analysis.narrow_types import FORMATS
 
 ACTIONS = {
     "must-save": Tag.NEVER,

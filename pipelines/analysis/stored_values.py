@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retrograd.contract.formats import narrowed_bytes
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.narrow_types import narrowed_bytes
 from retrograd.pipelines.analysis.tensor_types import element_type
 
 # The narrower type that an op's results are saved in.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
+from retrograd.contract.formats import FORMATS, part_names
 from retrograd.contract.roles import BACKWARD, FORWARD, SAVED
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.narrow_types import FORMATS, part_names
 from retrograd.pipelines.analysis.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.analysis.stored_values import PACKED, STORED, packed_as, stored_format
 from retrograd.pipelines.analysis.tensor_types import tensor_shape

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from retrograd.contract.formats import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.narrow_types import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
 from retrograd.pipelines.analysis.read_graph import SHAPES
 from retrograd.pipelines.analysis.tensor_types import element_type, fixed_shape, tensor_shape
 

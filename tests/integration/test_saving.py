@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.contract.formats import FORMATS
 from retrograd.frontend.narrowing import pack, unpack
-from retrograd.pipelines.analysis.narrow_types import FORMATS
 
 
 class Model(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrograd.pipelines.analysis.narrow_types import FORMATS, narrowed_bytes
+from retrograd.contract.formats import FORMATS, narrowed_bytes
 from retrograd.pipelines.save_policy import (
     SavePolicy,
     SaveRule,
