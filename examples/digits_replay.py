@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrograd.contract.roles import BACKWARD, FORWARD, MUTATION, TANGENT
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, MUTATION, TANGENT, name_in_role
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
@@ -79,6 +79,6 @@ def _backward_tensors(
     loss = F.cross_entropy(logits, labels, reduction="sum")
     parameters = dict(model.named_parameters())
     tangent, *found = torch.autograd.grad(loss, [logits, *parameters.values()])
-    gradients = {f"grad.{name}": gradient for name, gradient in zip(parameters, found, strict=True)}
+    gradients = {name_in_role(GRAD, name): gradient for name, gradient in zip(parameters, found, strict=True)}
     arguments = [tangent if a.role == TANGENT else values[a.name] for a in backward.arguments]
     return arguments, [gradients[r.name] for r in backward.results]

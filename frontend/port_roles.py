@@ -15,7 +15,19 @@ import torch
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils import _pytree as pytree
 
-from retrograd.contract.roles import BUFFER, GRAD, INPUT, MUTATION, OUTPUT, PARAM, SEED, SIZE, TANGENT
+from retrograd.contract.roles import (
+    BASE,
+    BUFFER,
+    GRAD,
+    INPUT,
+    MUTATION,
+    OUTPUT,
+    PARAM,
+    SEED,
+    SIZE,
+    TANGENT,
+    name_in_role,
+)
 from retrograd.contract.signature import CONSTANT, Signature
 from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.flat_module import state_name
@@ -94,7 +106,7 @@ def argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
         case d.ViewBaseAOTInput() | d.SyntheticBaseAOTInput():
             raise shared_memory_error()
         case d.TangentAOTInput():
-            return TANGENT, f"{TANGENT}.{result_role(desc.output, signature)[1]}"
+            return TANGENT, name_in_role(TANGENT, result_role(desc.output, signature)[1])
     raise CaptureError(f"unsupported kind of argument: {desc}", "tensor subclasses and effect tokens are not supported")
 
 
@@ -106,11 +118,11 @@ def result_role(desc: Any, signature: Signature | None) -> tuple[str, str]:
         case d.PlainAOTOutput():
             return OUTPUT, _output_name(desc.idx, signature)
         case d.IntermediateBaseAOTOutput():
-            return OUTPUT, f"base.{result_role(desc.base_of, signature)[1]}"
+            return OUTPUT, name_in_role(BASE, result_role(desc.base_of, signature)[1])
         case d.InputMutationAOTOutput():
             return MUTATION, argument_role(desc.mutated_input, signature)[1]
         case d.GradAOTOutput():
-            return GRAD, f"{GRAD}.{argument_role(desc.grad_of, signature)[1]}"
+            return GRAD, name_in_role(GRAD, argument_role(desc.grad_of, signature)[1])
     raise CaptureError(f"unsupported kind of result: {desc}", "tensor subclasses and effect tokens are not supported")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from retrograd.contract.manifest import FORMAT_VERSION, Manifest
+from retrograd.contract.manifest import FORMAT_VERSION, PACKAGES, Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import FunctionSpec
@@ -20,13 +20,6 @@ from retrograd.pipelines.staged import Progress, StagedModule
 
 if TYPE_CHECKING:
     from retrograd.build import Build
-
-PACKAGES = {
-    "retrograd": "retrograd",
-    "torch": "torch",
-    "torch-mlir": "torch-mlir",
-    "iree-compiler": "iree-base-compiler",
-}
 
 
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from retrograd.build import Build
-from retrograd.contract.roles import BACKWARD
+from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
 from retrograd.description import find_versions, function_specs
 from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.options import Options
@@ -111,7 +111,7 @@ class BackwardVariants:
     def _output_names(self, absent: Collection[str]) -> str:
         """The outputs that the loss leaves out, as the user knows them."""
         arguments = self.built.staged.function(BACKWARD).arguments
-        return ", ".join(a.name.removeprefix("tangent.") for a in arguments if a.value in absent)
+        return ", ".join(name_without_role(TANGENT, a.name) for a in arguments if a.value in absent)
 
 
 def variants_of(built: Build, options: Options, progress: Progress) -> BackwardVariants | None:

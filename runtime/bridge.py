@@ -10,7 +10,21 @@ from typing import Any, NoReturn
 import torch
 
 from retrograd.contract.manifest import Manifest
-from retrograd.contract.roles import BACKWARD, FORWARD, MUTATION, OUTPUT, SAVED, SEED, SIZE, TANGENT
+from retrograd.contract.roles import (
+    BACKWARD,
+    BASE,
+    FORWARD,
+    GRAD,
+    MUTATION,
+    OUTPUT,
+    SAVED,
+    SEED,
+    SIZE,
+    TANGENT,
+    has_role,
+    name_in_role,
+    name_without_role,
+)
 from retrograd.contract.signature import (
     CONSTANT,
     SAME_INPUT,
@@ -66,8 +80,8 @@ class Bridge:
         self.outputs = [(o, o.type) for o in signature.outputs if o.kind != CONSTANT and o.type is not None]
         # Results of the forward that leave the step, by keys; a mutation's differs from its argument's name.
         self.given = [r for r in self.forward.results if r.role != SAVED]
-        self.keys = [f"{MUTATION}.{r.name}" if r.role == MUTATION else r.name for r in self.given]
-        self.mutated = {i: f"{MUTATION}.{self.names[i]}" for i in signature.mutated}
+        self.keys = [name_in_role(MUTATION, r.name) if r.role == MUTATION else r.name for r in self.given]
+        self.mutated = {i: name_in_role(MUTATION, self.names[i]) for i in signature.mutated}
         if any(primals[i].type.requires_grad for i in signature.mutated):
             raise ArtifactError(
                 "the model writes to an argument that requires grad: compile it in this process instead of loading it"
@@ -106,7 +120,7 @@ class Bridge:
         sources: dict[str, Sequence[torch.Tensor]] = {
             VIEW_OF_INPUT: primals,
             VIEW_OF_OUTPUT: [results[o.name] for o, _ in self.outputs] if spec.kind == VIEW_OF_OUTPUT else [],
-            VIEW_OF_BASE: [t for name, t in results.items() if name.startswith("base.")],
+            VIEW_OF_BASE: [t for name, t in results.items() if has_role(BASE, name)],
         }
         base = sources[spec.kind][spec.base]
         base = base if type_.requires_grad else base.detach()
@@ -135,7 +149,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        names = [*ctx.kept, *[f"tangent.{name}" for name in ctx.given]]
+        names = [*ctx.kept, *[name_in_role(TANGENT, name) for name in ctx.given]]
         return (None, *_Gradients.apply(ctx.bridge, names, ctx.sizes, *ctx.saved_tensors, *gradients))  # type: ignore[no-untyped-call]
 
 
@@ -153,7 +167,7 @@ class _Gradients(torch.autograd.Function):
         values: dict[str, Argument] = {**dict(zip(names, tensors, strict=True)), **sizes}
         function = bridge.backward
         results = run_function(bridge.program, function, [values[a.name] for a in function.arguments], same_step=True)
-        by_name = {r.name.removeprefix("grad."): t for r, t in zip(function.results, results, strict=True)}
+        by_name = {name_without_role(GRAD, r.name): t for r, t in zip(function.results, results, strict=True)}
         return tuple(by_name.get(name) for name in bridge.names)
 
     @staticmethod
@@ -166,7 +180,7 @@ class _Gradients(torch.autograd.Function):
 def _is_differentiable(result: Any, bridge: Bridge) -> bool:
     if result.role != OUTPUT:
         return False
-    return bool(result.name.startswith("base.") or bridge.requires_grad[result.name])
+    return bool(has_role(BASE, result.name) or bridge.requires_grad[result.name])
 
 
 def _restride(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.contract.roles import GRAD, SAVED
+from retrograd.contract.roles import GRAD, SAVED, name_in_role
 from retrograd.dialects import bwd, ir
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.functions import find_function, functions, only_block
@@ -83,11 +83,11 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
         match op.name:
             case "bwd.save":
                 name = ir.StringAttr(op.attributes["name"]).value
-                attributes = {"bwd.role": SAVED, "bwd.name": f"{SAVED}.{name}", "bwd.value": name}
+                attributes = {"bwd.role": SAVED, "bwd.name": name_in_role(SAVED, name), "bwd.value": name}
                 added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.accumulate_grad":
                 number = ir.IntegerAttr(op.attributes["param"]).value
-                attributes = {"bwd.role": GRAD, "bwd.name": f"{GRAD}.{number}"}
+                attributes = {"bwd.role": GRAD, "bwd.name": name_in_role(GRAD, str(number))}
                 added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.recompute_barrier":
                 op.results[0].replace_all_uses_with(op.operands[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
 from retrograd.contract.formats import FORMATS, part_names
-from retrograd.contract.roles import BACKWARD, FORWARD, SAVED
+from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, name_in_role
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.analysis.stored_values import PACKED, STORED, packed_as, stored_format
@@ -210,7 +210,7 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
 def _part_attributes(entry: dict[str, str], name: str, type_: ir.Type) -> dict[str, str]:
     """What an argument says of itself that is a part of the one that said ``entry``."""
     shape = {} if None in (tensor_shape(type_) or ()) else {SHAPE: ""}
-    named = {**entry, **shape, "bwd.name": f"saved.{name}", "bwd.value": name}
+    named = {**entry, **shape, "bwd.name": name_in_role(SAVED, name), "bwd.value": name}
     return {key: text for key, text in named.items() if text}
 
 

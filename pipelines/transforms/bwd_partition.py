@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE, name_in_role
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -147,7 +147,7 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
 
 def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping[str, str] | None) -> dict[str, str]:
     name = graph.values[value].name
-    known = f"saved.{name}" if output is None else output.get("bwd.name", f"saved.{name}")
+    known = name_in_role(SAVED, name) if output is None else output.get("bwd.name", name_in_role(SAVED, name))
     return {"bwd.role": SAVED, "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
 
 

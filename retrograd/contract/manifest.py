@@ -19,7 +19,13 @@ from retrograd.contract.tensors import FunctionSpec
 FORMAT_VERSION = 2
 """The only manifest format that this release writes and reads."""
 
-VERSION_KEYS = frozenset({"retrograd", "torch", "torch-mlir", "iree-compiler"})
+PACKAGES = {
+    "retrograd": "retrograd",
+    "torch": "torch",
+    "torch-mlir": "torch-mlir",
+    "iree-compiler": "iree-base-compiler",
+}
+"""The packages that make an executable: a key of ``Manifest.versions``, and the distribution."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Manifest:
     """All that a loader must know before it gives an executable to IREE.
 
     `targets` are the devices compiled for, `partition` the policy that chose what is saved, `versions` the packages
-    that made the executable (keys `VERSION_KEYS`). `report` is a JSON object that this module carries and does not
+    that made the executable (keys `PACKAGES`). `report` is a JSON object that this module carries and does not
     read.
     """
 
@@ -79,7 +85,7 @@ class Manifest:
             where,
         )
         versions = read_typed(fields, "versions", dict, where)
-        read_fields(versions, VERSION_KEYS, f"{where}.versions")
+        read_fields(versions, PACKAGES, f"{where}.versions")
         return cls(
             format_version=version,
             functions=read_each(fields, "functions", where, FunctionSpec.from_dict),

@@ -35,5 +35,23 @@ MUTATION = "mutation"
 """The new value of an argument that the model writes to."""
 GRAD = "grad"
 
+BASE = "base"
+"""What the name of an output begins with that is returned for its views alone."""
+
 ARGUMENT_ROLES = (PARAM, BUFFER, INPUT, TANGENT, SAVED, SEED, SIZE)
 RESULT_ROLES = (OUTPUT, MUTATION, SAVED, GRAD)
+
+
+def name_in_role(role: str, name: str) -> str:
+    """What belongs to ``name`` in a role: ``grad.weight`` to ``weight``."""
+    return f"{role}.{name}"
+
+
+def has_role(role: str, name: str) -> bool:
+    """Whether `name_in_role` made ``name`` for this role."""
+    return name.startswith(f"{role}.")
+
+
+def name_without_role(role: str, name: str) -> str:
+    """What `name_in_role` was given; ``name`` itself, if it is none of its names."""
+    return name.removeprefix(f"{role}.")

@@ -4,6 +4,7 @@
 
 import ast
 import builtins
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,12 +55,16 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
                 yield path, ast.parse(file.read_text(encoding="utf-8"), path)
 
 
+# With which the names of tensors begin.
+PREFIXES = tuple(f"{role}." for role in (*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES, roles.BASE))
+
+
 def find_said_again(path: str, tree: ast.Module) -> Iterator[str]:
     """Names of the contract as literals: those of `DISTINCT` anywhere, all roles where they are compared or given."""
     known = {*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node.value in DISTINCT and (path, node.value) not in OTHER_MEANINGS:
+            if node.value in (DISTINCT | {*PREFIXES}) and (path, node.value) not in OTHER_MEANINGS:
                 yield f"{path}:{node.lineno}: {node.value!r}"
             continue
         values: list[ast.expr] = []
@@ -89,6 +94,7 @@ def test_names_of_the_contract_are_said_once() -> None:
         'port = replace(port, role="output")',
         'attributes = {"bwd.role": "input", "bwd.name": name}',
         'known = entry.get("bwd.role") == "size"',
+        'names = [f"tangent.{name}" for name in given]',
     ],
 )
 def test_what_is_said_again_is_found(source: str) -> None:
@@ -103,6 +109,57 @@ def test_other_meanings_are_still_there() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert said >= OTHER_MEANINGS
+
+
+def find_records(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
+    """The classes of a file with their annotated fields, three or more."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            fields = {f.target.id for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)}
+            if len(fields) > 2:
+                yield node.name, frozenset(fields)
+
+
+def find_tables(tree: ast.Module) -> Iterator[tuple[str, object]]:
+    """The constants at the top of a file that hold several things, written out."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Dict, ast.Tuple, ast.Set, ast.List)):
+            with contextlib.suppress(ValueError):
+                value = ast.literal_eval(node.value)
+                table = value if isinstance(value, dict) else set(value)
+                yield ast.unparse(node.targets[0]), table if len(table) > 2 else None
+
+
+def contract_files() -> list[ast.Module]:
+    return [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "retrograd" / "contract").glob("*.py")]
+
+
+def find_records_said_again(path: str, tree: ast.Module) -> Iterator[str]:
+    """Classes whose fields are all a class's of the contract, or hold all of them where these are four or more."""
+    known = dict(record for file in contract_files() for record in find_records(file))
+    assert {"TensorSpec", "FunctionSpec", "Signature", "IndexBound", "RunIsland", "DynamicSize"} <= known.keys()
+    for name, fields in find_records(tree):
+        yield from (
+            f"{path}: {name} is {other}"
+            for other, its in known.items()
+            if fields <= its or (its <= fields and len(its) > 3)
+        )
+
+
+def test_no_class_has_the_fields_of_one_of_the_contract() -> None:
+    assert [again for path, tree in sources() for again in find_records_said_again(path, tree)] == []
+
+
+def test_a_class_with_the_fields_of_the_contract_is_found() -> None:
+    planted = "class Port:\n    name: str\n    role: str\n    shape: object\n    dtype: str"
+    assert list(find_records_said_again("x.py", ast.parse(planted))) == ["x.py: Port is TensorSpec"]
+
+
+def test_no_table_of_the_contract_is_written_again() -> None:
+    tables = [value for file in contract_files() for _, value in find_tables(file) if value]
+    tables += [set(roles.ARGUMENT_ROLES), set(roles.RESULT_ROLES), set(hooks.HOOK_KINDS)]
+    again = [f"{path}: {name}" for path, tree in sources() for name, value in find_tables(tree) if value in tables]
+    assert again == []
 
 
 def find_baseless_errors(path: str, tree: ast.Module) -> Iterator[str]:
