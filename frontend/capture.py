@@ -24,8 +24,10 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import InputSpec, Signature, StateSpec
 from retrograd.frontend.arguments import check_call, input_specs
+from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS
 from retrograd.frontend.decompositions import decomposition_table
@@ -41,7 +43,7 @@ from retrograd.frontend.prepare import Traced, prepare
 from retrograd.frontend.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.size_expressions import to_shape
-from retrograd.frontend.source import CaptureError, capture_error
+from retrograd.frontend.source import CaptureError, capture_error, shared_memory_error
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
 
@@ -62,6 +64,10 @@ class CapturedGraph:
     module: FlatModule
     num_forward_outputs: int
     sizes: OpenSizes = field(default_factory=OpenSizes)
+
+    def for_build(self) -> Captured:
+        """What is to be built of it; traces the hooks that pack what is saved."""
+        return Captured.of(self.graph_module, JOINT, self.signature)
 
 
 def capture_joint(
@@ -227,11 +233,3 @@ def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
     values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
     values += graph_module.meta.get(CONSTANTS, [])
     return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
-
-
-def shared_memory_error() -> CaptureError:
-    """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
-    return CaptureError(
-        "the model writes to an argument, parameter or buffer that shares its memory with another",
-        "give each of them memory of its own, with clone()",
-    )

@@ -15,6 +15,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
+from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
@@ -34,8 +35,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 _LOG = logging.getLogger(__name__)
 
-# Compiles a traced graph under the name given for its function; returns the functions it became, by name.
-Build = Callable[[torch.fx.GraphModule, str], Mapping[str, CompiledFunction]]
+# Compiles a captured graph; returns the functions it became, by name.
+Build = Callable[[Captured], Mapping[str, CompiledFunction]]
 
 
 def compile_with_dynamo(
@@ -85,7 +86,7 @@ def _compile(
         try:
             prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
             sizes.update(size_values(traced))
-            return build(traced, name)
+            return build(Captured.of(traced, name, is_part=True))
         except (RuntimeError, ValueError) as error:
             raise _Refused(error) from error
 

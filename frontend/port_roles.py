@@ -29,9 +29,8 @@ from retrograd.contract.roles import (
     name_in_role,
 )
 from retrograd.contract.signature import CONSTANT, Signature
-from retrograd.frontend.capture import shared_memory_error
 from retrograd.frontend.flat_module import state_name
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.source import CaptureError, shared_memory_error
 from retrograd.frontend.tensor_graphs import SeedAOTInput, SizeAOTInput
 
 

@@ -174,3 +174,11 @@ _REMEDIES = {
         "write x[i[None]][0] and x.index_select(0, i + torch.arange(n))"
     ),
 }
+
+
+def shared_memory_error() -> CaptureError:
+    """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
+    return CaptureError(
+        "the model writes to an argument, parameter or buffer that shares its memory with another",
+        "give each of them memory of its own, with clone()",
+    )

@@ -79,9 +79,10 @@ class StagedModule:
 
     @property
     def saved(self) -> list[str]:
-        """The names of the values that the forward computes for the backward alone."""
-        joint = any(f.name == BACKWARD for f in self.functions)
-        return [r.value for r in self.function(FORWARD).results if r.role == SAVED] if joint else []
+        """The names of the values that the forward computes for the backward alone; a half by itself saves nothing."""
+        if not {FORWARD, BACKWARD} <= {f.name for f in self.functions}:
+            return []
+        return [r.value for r in self.function(FORWARD).results if r.role == SAVED]
 
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from retrograd.bisection import Bisection, find_fault, saved_executable
-from retrograd.build import Build, build_graph, build_joint, import_joint
+from retrograd.build import build, build_functions, tell_notes
+from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
 from retrograd.frontend.autograd.family_lock import make_lock
@@ -29,9 +30,8 @@ from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.verification import verified
-from retrograd.options import Options, check_choice, check_flag, tensors_of
+from retrograd.options import Request, check_choice, check_flag, tensors_of
 from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.staged import (
     STAGE_NAMES,
@@ -46,6 +46,7 @@ from retrograd.runtime.executor import Program
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
 from retrograd.specializations import Specializations
+from retrograd.stagers import import_captured
 from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
@@ -127,9 +128,8 @@ def compile_backward(
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
-    options = Options(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify).on(
-        tensors_of(model, args, kwargs)
-    )
+    request = Request(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify)
+    options = request.on(tensors_of(model, args, kwargs))
     if verify is True:
         # The whole step is compared.
         options = replace(options, verify=False)
@@ -138,7 +138,8 @@ def compile_backward(
         with phases.phase("capture"):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
             python = captured.module.python or PythonValues()
-        built = build_joint(captured, options, phases, portable=portable)
+        built = build(captured.for_build(), options, phases, portable=portable)
+        tell_notes(built)
         variants = variants_of(built, options, phases)
         backward = replace(built.function(BACKWARD), without=variants)
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
@@ -148,7 +149,7 @@ def compile_backward(
             reference = bind_traced(model, args, kwargs, backward, dynamic_shapes) if traced else None
             # Slices for bisection are of fixed sizes.
             unlocated = backward.narrowed or captured.sizes.sizes
-            locate = None if unlocated else partial(_locate, captured, built, options.find_target())
+            locate = None if unlocated else partial(_locate, captured, built, options.target)
             call = verified(call, captured, reference, locate)
         call = captured.module.checked(
             under_hooks(call, hooks), len(captured.signature.params + captured.signature.buffers)
@@ -227,21 +228,21 @@ def bisect(
     """
     tensors = tensors_of(model, args, kwargs)
     chosen = "error" if artifact is not None else fallback
-    options = Options(target, partition, True, memory_budget, save_policy, chosen).on(tensors)
+    options = Request(target, partition, True, memory_budget, save_policy, chosen).on(tensors)
     with COMPILING, contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, args, kwargs)
-        executable: Executable | None = None
+        graph, executable = captured.for_build(), None
         try:
-            built = build_joint(captured, options, Progress())
+            built = build(graph, options)
             staged, executable = built.staged, built.executable
         except CompileError:
             policy = "min-cut" if partition == "budget" else partition
-            staged = stage_module(import_joint(captured, options.policy, Progress()), policy, Progress())
+            staged = stage_module(import_captured(graph, options, Progress()), policy, Progress())
     # After the trace is closed, in which every tensor would be a fake one.
     values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
     if artifact is not None:
         executable = saved_executable(artifact, staged)
-    return find_fault(staged, options.find_target(), values, executable)
+    return find_fault(staged, options.target, values, executable)
 
 
 def _locate(captured: CapturedGraph, built: Build, target: Target, primals: Sequence[torch.Tensor]) -> str:
@@ -264,8 +265,8 @@ def dynamo_backend(
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     check_choice("mode", mode or "default", MODES)
-    chosen = Options.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
-    return compile_with_dynamo(graph_module, example_inputs, partial(build_graph, options=chosen))
+    chosen = Request.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
+    return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
 
 
 def _convention(captured: CapturedGraph, program: Program) -> CallingConvention:

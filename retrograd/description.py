@@ -19,7 +19,7 @@ from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import Progress, StagedModule
 
 if TYPE_CHECKING:
-    from retrograd.build import Build
+    from retrograd.built import Build
 
 
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
@@ -29,7 +29,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
     known = not unknown_scratch(built.staged, built.executable.transients)
     report = {
         "name": name,
-        "target": options.find_target().name,
+        "target": options.target.name,
         "notes": list(built.executable.notes),
         "flags": list(built.executable.flags),
         "kernels": list(built.executable.kernels),
@@ -54,7 +54,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
     return Manifest(
         FORMAT_VERSION,
         functions,
-        options.find_target().names,
+        options.target.names,
         options.partition,
         find_versions(),
         captured.signature,

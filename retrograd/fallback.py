@@ -113,7 +113,7 @@ class Fallback:
         warnings.warn(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,
-            stacklevel=7,
+            stacklevel=6,
         )
 
     def _recall(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:

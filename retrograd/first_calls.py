@@ -96,7 +96,7 @@ class Keeper:
         """
         options = self.checks.options
         said = f"the compiled @{self.name} gives wrong values, and is not used: {fault.message}"
-        if options.verify is True or options.allowed_fallback() == "error":
+        if options.verify is True or options.fallback == "error":
             raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
         warnings.warn(
             f"{said}. It runs in torch, until other code has been found that is right; explain() tells",

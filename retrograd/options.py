@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,11 +27,39 @@ PARTITIONS = ("default", "min-cut", "budget")
 # What people write for True and False.
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
 _CPU = torch.device("cpu")
+_NO_RULES = SavePolicy()
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a compilation is asked for; refused where there is no such thing. ``device`` is where its tensors are."""
+    """How one graph is compiled, for tensors on ``device``: read from what the user gave, which is not read again.
+
+    ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
+    are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
+    that the device has to be there when the program is loaded.
+    """
+
+    target: Target
+    device: torch.device
+    partition: str = "min-cut"
+    budget: int | float | None = None
+    policy: SavePolicy = _NO_RULES
+    fallback: str = "island"
+    cache: bool = True
+    verify: bool | str = FIRST
+    hook_schedule: str = "eager-order"
+    # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
+    needs_device: bool = False
+
+    @property
+    def uri(self) -> str:
+        """IREE's name of the device to run on: that of the tensors, if there is code for it."""
+        return choose_uri(self.target.names, choose_device(self.target.names, [self.device]))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user gave `compile_backward` or `torch.compile`; refused where there is no such thing."""
 
     target: str | Sequence[str] | None = None
     partition: str = "min-cut"
@@ -41,16 +69,11 @@ class Options:
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
     verify: bool | str = FIRST
-    device: torch.device = _CPU
-
-    @property
-    def policy(self) -> SavePolicy:
-        """The rules on what to save; none where none were given."""
-        return self.save_policy or SavePolicy()
+    budget: int | float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         # Which kernels there are for it is seen when the device is known.
-        target_on(self.device, self.target, OFF)
+        target_on(_CPU, self.target, OFF)
         check_kernels(self.kernels)
         check_flag("cache", self.cache)
         if self.verify != FIRST:
@@ -60,44 +83,47 @@ class Options:
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("partition", self.partition, PARTITIONS)
         if self.partition == "budget":
-            parse_memory_size(self.memory_budget)
+            object.__setattr__(self, "budget", parse_memory_size(self.memory_budget))
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Options:
+    def read(cls, given: Mapping[str, Any]) -> Request:
         """The options that ``torch.compile`` was given.
 
         Raises:
             ValueError: there is no such option; names those that there are.
         """
-        known = [field.name for field in fields(cls) if field.name != "device"]
+        known = [field.name for field in fields(cls) if field.init]
         for name in given:
             check_choice("option", name, known)
         return cls(**given)
 
     def on(self, tensors: Sequence[torch.Tensor]) -> Options:
-        """The same for a model of these parameters and arguments: CUDA where any of them is."""
-        return replace(self, device=next((t.device for t in tensors if t.is_cuda), self.device))
+        """The options for a model of these parameters and arguments: on CUDA where any of them is.
 
-    def find_target(self) -> Target:
-        """The target asked for, else that of the tensors' device."""
-        return target_on(self.device, self.target, self.kernels)
-
-    def allowed_fallback(self) -> str:
-        """The fallback, where there can be islands: code for HIP does not run here, and no file holds an island."""
-        runs = all(name.partition(":")[0] != "hip" for name in self.find_target().names)
-        return self.fallback if runs else "error"
-
-    def uri(self) -> str:
-        """IREE's name of the device to run on: that of the tensors, if there is code for it."""
-        names = self.find_target().names
-        return choose_uri(names, choose_device(names, [self.device]))
+        Raises:
+            UnknownTarget, ValueError: the target, or kernels asked for by name, cannot be had on their device.
+        """
+        device = next((t.device for t in tensors if t.is_cuda), _CPU)
+        target = target_on(device, self.target, self.kernels)
+        # Code for HIP does not run here, and no file holds an island.
+        runs = all(name.partition(":")[0] != "hip" for name in target.names)
+        return Options(
+            target,
+            device,
+            partition=self.partition,
+            budget=self.budget,
+            policy=self.save_policy or _NO_RULES,
+            fallback=self.fallback if runs else "error",
+            cache=self.cache,
+            verify=self.verify,
+        )
 
 
 @dataclass(frozen=True)
-class BackwardOptions:
-    """What `retrograd.enable` was asked for."""
+class BackwardRequest:
+    """What a user gave `retrograd.enable`; refused where there is no such thing."""
 
     target: str | None
     hook_schedule: str
@@ -118,6 +144,23 @@ class BackwardOptions:
         check_flag("background", self.background)
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("hook_schedule", self.hook_schedule, [*POLICIES])
+
+    def on(self, device: torch.device) -> Options:
+        """The options for a backward of tensors on ``device``. What is compiled beside the training is the same
+        program, and nothing is compared at a first call: a backward is rehearsed when it is compiled.
+
+        Raises:
+            ValueError: kernels asked for by name cannot be had there.
+        """
+        return Options(
+            target_on(device, self.target, self.kernels),
+            device,
+            fallback=self.fallback,
+            cache=self.cache,
+            verify=False,
+            hook_schedule=self.hook_schedule,
+            needs_device=True,
+        )
 
 
 def check_choice(what: str, given: object, known: Sequence[str]) -> None:

@@ -17,11 +17,11 @@ from retrograd.frontend.autograd.captured import CapturedBackward
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.history import History, Recompile
-from retrograd.options import BackwardOptions
+from retrograd.options import BackwardRequest
 
 _LOG = logging.getLogger("retrograd")
 # Of the scopes that the thread is in, from the outermost to the one that counts.
-_ACTIVE: ContextVar[tuple[BackwardOptions, ...]] = ContextVar("retrograd.enable", default=())
+_ACTIVE: ContextVar[tuple[BackwardRequest, ...]] = ContextVar("retrograd.enable", default=())
 
 
 class _Client:
@@ -54,7 +54,7 @@ class Scope(contextlib.ContextDecorator):
     """What :func:`enable` gives: a context or a decorator, for as many uses as wanted, one inside the other and in
     several threads too."""
 
-    def __init__(self, options: BackwardOptions) -> None:
+    def __init__(self, options: BackwardRequest) -> None:
         self._options = options
 
     def __enter__(self) -> None:
@@ -97,7 +97,7 @@ def enable(
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
         TypeError: ``cache`` or ``background`` is neither True nor False, or ``kernels`` neither text nor several texts.
     """
-    return Scope(BackwardOptions(target, hook_schedule, cache, background, fallback, kernels))
+    return Scope(BackwardRequest(target, hook_schedule, cache, background, fallback, kernels))
 
 
 def explain_recompiles() -> list[Recompile]:
@@ -106,7 +106,7 @@ def explain_recompiles() -> list[Recompile]:
     return list(_CLIENT.history.entries)
 
 
-def _active_options() -> BackwardOptions | None:
+def _active_options() -> BackwardRequest | None:
     active = _ACTIVE.get()
     return active[-1] if active else None
 

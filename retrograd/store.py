@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from retrograd.options import BackwardOptions, Options
+from retrograd.options import Options
 from retrograd.pipelines.fingerprint import source_fingerprint
 from retrograd.pipelines.staged import ExecutableStore
 from retrograd.runtime.cache import Cache, cache_key
@@ -29,6 +29,6 @@ class Store:
         return cache_key({**parts, "sources": source_fingerprint()})
 
 
-def open_store(options: Options | BackwardOptions) -> ExecutableStore | None:
+def open_store(options: Options) -> ExecutableStore | None:
     """The on-disk cache, if it is wanted."""
     return Store() if options.cache else None

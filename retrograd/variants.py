@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from retrograd.build import Build
+from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
-from retrograd.description import find_versions, function_specs
+from retrograd.description import find_versions
 from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.options import Options
 from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
@@ -19,7 +19,6 @@ from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.staged import Progress, build_executable
 from retrograd.pipelines.targets import Target
-from retrograd.runtime.executor import Program
 from retrograd.store import open_store
 
 
@@ -59,7 +58,7 @@ class BackwardVariants:
         try:
             function = self._build(absent)
         except (PipelineError, CompileError) as error:
-            if self.options.allowed_fallback() == "error":
+            if self.options.fallback == "error":
                 raise
             reason = str(error).strip().partition("\n")[0]
         else:
@@ -92,17 +91,13 @@ class BackwardVariants:
             )
             transients = {**self.built.executable.transients, **executable.transients}
             if limit is None or variant_peak(self.built.staged, staged, transients) <= limit:
-                program = Program.load(executable.vmfb, driver=self.built.program.driver)
-                specs = function_specs(staged, executable)
-                part = replace(
-                    self.built, staged=staged, executable=executable, program=program, specs=specs, cached=cached
-                )
+                part = self.built.with_part(staged, executable, cached=cached)
                 return replace(part.function(BACKWARD), dropped=dropped)
         return None
 
     def _targets(self, limit: int | None) -> Iterator[Target]:
         """What to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
-        target = self.options.find_target()
+        target = self.options.target
         yield target
         if limit is not None:
             yield target.in_order()

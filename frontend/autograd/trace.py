@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.contract.roles import PARAM, SAVED
+from retrograd.contract.roles import BACKWARD, PARAM, SAVED
 from retrograd.frontend.autograd.aten_interpreter import AtenInterpreter
 from retrograd.frontend.autograd.hook_inlining import Finder
 from retrograd.frontend.autograd.inlined_hooks import InlinedHooks
@@ -30,6 +30,7 @@ from retrograd.frontend.autograd.open_sizes import OpenLayout, OpenSizes, SizeGu
 from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder, find_borrowed
+from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
 from retrograd.frontend.port_roles import RuntimeInput, describe_results
@@ -67,6 +68,13 @@ class TracedBackward:
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)
+
+    @property
+    def captured(self) -> Captured:
+        """What is to be built of it."""
+        return Captured(
+            self.graph_module, BACKWARD, as_it_ran=True, bodies=self.bodies, communication=self.communication
+        )
 
     @cached_property
     def packed(self) -> frozenset[int]:

@@ -92,14 +92,14 @@ def test_compile_backward(case: str, partition: Any) -> None:
 def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     saved: list[int] = []
-    build = retrograd.build.build_program
+    build = retrograd.build.build
 
     def spy(*args: Any, **named: Any) -> Any:
         built = build(*args, **named)
         saved.append(built.staged.partition["saved_bytes"])
         return built
 
-    monkeypatch.setattr(retrograd.build, "build_program", spy)
+    monkeypatch.setattr(retrograd.build, "build", spy)
     model = Checkpointed(**CASES[case])
     assert_eager(torch.compile(model, backend="retrograd", dynamic=False), model)
     assert saved == [SAVED[case]]

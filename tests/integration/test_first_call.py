@@ -15,7 +15,7 @@ from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
-from retrograd import bisection, build
+from retrograd import bisection, build, built
 from retrograd.first_calls import Checks
 from retrograd.frontend import first_call
 from retrograd.pipelines import staged
@@ -52,15 +52,15 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Change], None]:
     """Has functions of a name give something else, but for those that a repair compiles."""
 
     def change(name: str, wrong: Change) -> None:
-        original = build.Build._call
+        original = built.Build._call
 
-        def call_of(self: build.Build, function: str) -> Call:
+        def call_of(self: built.Build, function: str) -> Call:
             call = original(self, function)
             if function != name or self.checks is None:
                 return call
             return lambda tensors: [wrong(t) if t.is_floating_point() else t for t in call(tensors)]
 
-        monkeypatch.setattr(build.Build, "_call", call_of)
+        monkeypatch.setattr(built.Build, "_call", call_of)
 
     return change
 

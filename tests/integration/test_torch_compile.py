@@ -33,12 +33,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The options of every graph that is compiled from here on."""
     options: list[Any] = []
 
-    def build(graph: Any, load: Any, chosen: Any, *rest: Any, **named: Any) -> Any:
+    def build(graph: Any, chosen: Any, *rest: Any, **named: Any) -> Any:
         options.append(chosen)
-        return original(graph, load, chosen, *rest, **named)
+        return original(graph, chosen, *rest, **named)
 
-    original = builder.build_program
-    monkeypatch.setattr(builder, "build_program", build)
+    original = builder.build
+    monkeypatch.setattr(builder, "build", build)
     return options
 
 
@@ -240,8 +240,8 @@ def test_the_cache_of_aotautograd_is_off_while_we_compile(monkeypatch: pytest.Mo
         enabled.append(torch._functorch.config.enable_autograd_cache)
         return original(*arguments, **named)
 
-    original = builder.build_program
-    monkeypatch.setattr(builder, "build_program", build)
+    original = builder.build
+    monkeypatch.setattr(builder, "build", build)
     with torch._functorch.config.patch(enable_autograd_cache=True):
         assert_eager(torch.compile(scaled, backend="retrograd"), scaled, matrix(3))
         assert enabled == [False]

@@ -118,6 +118,8 @@ def test_a_forward_alone_is_not_partitioned() -> None:
     assert list(module.texts) == ["imported", "scheduled"]
     assert module.partition == {}
     assert [f.name for f in module.functions] == ["forward"]
+    assert (module.saved, stage(FORWARD_ONLY.replace("@forward", "@backward")).saved) == ([], [])
+    assert stage().saved == ["s"]
 
 
 def test_a_refusal_names_the_pass_and_leaves_a_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a build gives: a loaded program, and how its functions are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from retrograd.contract.plan import RunIsland, StagePlan, whole_plan
+from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
+from retrograd.contract.tensors import FunctionSpec
+from retrograd.description import function_specs
+from retrograd.first_calls import Checks
+from retrograd.frontend.graph_calls import Check, CompiledFunction
+from retrograd.frontend.narrowing import Packer, narrow_packer
+from retrograd.frontend.pack_tracing import Packings
+from retrograd.pipelines.executable import Executable
+from retrograd.pipelines.staged import StagedModule
+from retrograd.runtime.bound_function import BoundFunction
+from retrograd.runtime.executor import Program
+from retrograd.runtime.islands import IslandTimes
+from retrograd.runtime.stage_executor import StageExecutor
+
+
+@dataclass(frozen=True)
+class Build:
+    """A module that went all the way: its stages, executable and loaded program; what of it runs in torch.
+
+    ``plan`` is that of a backward that was captured as it ran.
+    """
+
+    staged: StagedModule
+    executable: Executable
+    program: Program
+    specs: dict[str, FunctionSpec]
+    cached: bool
+    times: IslandTimes
+    packings: Packings
+    compile_portable: Callable[[], bytes]
+    checks: Checks | None = None
+    plan: StagePlan | None = None
+
+    def function(self, name: str) -> CompiledFunction:
+        """One function of it, on the names that the frontend knows values by."""
+        interface = self.staged.function(name)
+        return CompiledFunction(
+            arguments=tuple(a.value for a in interface.arguments),
+            results=tuple(r.value for r in interface.results),
+            copied=frozenset(r.value for r in interface.results if r.role == SAVED),
+            call=self._call(name),
+            merged=self.staged.merged,
+            narrowed={value: self._packer(how) for value, how in self.staged.narrowed.items()},
+            device=self.program.torch_device,
+            check=self._check(name),
+        )
+
+    def with_part(self, staged: StagedModule, executable: Executable, *, cached: bool) -> Build:
+        """The same with a program of its own for a part of it, on the same device."""
+        program = Program.load(executable.vmfb, driver=self.program.driver)
+        specs = function_specs(staged, executable)
+        return replace(self, staged=staged, executable=executable, program=program, specs=specs, cached=cached)
+
+    def _check(self, name: str) -> Check | None:
+        # Where residuals stay on the device, torch cannot read what a forward gives.
+        if self.checks is None or self.program.is_staged:
+            return None
+        return self.checks.check_of(name, self.program.torch_device, self.staged, self.executable)
+
+    def _packer(self, how: str) -> Packer:
+        return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
+
+    def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        if not self.times.islands:
+            return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
+        plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
+        taken = {
+            v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
+        }
+        stages = [_within_reach(f, taken) for f in self.staged.stages]
+        executor = StageExecutor(plan, self.program, stages, self.times.islands)
+        return self.times.timed(executor.run)
+
+
+def _within_reach(interface: FunctionSpec, taken: Collection[str]) -> FunctionSpec:
+    """A function whose results of these names torch can read: residuals may stay where it cannot, in the memory of a
+    device."""
+    results = tuple(replace(r, role=OUTPUT) if r.role == SAVED and r.value in taken else r for r in interface.results)
+    return replace(interface, results=results)
