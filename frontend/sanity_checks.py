@@ -13,17 +13,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.source import format_frame, is_user_file, user_frame
 
 _QUESTIONS = (Tensor.__bool__, Tensor.item)
+# PyTorch's own code that looks at parameters and samples of a distribution.
+_DISTRIBUTIONS = str(Path(torch.distributions.__file__).parent)
 # More functions than these are no check of an argument.
 _MOST_STEPS = 16
 _CHEAP_NAMES = """
@@ -105,8 +109,11 @@ class CheckRecorder(TorchFunctionMode):
             if self._is_coin_that_never_falls(args[0]):
                 return False
             frame = user_frame(sys._getframe(1))
+            asking = _asking_frame(sys._getframe(1))
             passes = (
-                None if frame is None or is_caught(frame, self._owner) else find_passing(frame.f_code, frame.f_lasti)
+                None
+                if frame is None or asking is None or is_caught(frame, self._owner)
+                else find_passing(asking.f_code, asking.f_lasti)
             )
             if frame is not None and passes is not None and (func is Tensor.__bool__ or args[0].dtype is torch.bool):
                 self.checks.append(SanityCheck(format_frame(frame), passes, self._find_steps(args[0])))
@@ -146,7 +153,7 @@ class CheckRecorder(TorchFunctionMode):
                 if id(leaf) not in self._steps:
                     raise _TooMuch
                 _, version, func, args, kwargs = self._steps[id(leaf)]
-                if leaf._version != version or getattr(func, "__name__", "") not in _CHEAP or not resolve_name(func):
+                if leaf._version != version or not _is_cheap(func):
                     raise _TooMuch
                 taken = pytree.tree_map(visit, tuple(args)), pytree.tree_map(visit, dict(kwargs))
                 places[id(leaf)] = len(steps)
@@ -159,6 +166,28 @@ class CheckRecorder(TorchFunctionMode):
             return tuple(steps) if isinstance(visit(asked), _Step) else ((torch.clone, (visit(asked),), {}),)
         except _TooMuch:
             return None
+
+
+def _asking_frame(frame: FrameType | None) -> FrameType | None:
+    """The code that asks: the user's, or a distribution's that looks at its parameters or at a sample."""
+    asking = frame
+    while asking is not None and (
+        asking.f_code.co_name == "__torch_function__" or asking.f_code is FunctionalTensor.__bool__.__code__
+    ):
+        asking = asking.f_back
+    validates = (
+        asking is not None
+        and asking.f_code.co_filename.startswith(_DISTRIBUTIONS)
+        and not _catches(asking.f_code, asking.f_lasti)
+    )
+    return asking if validates else user_frame(frame)
+
+
+def _is_cheap(function: Any) -> bool:
+    """Whether it is a function of PyTorch's that takes little time."""
+    if function is torch._is_all_true:
+        return True
+    return getattr(function, "__name__", "") in _CHEAP and bool(resolve_name(function))
 
 
 class _TooMuch(Exception):

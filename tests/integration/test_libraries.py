@@ -291,3 +291,30 @@ def test_compiled_function_inside_of_a_model() -> None:
     found, expected = step(x), torch.tanh(model.linear(x)).sum()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(_gradients(model, found), _gradients(model, expected))
+
+
+class Policy(nn.Module):
+    """Distributions with PyTorch's own checks of their parameters and samples, as they are made by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 8)
+
+    def forward(self, x: Tensor, action: Tensor, move: Tensor) -> Tensor:
+        logits, mean, scale = self.linear(x).split([4, 2, 2], -1)
+        choice = torch.distributions.Categorical(logits=logits)
+        normal = torch.distributions.Independent(torch.distributions.Normal(mean, F.softplus(scale)), 1)
+        tailed = torch.distributions.StudentT(F.softplus(scale) + 2, mean, F.softplus(scale))
+        gain = choice.log_prob(action) + normal.log_prob(move) + tailed.log_prob(move).sum(-1)
+        return gain.mean() + choice.entropy().mean()
+
+
+def test_distributions_that_validate() -> None:
+    model, x, action, move = Policy(), torch.randn(5, 3), torch.randint(4, (5,)), torch.randn(5, 2)
+    step = retrograd.compile_backward(model, (x, action, move))
+    found, expected = step(x, action, move), model(x, action, move)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_gradients(model, found), _gradients(model, expected))
+    with pytest.raises(ValueError, match="to be within the support"):
+        step(x, action + 4, move)

@@ -155,3 +155,28 @@ def test_coin_that_never_falls(p: float, known: bool) -> None:
     else:
         with pytest.raises(RuntimeError, match="meta"):
             _record(drops, torch.zeros(1))
+
+
+def log_probability(t: Tensor) -> int:
+    torch.distributions.Bernoulli(torch.tensor(0.5), validate_args=True).log_prob(t)
+    return 1
+
+
+def test_samples_are_looked_at_before_each_call() -> None:
+    """A distribution checks its parameters, which are no arguments here, and the sample, which is."""
+    wrong, right = torch.tensor([9.0, 1.0]), torch.tensor([0.0, 1.0])
+    parameter, sample = _record(log_probability, wrong)
+    assert parameter.steps is None
+    assert sample.steps is not None and "log_prob(t)" in str(sample)
+    assert not sample.holds([wrong]) and sample.holds([right])
+
+
+def caught_validation(t: Tensor) -> int:
+    try:
+        return log_probability(t)
+    except ValueError:
+        return 1
+
+
+def test_validation_that_is_caught_is_a_branch() -> None:
+    assert _record(caught_validation, torch.tensor([9.0, 1.0])) == []
