@@ -25,6 +25,7 @@ from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_ho
 from retrograd.frontend.portable_ops import portable_ops
 from retrograd.frontend.prepare import Traced, prepare, to_number
 from retrograd.frontend.random_ops import find_seed
+from retrograd.frontend.recurrent_frames import find_long_recurrence
 from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError
@@ -46,9 +47,15 @@ def compile_with_dynamo(
 ) -> Callable[..., Any]:
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
+    A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged.
+
     Raises:
         CaptureError: a size that depends on data.
     """
+    long = find_long_recurrence(graph_module)
+    if long is not None:
+        _LOG.warning("run in eager: %s", long)
+        return graph_module.forward
     if _open_symbols(example_inputs):
         try:
             return _compile(graph_module, example_inputs, build)

@@ -27,6 +27,7 @@ from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.random_ops import find_seed
+from retrograd.frontend.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.verification import verified
@@ -249,6 +250,7 @@ def _locate(captured: CapturedGraph, built: Build, target: Target, primals: Sequ
     return str(find_fault(built.staged, target, record_values(captured.graph_module, primals), built.executable))
 
 
+@takes_recurrent_layers
 def dynamo_backend(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor],

@@ -307,7 +307,8 @@ class Policy(nn.Module):
         normal = torch.distributions.Independent(torch.distributions.Normal(mean, F.softplus(scale)), 1)
         tailed = torch.distributions.StudentT(F.softplus(scale) + 2, mean, F.softplus(scale))
         gain = choice.log_prob(action) + normal.log_prob(move) + tailed.log_prob(move).sum(-1)
-        return gain.mean() + choice.entropy().mean()
+        loss: Tensor = gain.mean() + choice.entropy().mean()
+        return loss
 
 
 def test_distributions_that_validate() -> None:

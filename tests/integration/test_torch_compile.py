@@ -300,3 +300,71 @@ def test_the_backward_of_a_compiled_model_is_part_of_an_enabled_one() -> None:
     (first,) = retrograd.explain_recompiles()[recompiled:]
     assert first.outcome == "compiled"
     assert "CompiledFunctionBackward" in first.nodes
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a head on its last step."""
+
+    def __init__(self, kind: str, **named: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = getattr(nn, kind)(3, 4, **named)
+        self.head = nn.Linear(self.layer.hidden_size * (2 if self.layer.bidirectional else 1), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(x)[0])
+        return y.square().sum()
+
+
+def assert_same_gradients(model: nn.Module, compiled: Callable[..., Any], x: Tensor) -> None:
+    """Loss and gradients of all parameters."""
+    parameters = list(model.parameters())
+    found, expected = compiled(x), model(x)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, parameters),
+        torch.autograd.grad(expected, parameters),
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("LSTM", {"batch_first": True}), ("GRU", {"bidirectional": True}), ("RNN", {"num_layers": 2})],
+)
+def test_recurrent_layers_are_captured(kind: str, named: dict[str, Any], built: list[Any]) -> None:
+    """Dynamo's option of all backends stays as it was, also where the backend is reset in between."""
+    model = Recurrent(kind, **named)
+    compiled = torch.compile(model, backend="retrograd", fullgraph=True)
+    torch._dynamo.reset()
+    assert_same_gradients(model, compiled, torch.randn(2, 4, 3))
+    assert captured() == len(built) == 1 and not torch._dynamo.config.allow_rnn
+
+
+def test_recurrent_layers_of_other_backends_are_left_alone() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def other(graph_module: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph_module)
+        return graph_module.forward
+
+    torch.compile(Recurrent("LSTM"), backend=other)(torch.randn(2, 4, 3))
+    assert graphs == []
+
+
+def test_long_recurrences_run_in_eager_with_a_word(caplog: pytest.LogCaptureFixture, built: list[Any]) -> None:
+    model = Recurrent("GRU", num_layers=2)
+    with caplog.at_level(logging.WARNING):
+        assert_same_gradients(model, torch.compile(model, backend="retrograd"), torch.randn(60, 4, 3))
+    assert f"run in eager: gru at {__file__}" in caplog.text and "a loop of 120 steps takes long" in caplog.text
+    assert built == []
+
+
+def test_recurrence_of_open_length_runs_in_eager(caplog: pytest.LogCaptureFixture, built: list[Any]) -> None:
+    model = Recurrent("RNN")
+    compiled = torch.compile(model, backend="retrograd", dynamic=True)
+    with caplog.at_level(logging.WARNING):
+        for length in (5, 7):
+            assert_same_gradients(model, compiled, torch.randn(length, 6, 3))
+    assert "open length" in caplog.text and built == []

@@ -1,0 +1,80 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Recurrent layers in the graphs that Dynamo captures.
+
+Dynamo leaves any function that calls an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` to eager, and tells no backend, unless an
+option of all its backends says otherwise. Here the option is set while Dynamo captures for a backend that takes such
+layers, and for others it stays as it is. (Options of Dynamo's belong to a thread.)
+
+AOTAutograd writes such a layer as a loop over its sequence, an op by step. What is too long for that is left to eager
+with a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._dynamo import config, convert_frame
+from torch.fx import GraphModule, Node
+
+from retrograd.frontend.source import source_place
+
+Backend = TypeVar("Backend", bound=Callable[..., Any])
+
+# Steps of all layers and directions of one call. 50 compile in about the time of a ResNet-50.
+MOST_STEPS = 100
+_LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def takes_recurrent_layers(backend: Backend) -> Backend:
+    """Have Dynamo capture recurrent layers in what it compiles with ``backend``, which is returned as it is."""
+    convert = convert_frame.ConvertFrameAssert.__call__
+
+    @functools.wraps(convert)
+    def convert_for_backend(self: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
+        if _innermost(self) is not backend:
+            return convert(self, *args, skip=skip + 1, **kwargs)
+        with config.patch(allow_rnn=True):
+            return convert(self, *args, skip=skip + 1, **kwargs)
+
+    convert_frame.ConvertFrameAssert.__call__ = convert_for_backend  # type: ignore[method-assign]
+    return backend
+
+
+def _innermost(converter: Any) -> Any:
+    """The function that the user chose, below what Dynamo wraps it in."""
+    while hasattr(converter, "_torchdynamo_orig_backend"):
+        converter = converter._torchdynamo_orig_backend
+    return getattr(converter, "compiler_fn", converter)
+
+
+def find_long_recurrence(graph_module: GraphModule) -> str | None:
+    """Why a graph of Dynamo's has a recurrent layer that is not to be written as a loop, with its place and a remedy;
+    ``None`` where each may be."""
+    for node in graph_module.graph.nodes:
+        reason = _reason(node) if node.op == "call_function" and node.target in _LAYERS else None
+        if reason is not None:
+            place = source_place(node.meta.get("stack_trace"))
+            return f"{node.target.__name__}{f' at {place}' if place else ''}: {reason}"
+    return None
+
+
+def _reason(node: Node) -> str | None:
+    # Sequence, states, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first; with a
+    # PackedSequence's sizes after the sequence, and no batch_first.
+    sequence, batch_first = node.args[0], node.args[-1]
+    if not isinstance(node.args[3], bool):
+        return "a PackedSequence has steps of sizes that depend on data; give it padded sequences"
+    assert isinstance(sequence, Node)
+    length = sequence.meta["example_value"].shape[1 if batch_first else 0]
+    if not isinstance(length, int):
+        return "its sequence has an open length; compile with dynamic=False, for one length after another"
+    layers, bidirectional = node.args[4], node.args[7]
+    assert isinstance(layers, int)
+    steps = length * layers * (2 if bidirectional else 1)
+    if steps > MOST_STEPS:
+        return f"a loop of {steps} steps takes long to compile (at most {MOST_STEPS}); compile the rest of the model"
+    return None
