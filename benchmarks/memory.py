@@ -53,8 +53,9 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
   steps, which a busy machine disturbs least.
 - *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
 
-retrograd gives every gradient its storage before the backward runs, and keeps every residual until it returns; eager
-frees residuals and makes gradients as it goes, so that its peak is lower than that of the same values saved here.
+A function holds all that it takes and gives for as long as it runs. `default` and `min-cut` are cut into stages where
+that lowers the peak, between which residuals are freed and gradients are allocated, as eager does op by op; plans of a
+budget are of functions in one piece.
 """
 FLOOR = ("model", "forward alone", "of default's peak", "least peak found", "of default's peak")
 FLOOR_TEXT = """\
@@ -211,7 +212,7 @@ def floors(results: dict[str, MemoryResult]) -> Iterator[list[str]]:
     """The rows of ``FLOOR``: the forward's outputs and scratch memory, and the least of the measured peaks."""
     for name, result in results.items():
         forward = list(result.reports.values())[-1].to_dict()["timeline"]["forward"]
-        alone = forward["scratch"] + sum(size for kind, size in forward["held"].items() if kind != "residuals")
+        alone = max(s["scratch"] + sum(n for kind, n in s["held"].items() if kind != "residuals") for s in forward)
         ours = {row.how: row.peak_measured for row in result.rows if row.how in result.reports and row.peak_measured}
         whole, least = ours["default"], min(ours.values())
         yield [name, format_bytes(alone), ratio(alone, whole), format_bytes(least), ratio(least, whole)]

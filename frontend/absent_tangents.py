@@ -131,16 +131,16 @@ def choosing(call: Call, tangents: Mapping[str, int], choose: Callable[[frozense
     gives for the names of the absent ones, asked once for each set of them."""
     places, others = tuple(tangents.values()), dict[frozenset[str], Call]()
 
-    def run(*tensors: Any) -> list[Any]:
+    def run(tensors: list[Any]) -> list[Any]:
         for place in places:
             if tensors[place] is None:
                 break
         else:
-            return call(*tensors)
+            return call(tensors)
         absent = frozenset(name for name, place in tangents.items() if tensors[place] is None)
         if absent not in others:
             others[absent] = choose(absent)
-        return others[absent](*tensors)
+        return others[absent](tensors)
 
     return run
 

@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
@@ -19,7 +18,7 @@ from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
-from retrograd.frontend.graph_calls import CompiledFunction, graph_caller, size_values
+from retrograd.frontend.graph_calls import CompiledFunction, boxed, graph_caller, size_values
 from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.portable_ops import portable_ops
@@ -106,17 +105,17 @@ def _compile(
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
 
     def compile_forward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes))
+        return boxed(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes))
 
     def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes))
+        return boxed(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes))
 
     def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         function = compile_traced(traced, FORWARD)[FORWARD]
         (output,) = traced.graph.find_nodes(op="output")
         count = len(torch.utils._pytree.arg_tree_leaves(*output.args))
-        return make_boxed_func(graph_caller(traced, function, restride=count, sizes=sizes))
+        return boxed(graph_caller(traced, function, restride=count, sizes=sizes))
 
     compiler = aot_autograd(
         fw_compiler=compile_forward,

@@ -161,32 +161,32 @@ class FirstCall:
         if self.care.is_known():
             self._settle(self.compiled, "verified, by an earlier program from the cache")
 
-    def __call__(self, *tensors: Any) -> list[Any]:
-        """What the function gives, or, where it is wrong, the graph."""
+    def __call__(self, tensors: list[Any]) -> list[Any]:
+        """What the function gives, or, where it is wrong, the graph; the list of arguments may be emptied."""
         current = self._current
         if current is not None:
-            return current(*tensors)
+            return current(tensors)
         return self._first(tensors)
 
-    def _first(self, tensors: Sequence[Any]) -> list[Any]:
+    def _first(self, tensors: list[Any]) -> list[Any]:
         with self._lock:
             if self._current is not None:
-                return self._current(*tensors)
+                return self._current(tensors)
             graph = self.graph
             if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
                 # Traced once more, by compiled autograd say: nothing is computed.
-                return self.compiled(*tensors)
+                return self.compiled(tensors)
             if self._repair is None:
                 return self._check(graph, self.compiled, tensors)
             if self._repair.is_done:
                 return self._check_repaired(graph, self._repair.result(), tensors)
         return graph.run(tensors)
 
-    def _check(self, graph: Graph, compiled: Call, tensors: Sequence[Any]) -> list[Any]:
+    def _check(self, graph: Graph, compiled: Call, tensors: list[Any]) -> list[Any]:
         if (reason := _find_shortage(graph, self.device, tensors)) is not None:
             _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
             self._settle(compiled, f"not verified: {reason}")
-            return compiled(*tensors)
+            return compiled(tensors)
         before = _states(tensors)
         results = run_on_copies(compiled, tensors)
         computed = _states(tensors)
@@ -228,7 +228,7 @@ class FirstCall:
         return results
 
     def _stay(self, graph: Graph) -> None:
-        self._repair, self._current = None, lambda *tensors: graph.run(tensors)
+        self._repair, self._current = None, graph.run
 
     def _settle(self, current: Call, state: str) -> None:
         self._current, self.state = current, state
@@ -284,9 +284,10 @@ def _restart_nothing() -> None:
 
 def run_on_copies(compiled: Call, tensors: Sequence[Any]) -> list[Any]:
     """What ``compiled`` gives on copies of its arguments; where it hands one through, the argument itself."""
-    copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in tensors]
+    # Held until the end: the list may be emptied, and what comes after a tensor may have its id.
+    copies = tuple(t.detach().clone() if isinstance(t, Tensor) else t for t in tensors)
     own = {id(copy): given for copy, given in zip(copies, tensors, strict=True) if isinstance(copy, Tensor)}
-    return [own.get(id(result), result) if isinstance(result, Tensor) else result for result in compiled(*copies)]
+    return [own.get(id(result), result) if isinstance(result, Tensor) else result for result in compiled([*copies])]
 
 
 def _find_shortage(graph: Graph, device: torch.device, tensors: Sequence[Any]) -> str | None:

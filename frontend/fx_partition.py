@@ -20,7 +20,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_part
 
 from retrograd.frontend.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
 from retrograd.frontend.capture import CapturedGraph, capture_joint
-from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, graph_caller, size_values
+from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, boxed, graph_caller, size_values
 from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.pack_hooks import hidden_hooks
 from retrograd.frontend.second_derivatives import SecondDerivatives
@@ -44,11 +44,11 @@ def bind(
         return halves
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        return make_boxed_func(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
+        return boxed(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
-        return make_boxed_func(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
+        return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
 
     sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
     whole = undefined.open() if backward.without is not None else nullcontext()

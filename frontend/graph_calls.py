@@ -26,7 +26,8 @@ from retrograd.frontend.size_nodes import find_axis, find_heads
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
 Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
 Tensors = Sequence[torch.Tensor]
-Caller: TypeAlias = "Callable[..., list[Any]]"
+# What calls a function on a graph's arguments, in one list that it may empty, so that each is freed after its last use.
+Caller: TypeAlias = "Callable[[list[Any]], list[Any]]"
 _CPU = torch.device("cpu")
 
 
@@ -34,7 +35,7 @@ class Check(Protocol):
     """Makes of what calls a function what checks its first call."""
 
     def __call__(self, call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
-        """``call`` has the signature of ``graph``; ``bind`` makes one like it of another function."""
+        """``call`` takes the arguments of ``graph``; ``bind`` makes one like it of another function."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def backward_caller(
     function: CompiledFunction,
     sizes: Mapping[str, torch.SymInt],
     may_be_undefined: Callable[[int], bool],
-) -> Callable[..., list[Any]]:
+) -> Caller:
     """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``).
 
     Of the gradients that depend on these alone, those of which ``may_be_undefined`` says so of their place are
@@ -86,16 +87,17 @@ def backward_caller(
         other = without(absent)
         if other is None:
             fill_in = zeros.filler()
-            return lambda *tensors: call(*fill_in(tensors))
+            return lambda tensors: call(list(fill_in(tensors)))
         part = graph_caller(graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler())
         nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
         dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
 
-        def run(*tensors: Any) -> list[Any]:
-            results = part(*tensors)
+        def run(tensors: list[Any]) -> list[Any]:
+            known = zeros.read_sizes(tensors) if dropped else {}
+            results = part(tensors)
             for place, make in dropped:
                 if not may_be_undefined(place):
-                    results[place] = make(zeros.read_sizes(tensors))
+                    results[place] = make(known)
             return results
 
         return run
@@ -112,9 +114,9 @@ def graph_caller(
     absent: frozenset[str] = frozenset(),
     fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
 ) -> Caller:
-    """A function with the graph's signature that runs ``function``, whose first call is checked if that is wanted; the
-    first ``restride`` results get the strides of the trace. ``sizes`` are the open sizes of the whole trace, by the
-    names of their nodes; ``fill_in`` puts zeros in the place of the tangents that are ``absent``."""
+    """What calls ``function`` on the graph's arguments and gives the graph's results; its first call is checked if that
+    is wanted. The first ``restride`` results get the strides of the trace. ``sizes`` are the open sizes of the whole
+    trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that are ``absent``."""
     bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
     if function.check is None:
         return bind(function)
@@ -151,18 +153,22 @@ def _plain_caller(
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 
-    def call(*tensors: Any) -> list[Any]:
-        if more:
-            tensors = (*tensors, *[read(tensors) for read in more])
-        results = function.call([tensors[i] for i in taken])
+    kept = sorted({place for place in through if place is not None})
+
+    def call(tensors: list[Any]) -> list[Any]:
+        tensors.extend([read(tensors) for read in more])
+        given, known = [tensors[i] for i in taken], {name: tensors[place] for name, place in heads.items()}
+        passed = {place: tensors[place] for place in kept}
+        tensors.clear()
+        results = function.call(given)
         out: list[Any] = []
         for argument, result, stride, constant, number in zip(
             through, computed, strides, constants, numbers, strict=True
         ):
             if argument is not None:
-                out.append(tensors[argument])
+                out.append(passed[argument])
             elif number is not None:
-                out.append(evaluate_size(number, {name: tensors[place] for name, place in heads.items()}))
+                out.append(evaluate_size(number, known))
             else:
                 out.append(constant if result is None else _with_strides(results[result], stride))
         return out
@@ -225,3 +231,13 @@ def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
     once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
     copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
     return copy.expand(tensor.shape)
+
+
+def boxed(call: Caller) -> Caller:
+    """``call`` as AOTAutograd's runtime knows it to take its arguments in one list."""
+
+    def run(tensors: list[Any]) -> list[Any]:
+        return call(tensors)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

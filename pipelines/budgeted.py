@@ -20,7 +20,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SIZE
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, has_role
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -281,17 +281,33 @@ def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
     The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
     updated buffers are copied to their place and freed before it. Of what runs in torch, results are counted alone.
     """
-    kept = sum(port_bytes(r) for r in staged.function(FORWARD).results if r.role != MUTATION)
-    return max(_half_peak(FORWARD, staged, scratch), kept + _half_peak(BACKWARD, staged, scratch))
+    handed = handed_over(staged)
+    kept = (r for r in staged.function(FORWARD).results if r.role != MUTATION)
+    held = sum(port_bytes(r) for r in kept if r.role != SAVED or r.value not in handed)
+    return max(half_peak(FORWARD, staged, scratch), held + half_peak(BACKWARD, staged, scratch, handed))
 
 
-def _half_peak(name: str, staged: StagedModule, scratch: dict[str, int]) -> int:
-    """Results and scratch memory of a half; of one that was cut, the most that a step of its plan has of both."""
+def handed_over(staged: StagedModule) -> dict[str, int]:
+    """Bytes of the residuals that a backward in stages frees after their last use, by value."""
+    if BACKWARD not in staged.plans:
+        return {}
+    # One that is an output as well has the output's name, and stays with whoever called.
+    own = {a.value for a in staged.function(BACKWARD).arguments if a.role == SAVED and has_role(SAVED, a.name)}
+    return {r.value: port_bytes(r) for r in staged.function(FORWARD).results if r.role == SAVED and r.value in own}
+
+
+def half_peak(
+    name: str, staged: StagedModule, scratch: Mapping[str, int], handed: Mapping[str, int] | None = None
+) -> int:
+    """Results and scratch memory of a half; of one that was cut, the most that a step of its plan has of both, and of
+    the arguments that are ``handed`` over to it."""
     whole = sum(map(port_bytes, staged.function(name).results))
     if name not in staged.plans:
         return whole + scratch.get(name + INTO, 0)
-    results = {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
-    return max(whole, plan_peak(staged.plans[name], results, {f: scratch.get(f + INTO, 0) for f in results}))
+    plan, results = staged.plans[name], {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
+    arguments = zip(staged.function(name).arguments, plan.arguments, strict=True)
+    taken = {known: handed[a.value] for a, known in arguments if handed and a.value in handed}
+    return max(whole, plan_peak(plan, results, {f: scratch.get(f + INTO, 0) for f in results}, taken))
 
 
 def unknown_scratch(staged: StagedModule, scratch: Mapping[str, int]) -> list[str]:

@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan
 
 
-def plan_peak(plan: StagePlan, stage_results: Mapping[str, Sequence[int]], scratch: Mapping[str, int]) -> int:
-    """The most bytes that are alive at a time of what steps give and of the stages' scratch memory.
+def plan_peak(
+    plan: StagePlan,
+    stage_results: Mapping[str, Sequence[int]],
+    scratch: Mapping[str, int],
+    arguments: Mapping[str, int] | None = None,
+) -> int:
+    """The most bytes that are alive at a time of what steps give, of the stages' scratch memory, and of ``arguments``,
+    those by name that are handed over to the plan.
 
     ``stage_results`` are the bytes of each result of the stages, ``scratch`` what a stage takes while it runs; both by
-    its name. Arguments are their caller's. What torch takes while an island runs, besides its results, is not known and
-    not counted.
+    its name. Other arguments are their caller's. What torch takes while an island runs, besides its results, is not
+    known and not counted.
     """
-    alive: dict[str, int] = {}
-    peak = 0
+    alive = dict(arguments or {})
+    peak = sum(alive.values())
     for step in plan.steps:
         match step:
             case RunStage():

@@ -44,6 +44,7 @@ PASSES: dict[str, str] = {
     "bwd-repeat-elementwise": "retrograd.pipelines.transforms.bwd_repeat_elementwise:BwdRepeatElementwise",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.bwd_schedule_hooks:BwdScheduleHooks",
     "bwd-share-matrices": "retrograd.pipelines.transforms.bwd_share_matrices:BwdShareMatrices",
+    "bwd-shorten-lifetimes": "retrograd.pipelines.transforms.bwd_shorten_lifetimes:BwdShortenLifetimes",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-split-columns": "retrograd.pipelines.transforms.bwd_split_columns:BwdSplitColumns",
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",

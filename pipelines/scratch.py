@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from retrograd.contract.roles import SIZE
+from retrograd.contract.roles import INTO, SIZE
 from retrograd.contract.sizes import evaluate_size, parse_shape
 
 LAYOUT_PASS = "iree-stream-fold-uniform-operands"
@@ -30,6 +30,9 @@ _EVENT = re.compile(
     flags=re.MULTILINE,
 )
 _SCRATCH = re.compile(r"!stream\.resource<transient>\{(%[\w-]+)\}")
+# What a function allocates that takes storage for all its results: one of them that it writes somewhere else first, as
+# where two results are one value.
+_ALLOCATED = re.compile(r"!stream\.resource<(?:transient|external)>\{(%[\w-]+)\}")
 _NAME = re.compile(r"%[\w-]+")
 _OPERATIONS: dict[str, Callable[..., int]] = {
     "addi": operator.add,
@@ -76,14 +79,15 @@ def read_transients(stream: str, *, frees_late: bool = False) -> dict[str, int]:
     for name, signature, body in _FUNCTION.findall(stream):
         values = _read_arguments(signature, hints)
         values.update(_evaluate(body, values))
-        peak = _find_peak(body, values, frees_late)
+        peak = _find_peak(body, values, frees_late, _ALLOCATED if name.endswith(INTO) else _SCRATCH)
         if peak is not None:
             peaks[name] = peak
     return peaks
 
 
-def _find_peak(body: str, values: Mapping[str, int], frees_late: bool) -> int | None:
-    """The most that is allocated in a function at one time; None where a size is not known."""
+def _find_peak(body: str, values: Mapping[str, int], frees_late: bool, counted: re.Pattern[str]) -> int | None:
+    """The most that is allocated in a function at one time, of the resources ``counted``; None where a size is not
+    known."""
     live = peak = 0
     # By timepoint, what is free once it is reached and is not free yet: the names that freed it, with bytes.
     behind: dict[str, dict[str, int]] = {}
@@ -91,7 +95,7 @@ def _find_peak(body: str, values: Mapping[str, int], frees_late: bool) -> int | 
     for event in _EVENT.finditer(body):
         results, operands = _NAME.findall(event["results"]), _NAME.findall(event["rest"])
         reached = {name: size for operand in operands for name, size in behind.get(operand, {}).items()}
-        scratch = _SCRATCH.search(event["rest"]) if event["op"].startswith("resource.") else None
+        scratch = counted.search(event["rest"]) if event["op"].startswith("resource.") else None
         if scratch is not None and scratch[1] not in values:
             return None
         size = values[scratch[1]] if scratch is not None else 0

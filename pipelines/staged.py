@@ -59,8 +59,8 @@ class StagedModule:
     ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
     numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` how bwd-narrow-saved
     packed those that it did: the type, or the function of the user's hook. ``plans`` are those of functions that were
-    cut, by name, because of ops that run in torch, and ``stages`` the functions that are compiled; without such ops
-    these are ``functions``.
+    cut, by name, because of ops that run in torch or to lower the peak, and ``stages`` the functions that are compiled;
+    where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak.
     """
 
     texts: dict[str, str]
@@ -72,6 +72,7 @@ class StagedModule:
     narrowed: dict[str, str] = field(default_factory=dict)
     plans: dict[str, StagePlan] = field(default_factory=dict)
     stages: tuple[FunctionSpec, ...] = ()
+    whole: StagedModule | None = None
 
     def function(self, name: str) -> FunctionSpec:
         """The function called ``name``."""

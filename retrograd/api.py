@@ -183,6 +183,7 @@ def compile_backward(
         times=built.times,
         variants=texts,
         verification=built.checks or Unchecked(said),
+        cut=built.cut_halves(),
     )
     compiled = CompiledBackward(parts)
     once_more = partial(

@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from retrograd.built import Build
-from retrograd.contract.roles import FORWARD
-from retrograd.description import find_versions, function_specs
+from retrograd.contract.roles import BACKWARD, FORWARD
+from retrograd.description import describe_memory, find_versions, function_specs
 from retrograd.fallback import Fallback
 from retrograd.first_calls import Checks
 from retrograd.frontend.autograd.trace import TracedBackward
@@ -32,6 +32,7 @@ from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import ExecutableStore, Progress, StagedModule
 from retrograd.pipelines.targets import Target
 from retrograd.repair import Rebuild, Rebuilt
+from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.stage_executor import StageExecutor
@@ -78,15 +79,20 @@ def build(
         compile_portable=partial(_compile_portable, work, staged, executable),
         checks=_checks_of(options, work.store) if options.verify else None,
         plan=stager.plan,
+        may_be_cut=work.may_be_cut,
     )
 
 
-def _compile_portable(work: Work, staged: StagedModule, executable: Executable) -> bytes:
+def _compile_portable(work: Work, staged: StagedModule, executable: Executable) -> Portable:
     if work.portable:
-        return executable.vmfb
+        return Portable(executable.vmfb)
     # The same kernels, so with the same flags.
     same = replace(work.options, target=work.options.target.only(executable.flags))
-    return replace(work, options=same, phases=Progress(), portable=True).compile(staged)[1].vmfb
+    whole, filed, _ = replace(work, options=same, phases=Progress(), portable=True).compile(staged.whole or staged)
+    if staged.whole is None:
+        return Portable(filed.vmfb)
+    functions = function_specs(whole, filed)
+    return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
 
 
 def _checks_of(options: Options, store: ExecutableStore | None) -> Checks:

@@ -20,8 +20,10 @@ from retrograd.frontend.pack_tracing import Packings
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import StagedModule
 from retrograd.runtime.bound_function import BoundFunction
+from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
+from retrograd.runtime.peak import Half
 from retrograd.runtime.stage_executor import StageExecutor
 
 
@@ -29,7 +31,8 @@ from retrograd.runtime.stage_executor import StageExecutor
 class Build:
     """A module that went all the way: its stages, executable and loaded program; what of it runs in torch.
 
-    ``plan`` is that of a backward that was captured as it ran.
+    ``plan`` is that of a backward that was captured as it ran. ``may_be_cut`` says that functions are cut into stages
+    where that lowers the peak.
     """
 
     staged: StagedModule
@@ -39,9 +42,10 @@ class Build:
     cached: bool
     times: IslandTimes
     packings: Packings
-    compile_portable: Callable[[], bytes]
+    compile_portable: Callable[[], Portable]
     checks: Checks | None = None
     plan: StagePlan | None = None
+    may_be_cut: bool = False
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
@@ -63,6 +67,11 @@ class Build:
         specs = function_specs(staged, executable)
         return replace(self, staged=staged, executable=executable, program=program, specs=specs, cached=cached)
 
+    def cut_halves(self) -> dict[str, Half]:
+        """The halves that are cut into stages, by name."""
+        stages = [self.specs[function.name] for function in self.staged.stages]
+        return {name: Half(self.specs[name], plan, stages) for name, plan in self.staged.plans.items()}
+
     def _check(self, name: str) -> Check | None:
         # Where residuals stay on the device, torch cannot read what a forward gives.
         if self.checks is None or self.program.is_staged:
@@ -73,7 +82,7 @@ class Build:
         return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
 
     def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-        if not self.times.islands:
+        if not self.times.islands and name not in self.staged.plans:
             return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
         taken = {
@@ -81,7 +90,7 @@ class Build:
         }
         stages = [_within_reach(f, taken) for f in self.staged.stages]
         executor = StageExecutor(plan, self.program, stages, self.times.islands)
-        return self.times.timed(executor.run)
+        return self.times.timed(executor.run) if self.times.islands else executor.run
 
 
 def _within_reach(interface: FunctionSpec, taken: Collection[str]) -> FunctionSpec:

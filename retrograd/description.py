@@ -4,19 +4,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from retrograd.contract.manifest import FORMAT_VERSION, PACKAGES, Manifest
+from retrograd.contract.plan import Free, RunStage
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.contract.sizes import DynamicSize
-from retrograd.contract.tensors import FunctionSpec
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.frontend.capture import CapturedGraph
 from retrograd.options import Options
-from retrograd.pipelines.budgeted import port_bytes, step_peak, unknown_scratch
+from retrograd.pipelines.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import Progress, StagedModule
+from retrograd.runtime.timeline import BETWEEN
 
 if TYPE_CHECKING:
     from retrograd.built import Build
@@ -25,8 +29,6 @@ if TYPE_CHECKING:
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
     """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
-    dynamic = bool(captured.sizes.sizes)
-    known = not unknown_scratch(built.staged, built.executable.transients)
     report = {
         "name": name,
         "target": options.target.name,
@@ -34,22 +36,15 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         "flags": list(built.executable.flags),
         "kernels": list(built.executable.kernels),
         "cached": built.cached,
-        "stages": len(built.staged.stages),
         "saved_values": sum(a.role == SAVED for a in backward.arguments),
         **built.staged.partition,
         "partition": options.partition,
-        # At the sizes of the trace.
-        "forward_transient_bytes": forward.transient_bytes if known else None,
-        "backward_transient_bytes": backward.transient_bytes if known else None,
-        "peak_bytes_predicted": step_peak(built.staged, built.executable.transients) if known else None,
-        "peak_bytes_measured": None,
-        "vmfb_bytes": len(built.executable.vmfb),
+        **describe_memory(built.staged, built.executable),
         "compile_seconds": {phase: round(seconds, 4) for phase, seconds in phases.seconds.items()},
     }
-    if dynamic:
+    if captured.sizes.sizes:
         report["sizes"] = [_describe_size(size) for size in captured.sizes.sizes]
-    else:
-        report["timeline"] = {half: _describe_half(half, built) for half in (FORWARD, BACKWARD)}
+        del report["timeline"]
     functions = (forward, backward)
     return Manifest(
         FORMAT_VERSION,
@@ -62,16 +57,67 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
     )
 
 
-def _describe_half(half: str, built: Build) -> dict[str, Any]:
-    """What is in memory while a half runs, in bytes: what its caller holds, its scratch memory, its steps."""
-    shown = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GRAD: "gradients"}
+def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:
+    """What a report says of an executable's functions and of the memory that they take, at the sizes of the trace."""
+    known = not unknown_scratch(staged, executable.transients)
+    specs = function_specs(staged, executable)
+    return {
+        "stages": len(staged.stages),
+        "forward_transient_bytes": specs[FORWARD].transient_bytes if known else None,
+        "backward_transient_bytes": specs[BACKWARD].transient_bytes if known else None,
+        "peak_bytes_predicted": step_peak(staged, executable.transients) if known else None,
+        "peak_bytes_measured": None,
+        "vmfb_bytes": len(executable.vmfb),
+        "timeline": {half: _describe_half(half, staged, executable) for half in (FORWARD, BACKWARD)},
+    }
+
+
+# What roles of results are called in pictures of memory.
+_SHOWN = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GRAD: "gradients"}
+
+
+def _describe_half(half: str, staged: StagedModule, executable: Executable) -> list[dict[str, Any]]:
+    """What is in memory while each stage of a half runs, in bytes: what its caller holds, its scratch memory, its
+    steps. A half that is not cut is one stage."""
     # The backward runs while the forward's results are held, less the buffers, which are back in their place.
-    results = [r for r in built.staged.function(FORWARD).results if half == FORWARD or r.role != MUTATION]
+    results = [r for r in staged.function(FORWARD).results if half == FORWARD or r.role != MUTATION]
+    if half in staged.plans:
+        handed = handed_over(staged) if half == BACKWARD else {}
+        kept = [r for r in results if half == BACKWARD and (r.role != SAVED or r.value not in handed)]
+        return [*_describe_stages(half, staged, executable, _held(kept), handed)]
     if half == BACKWARD:
-        results += built.staged.function(BACKWARD).results
-    held = {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in shown.items()}
-    steps = [step.to_list() for step in built.executable.timelines.get(half + INTO, ())]
-    return {"held": held, "scratch": built.specs[half].transient_bytes, "steps": steps}
+        results += staged.function(BACKWARD).results
+    return [_describe_stage(half, executable, _held(results))]
+
+
+def _describe_stages(
+    half: str, staged: StagedModule, executable: Executable, held: Mapping[str, int], handed: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    plan, function = staged.plans[half], staged.function(half)
+    stages = {stage.name: stage for stage in staged.stages}
+    kinds = {value: _SHOWN[r.role] for value, r in zip(plan.results, function.results, strict=True)}
+    places = zip(plan.arguments, function.arguments, strict=True)
+    alive = {value: (_SHOWN[SAVED], handed[a.value]) for value, a in places if a.value in handed}
+    for step in plan.steps:
+        if isinstance(step, Free):
+            for value in step.values:
+                alive.pop(value, None)
+        elif isinstance(step, RunStage):
+            for value, result in zip(step.results, stages[step.function].results, strict=True):
+                alive[value] = (kinds.get(value, BETWEEN), port_bytes(result))
+            counts = Counter(held)
+            for kind, size in alive.values():
+                counts[kind] += size
+            yield _describe_stage(step.function, executable, counts)
+
+
+def _describe_stage(function: str, executable: Executable, held: Mapping[str, int]) -> dict[str, Any]:
+    steps = [step.to_list() for step in executable.timelines.get(function + INTO, ())]
+    return {"held": dict(held), "scratch": executable.transients.get(function + INTO, 0), "steps": steps}
+
+
+def _held(results: Sequence[TensorSpec]) -> dict[str, int]:
+    return {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in _SHOWN.items()}
 
 
 def _describe_size(size: DynamicSize) -> str:

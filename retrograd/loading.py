@@ -13,7 +13,7 @@ import torch
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import Bridge
 from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
+from retrograd.runtime.compiled import CompiledBackward, Parts, Portable, Unchecked
 from retrograd.runtime.executor import Program
 from retrograd.runtime.placement import choose_device, choose_uri
 from retrograd.runtime.state import ModelState
@@ -54,7 +54,7 @@ def load(
         convention=convention,
         state=state,
         program=program,
-        portable=lambda: artifact.vmfb,
+        portable=lambda: Portable(artifact.vmfb),
         manifest=manifest,
         ir=_no_ir,
         verification=Unchecked("not verified: a file has nothing to compare with"),

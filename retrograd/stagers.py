@@ -21,6 +21,7 @@ from retrograd.pipelines.analysis.read_graph import read_hints
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.functions import find_function
+from retrograd.pipelines.shortened import shorten_lifetimes
 from retrograd.pipelines.staged import (
     ExecutableStore,
     Progress,
@@ -57,6 +58,14 @@ class Work:
     store: ExecutableStore | None
     portable: bool = False
 
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether functions are cut into stages where that lowers the peak. A file has whole ones for others than the
+        runtime to call; what a stage gives to another is in torch's memory, which Vulkan does not reach; and a budget's
+        plans are for whole functions."""
+        options = self.options
+        return not self.portable and "vulkan" not in options.target.kinds and options.partition != BUDGET
+
     def compile(self, staged: StagedModule) -> Finished:
         """Lower and compile a staged module for the target."""
         options = self.options
@@ -92,7 +101,7 @@ class AheadOfTime:
         work = self.work
         if self._builder is None or work.options.budget is None:
             work.captured.packings.check_saved(staged.saved)
-            return work.compile(staged)
+            return work.compile(shorten_lifetimes(staged) if work.may_be_cut else staged)
         built = self._builder.build(work.options.budget)
         work.captured.packings.check_saved(built[0].saved)
         return built

@@ -10,13 +10,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from retrograd.built import Build
-from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
+from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT, name_without_role
 from retrograd.description import find_versions
 from retrograd.frontend.graph_calls import CompiledFunction
 from retrograd.options import Options
 from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
+from retrograd.pipelines.budgeted import half_peak
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.shortened import shorten_lifetimes
 from retrograd.pipelines.staged import Progress, build_executable
 from retrograd.pipelines.targets import Target
 from retrograd.store import open_store
@@ -79,6 +81,9 @@ class BackwardVariants:
         """The variant; ``None`` where none stays within the memory budget."""
         usual = self.built.function(BACKWARD)
         staged = stage_variant(self.built.staged, absent, self.progress)
+        if self.built.may_be_cut:
+            forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
+            staged = shorten_lifetimes(staged, forward)
         given = tuple(r.value for r in staged.function(BACKWARD).results)
         dropped = frozenset(usual.results) - set(given)
         if not given:

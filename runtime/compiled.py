@@ -14,11 +14,12 @@ from torch.autograd import forward_ad
 
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD
+from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.peak import measure_peak
+from retrograd.runtime.peak import Half, measure_peak
 from retrograd.runtime.report import Report
 from retrograd.runtime.state import ModelState
 
@@ -27,6 +28,16 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 # What `explain` says of this process, and not of the file.
 _IN_PROCESS = ("backward_variants", "specializations", "verification")
+
+
+@dataclasses.dataclass(frozen=True)
+class Portable:
+    """What a file is to hold: the executable, and of functions that are in one piece there and in stages here what the
+    file says of them."""
+
+    vmfb: bytes
+    functions: tuple[FunctionSpec, ...] | None = None
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class OtherPrograms(Protocol):
@@ -77,20 +88,22 @@ class Parts:
     ``portable`` gives the code that ``save`` writes, ``manifest`` what it writes beside; ``ir`` the IR at a stage.
     ``bisect``, given arguments, finds the first op at fault; ``None`` where the model is not known. ``times`` are those
     of what runs in torch. ``variants`` says what each backward that was compiled since does without, and may grow;
-    ``None`` where there can be no others. ``verification`` says how first calls were checked.
+    ``None`` where there can be no others. ``verification`` says how first calls were checked; ``cut`` are the halves
+    that are cut into stages, by name.
     """
 
     call: Call
     convention: CallingConvention
     state: ModelState
     program: Program
-    portable: Callable[[], bytes]
+    portable: Callable[[], Portable]
     manifest: Manifest
     ir: Callable[[str], str]
     bisect: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = None
     times: IslandTimes = dataclasses.field(default_factory=lambda: IslandTimes(()))
     variants: Sequence[str] | None = None
     verification: Verification = dataclasses.field(default_factory=lambda: Unchecked("not verified"))
+    cut: Mapping[str, Half] = dataclasses.field(default_factory=dict)
 
 
 class CompiledBackward:
@@ -188,12 +201,15 @@ class CompiledBackward:
                 f"the compiled code gives wrong values, and is not used here either; "
                 f"take the op out of what is compiled: {wrong}"
             )
-        vmfb = self._parts.portable()
+        portable = self._parts.portable()
         # Backwards without some of the outputs are programs of their own, which the file has not; who loads it does not
         # check it.
         report = {key: value for key, value in self.explain().to_dict().items() if key not in _IN_PROCESS}
-        report["vmfb_bytes"] = len(vmfb)
-        write_artifact(path, vmfb, dataclasses.replace(self.manifest, report=report))
+        report |= {key: value for key, value in portable.report.items() if key in report}
+        report["vmfb_bytes"] = len(portable.vmfb)
+        functions = portable.functions or self.manifest.functions
+        manifest = dataclasses.replace(self.manifest, functions=functions, report=report)
+        write_artifact(path, portable.vmfb, manifest)
 
     def mlir(self, stage: str) -> str:
         """The IR at ``imported``, ``partitioned``, ``scheduled`` or ``linalg``.
@@ -217,7 +233,7 @@ class CompiledBackward:
             # IREE's allocator sees nothing of what torch allocates in between.
             return Report({**report, "islands": self._parts.times.describe()})
         if self._has_run and self._peak is None:
-            forward, backward = self.manifest.function(FORWARD), self.manifest.function(BACKWARD)
+            forward, backward = (self._parts.cut.get(n) or Half(self.manifest.function(n)) for n in (FORWARD, BACKWARD))
             sizes = {s.name: s.hint for s in self.manifest.signature.sizes}
             self._peak = measure_peak(self._parts.program, forward, backward, sizes)
         measured = self._peak if self._peak is not None else self.manifest.report["peak_bytes_measured"]

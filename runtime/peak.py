@@ -4,35 +4,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from retrograd.contract.roles import INTO, MUTATION, SIZE
+from retrograd.contract.plan import Free, RunStage, StagePlan
+from retrograd.contract.roles import INTO, MUTATION, SAVED, SIZE, has_role
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.executor import Argument, Program, allocate_results
 from retrograd.runtime.memory import track_peak
 
 
-def measure_peak(
-    program: Program, forward: FunctionSpec, backward: FunctionSpec, sizes: Mapping[str, int] | None = None
-) -> int:
+@dataclass(frozen=True)
+class Half:
+    """A forward or backward: its function, and where it is cut into stages the plan that runs them and the functions
+    that this calls."""
+
+    function: FunctionSpec
+    plan: StagePlan | None = None
+    stages: Sequence[FunctionSpec] = ()
+
+
+def measure_peak(program: Program, forward: Half, backward: Half, sizes: Mapping[str, int] | None = None) -> int:
     """Run a step on zeros and count: storage of the tensors held, and what IREE's allocator had out at its highest.
 
     ``sizes`` are those to run it with, where they differ from call to call.
     """
     given = _Zeros(program, sizes or {})
-    with track_peak(program) as scratch:
-        results = _run(program, forward, [given.make(a) for a in forward.arguments])
-    during_forward = _storage(results) + scratch.peak_bytes - scratch.resident_bytes
+    results, during_forward = _run(program, forward, [given.make(a) for a in forward.function.arguments], set())
     # Updated buffers are copied to their place and freed before the backward.
-    kept = {r.name: t for t, r in zip(results, forward.results, strict=True) if r.role != MUTATION}
-    arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.arguments]
-    with track_peak(program) as scratch:
-        gradients = _run(program, backward, arguments)
-    during_backward = _storage([*kept.values(), *gradients]) + scratch.peak_bytes - scratch.resident_bytes
-    return max(during_forward, during_backward)
+    kept = {r.name: t for t, r in zip(results, forward.function.results, strict=True) if r.role != MUTATION}
+    del results
+    arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.function.arguments]
+    # A backward in stages frees residuals as it goes. (One that is an output too is called as that.)
+    names = [a.name if a.role == SAVED and has_role(SAVED, a.name) else "" for a in backward.function.arguments]
+    handed = set(names) & kept.keys() if backward.plan is not None else set[str]()
+    held = _storage([tensor for name, tensor in kept.items() if name not in handed])
+    del kept
+    _, during_backward = _run(program, backward, arguments, {i for i, name in enumerate(names) if name in handed})
+    return max(during_forward, held + during_backward)
 
 
 def _storage(tensors: Iterable[torch.Tensor]) -> int:
@@ -53,8 +64,37 @@ class _Zeros:
         return allocate_results([spec.at(self.sizes)], self.program.torch_device)[0].zero_()
 
 
-def _run(program: Program, function: FunctionSpec, arguments: list[Argument]) -> list[torch.Tensor]:
-    """The results, residuals among them, in torch's memory: the halves run on devices of their own."""
+def _run(program: Program, half: Half, arguments: list[Argument], handed: set[int]) -> tuple[list[torch.Tensor], int]:
+    """The results, residuals among them, in torch's memory (the halves run on devices of their own); and the most bytes
+    of results, of arguments at the places ``handed``, and of scratch memory that there were at a time."""
+    if half.plan is None:
+        return _run_function(program, half.function, arguments)
+    functions = {function.name: function for function in half.stages}
+    values = dict(zip(half.plan.arguments, arguments, strict=True))
+    arguments.clear()
+    counted = {name for place, name in enumerate(half.plan.arguments) if place in handed}
+    peak = 0
+    for step in half.plan.steps:
+        if isinstance(step, Free):
+            for name in step.values:
+                del values[name]
+            continue
+        # What is cut to lower the peak has stages alone.
+        assert isinstance(step, RunStage)
+        taken = [values[name] for name in step.arguments]
+        before = _storage([t for name, t in values.items() if name in counted and isinstance(t, torch.Tensor)])
+        results, during = _run_function(program, functions[step.function], taken)
+        peak = max(peak, before + during)
+        values.update(zip(step.results, results, strict=True))
+        counted.update(step.results)
+    found = (values[name] for name in half.plan.results)
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)], peak
+
+
+def _run_function(
+    program: Program, function: FunctionSpec, arguments: list[Argument]
+) -> tuple[list[torch.Tensor], int]:
     results = allocate_results(function.results_at(arguments), program.torch_device)
-    program.invoke(function.name + INTO, arguments, results)
-    return results
+    with track_peak(program) as scratch:
+        program.invoke(function.name + INTO, arguments, results)
+    return results, _storage(results) + scratch.peak_bytes - scratch.resident_bytes

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HALVES = (FORWARD, BACKWARD)
+# What one stage of a function that is cut gives to another.
+BETWEEN = "between stages"
 USED, RESERVED = "scratch in use", "scratch reserved"
-SERIES = ("outputs", "updated buffers", "residuals", "gradients", USED, RESERVED)
+SERIES = ("outputs", "updated buffers", "residuals", "gradients", BETWEEN, USED, RESERVED)
 """What memory is taken by, from the bottom of the picture to the top."""
 
-_COLORS = ("#8da0cb", "#e5c494", "#fc8d62", "#66c2a5", "#e78ac3", "#eeeeee")
+_COLORS = ("#8da0cb", "#e5c494", "#fc8d62", "#66c2a5", "#a6d854", "#e78ac3", "#eeeeee")
 _STEP_MICROSECONDS = 1000
 _MIB = 2**20
 
@@ -49,9 +51,10 @@ class Moment:
 class MemoryTimeline:
     """A step, forward then backward; ``name`` is what it is called in a picture or trace.
 
-    Steps are counted, not timed: how long each takes is not known. Results have their storage before a function runs,
-    and residuals keep theirs until the backward returns. Scratch memory is one block for each function, of which the
-    part in use changes from step to step; where little of it lies idle at the fullest moment, IREE packed it well.
+    Steps are counted, not timed: how long each takes is not known. Results have their storage before a function, or a
+    stage of one that is cut, runs; residuals keep theirs until the last stage that takes them returns. Scratch memory
+    is one block for each, of which the part in use changes from step to step; where little of it lies idle at the
+    fullest moment, IREE packed it well.
     """
 
     name: str
@@ -59,7 +62,8 @@ class MemoryTimeline:
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> MemoryTimeline:
-        """What ``Report.to_dict`` has under ``timeline``: for each half what it holds, its scratch memory, its steps.
+        """What ``Report.to_dict`` has under ``timeline``: for each stage of a half what it holds, its scratch memory,
+        and its steps.
 
         Raises:
             ValueError: there is none: sizes are dynamic, parts run in torch, or the report is of another release.
@@ -74,11 +78,13 @@ class MemoryTimeline:
             raise ValueError("the report has no timeline of memory: compile the model again with this release")
         moments: list[Moment] = []
         for half in HALVES:
-            data = report["timeline"][half]
-            # A function that computes nothing still holds what it was given storage for.
-            for kernels, source, used in data["steps"] or [["nothing", "", 0]]:
-                scratch = {USED: used, RESERVED: data["scratch"] - used}
-                moments.append(Moment(half, kernels, source, {**dict.fromkeys(SERIES, 0), **data["held"], **scratch}))
+            found = report["timeline"][half]
+            # Files of earlier releases have halves in one piece alone.
+            for data in found if isinstance(found, list) else [found]:
+                # A function that computes nothing still holds what it was given storage for.
+                for kernels, source, used in data["steps"] or [["nothing", "", 0]]:
+                    taken = {**data["held"], USED: used, RESERVED: data["scratch"] - used}
+                    moments.append(Moment(half, kernels, source, {**dict.fromkeys(SERIES, 0), **taken}))
         return cls(f"{report['name']}, {report['partition']}", tuple(moments))
 
     @property

@@ -24,7 +24,7 @@ from retrograd.contract.roles import BACKWARD, SAVED, SIZE
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_graph import UPDATE, Task
-from retrograd.pipelines.analysis.hook_schedule import find_stages
+from retrograd.pipelines.analysis.hook_schedule import Order, find_stages
 from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts
 from retrograd.pipelines.functions import find_function
 from retrograd.pipelines.passes import ModulePass, PassFailure
@@ -61,8 +61,11 @@ class BwdOutlineStages(ModulePass):
         write_plan(module, outline_function(func, read, self.name, "stage"))
 
 
-def outline_function(func: ir.Operation, read: ReadHooks, pass_name: str, prefix: str) -> StagePlan:
+def outline_function(
+    func: ir.Operation, read: ReadHooks, pass_name: str, prefix: str, stages: Sequence[Order] | None = None
+) -> StagePlan:
     """Put functions ``@<prefix>_0``, ``@<prefix>_1``, ... in the place of a scheduled function; returns the plan.
+    ``stages`` are runs of tasks; where they are not given, what lies between two effects is one.
 
     Raises:
         PassFailure: the function returns something that is no tensor.
@@ -70,7 +73,7 @@ def outline_function(func: ir.Operation, read: ReadHooks, pass_name: str, prefix
     names = name_values(read)
     returned = returned_values(read, func)
     _check_results(func, read, returned, pass_name)
-    sketches = sketch_stages(func, read, names, returned, prefix)
+    sketches = sketch_stages(func, read, names, returned, prefix, stages)
     for sketch in sketches.values():
         build_function(func, read.source, sketch)
     arguments, results = (tuple(names[v] for v in values) for values in (read.source.graph.arguments, returned))
@@ -94,9 +97,15 @@ def name_values(read: ReadHooks) -> list[str]:
 
 
 def sketch_stages(
-    func: ir.Operation, read: ReadHooks, names: Sequence[str], returned: Sequence[int], prefix: str
+    func: ir.Operation,
+    read: ReadHooks,
+    names: Sequence[str],
+    returned: Sequence[int],
+    prefix: str,
+    stages: Sequence[Order] | None = None,
 ) -> dict[int, FunctionSketch]:
-    """The stages of a scheduled function, each under the number of its first task."""
+    """The stages of a scheduled function, each under the number of its last task. A task that is in several ``stages``
+    runs in each of them."""
     graph = read.graph
     order = [number for number in range(len(graph.tasks)) if number in graph.live]
     own_arguments = _known_ports(read.source.graph.arguments, attribute_dicts(func, "arg_attrs"), names)
@@ -107,17 +116,20 @@ def sketch_stages(
     def port(value: int, own: Mapping[int, Port]) -> Port:
         return own.get(value) or _intermediate(value, names[value], shapes.text(read.source.values[value]))
 
-    users: dict[int, set[int]] = {}
-    for number in order:
-        for value in graph.tasks[number].takes:
-            users.setdefault(value, set()).add(number)
+    stages = find_stages(graph, order) if stages is None else stages
+    inside = [{value for number in stage for value in graph.tasks[number].gives} for stage in stages]
+    # What is returned, or goes from one step to another.
+    wanted = {*returned, *(v for number in graph.effects for v in graph.tasks[number].takes)}
+    for stage, given in zip(stages, inside, strict=True):
+        wanted.update(v for number in stage for v in graph.tasks[number].takes if v not in given)
     sketches = {}
-    for index, stage in enumerate(find_stages(graph, order)):
+    for index, (stage, given) in enumerate(zip(stages, inside, strict=True)):
         tasks = [graph.tasks[number] for number in stage]
-        given = {value for task in tasks for value in task.gives}
         ops = read.with_scalars(op for number in stage for op in read.ops[number])
         taken = _taken(read, ops, tasks, given)
-        kept = sorted(v for v in given if v in returned or not users.get(v, set()).issubset(stage))
+        kept = sorted(given & wanted)
+        # Whoever gives a value first gives it for all.
+        wanted -= given
         results = [port(v, own_results) for v in kept]
         arguments = [port(v, own_arguments) for v in taken]
         # The sizes that its tensors have, it takes too.
@@ -125,7 +137,7 @@ def sketch_stages(
         known = find_symbols([size for text in shown for size in parse_shape(text)])
         taken = sorted({*taken, *[value for name, value in sizes.items() if name in known]})
         arguments = [port(v, own_arguments) for v in taken]
-        sketches[stage[0]] = FunctionSketch(f"{prefix}_{index}", arguments, ops, results)
+        sketches[stage[-1]] = FunctionSketch(f"{prefix}_{index}", arguments, ops, results)
     return sketches
 
 

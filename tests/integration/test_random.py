@@ -120,7 +120,7 @@ def test_bits_of_the_compiled_generator(shape: tuple[int, ...]) -> None:
 
 
 def step_bytes(step: retrograd.CompiledBackward) -> bytes:
-    return step._parts.portable()
+    return step._parts.portable().vmfb
 
 
 @pytest.mark.parametrize("partition", ["min-cut", "default"])

@@ -23,6 +23,13 @@ module {
     %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
     util.return
   }
+  util.func public @twice_into(%arg0: !hal.buffer_view, %arg1: !hal.buffer_view) attributes {iree.abi.stub} {
+    %c64 = arith.constant 64 : index
+    %c8 = arith.constant 8 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<external>{%c64} => !stream.timepoint
+    %r_0, %t_0 = stream.resource.alloca on(#a) : !stream.resource<transient>{%c8} => !stream.timepoint
+    util.return
+  }
   util.func private @helper() {
     %c64 = arith.constant 64 : index
     %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c64} => !stream.timepoint
@@ -85,7 +92,7 @@ AHEAD = f"module {{{''.join(FREES.format(name=name, wait=wait) for name, wait in
 
 def test_scratch_bytes_are_the_peak_of_each_exported_function() -> None:
     # 64 and 100 together are more than 100 and 64 after the first 64 are freed; constants are each function's own.
-    assert read_transients(STREAM) == {"forward": 164, "backward_into": 8, "nothing": 0}
+    assert read_transients(STREAM) == {"forward": 164, "backward_into": 8, "twice_into": 64 + 8, "nothing": 0}
     assert read_transients("module {\n}\n") == {}
 
 
