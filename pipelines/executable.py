@@ -11,15 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from retrograd.contract.launches import Launches
+from retrograd.contract.roles import INTO
 from retrograd.pipelines.bindings import widest_kernel
 from retrograd.pipelines.device_targets import IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
 from retrograd.pipelines.kernels.family import CHOICES
+from retrograd.pipelines.launch_reader import read_launches
 from retrograd.pipelines.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.product_tiles import write_tile_script
 from retrograd.pipelines.row_tiles import row_rules
@@ -28,7 +31,7 @@ from retrograd.pipelines.scratch import LAYOUT_PASS, read_transients
 from retrograd.pipelines.subprocesses import ToolLimits, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
-from retrograd.pipelines.vmfb import read_formats
+from retrograd.pipelines.vmfb import add_launches, read_formats
 
 # Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
 _PHASES, _PASSES = "phases", "passes"
@@ -95,7 +98,7 @@ def compile_executable(
         folder = Path(name)
         vmfb = folder / "module.vmfb"
         dumps = _dump_options(folder / _PASSES, target)
-        if target.max_bindings is not None:
+        if target.max_bindings is not None or _is_launched(target):
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
         transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
@@ -104,7 +107,25 @@ def compile_executable(
         check_formats(data, target)
         seconds = time.perf_counter() - start
         notes = find_demotions(linalg, target)
-        return Executable(data, flags, transients, seconds, notes, timelines, read_choices(linalg))
+        kernels = read_choices(linalg)
+        if _is_launched(target):
+            launches = _read_launches(folder)
+            data = add_launches(data, launches)
+            kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels)
+
+
+def _is_launched(target: Target) -> bool:
+    """Whether the runtime queues the kernels itself: those of a program for CUDA alone."""
+    return target.kinds == ("cuda",)
+
+
+def _read_launches(folder: Path) -> Launches:
+    """The launch plans of the module of which the phases are in ``folder``: of functions that take storage for their
+    results, which are the ones that the runtime calls."""
+    launches = read_launches(next((folder / _PHASES).glob("*.hal.mlir")).read_text(encoding="utf-8"))
+    reasons = {name.removesuffix(INTO): why for name, why in launches.reasons.items() if name.endswith(INTO)}
+    return replace(launches, reasons=reasons)
 
 
 def read_choices(linalg: str) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ import re
 import zipfile
 from dataclasses import dataclass
 
+from retrograd.contract.launches import MEMBER, Launches
+
 # How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
 # flatbuffers.
 _MAGIC = {
@@ -19,6 +21,9 @@ _MAGIC = {
     b"HIP1": "rocm-hsaco-fb",
 }
 _MODULE = "module.fb"
+# What is ours in a vmfb is in this folder; IREE does not look at it.
+_OWN = "retrograd/"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def read_formats(vmfb: bytes) -> dict[str, int]:
@@ -64,4 +69,14 @@ def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
 
 def _members(vmfb: bytes) -> list[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
-        return [(name, archive.read(name)) for name in archive.namelist()]
+        return [(name, archive.read(name)) for name in archive.namelist() if not name.startswith(_OWN)]
+
+
+def add_launches(vmfb: bytes, launches: Launches) -> bytes:
+    """A vmfb with launch plans in it; what IREE wrote stays where it is."""
+    buffer = io.BytesIO(vmfb)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        # IREE's own directory stays as well, so that the bytes of the vmfb are the beginning of the new one.
+        archive.start_dir = len(vmfb)
+        archive.writestr(zipfile.ZipInfo(MEMBER, _EPOCH), launches.to_json())
+    return buffer.getvalue()

@@ -193,6 +193,8 @@ class Program:
         inputs = _as_arguments(name, arguments, device, storages)
         if device.is_staged:
             return loaded.invoke_staged(name, inputs, results, same_step)
+        if loaded.launcher is not None and loaded.launcher.takes(name):
+            return loaded.launch(name, [tensor for tensor in (*inputs, *results) if isinstance(tensor, torch.Tensor)])
         with _after_torch(device.torch_device):
             return _invoke_beside_torch(loaded, name, inputs, results)
 

@@ -16,8 +16,10 @@ from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.runtime.call_times import CallTimes
+from retrograd.runtime.cuda_driver import open_driver
 from retrograd.runtime.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
+from retrograd.runtime.launcher import Launcher
 from retrograd.runtime.plain_call import PlainCall
 from retrograd.runtime.staging import ResidentError, Staging
 from retrograd.runtime.tensors import BINDING_ERRORS, CopyDenied, ExecutionError
@@ -64,7 +66,23 @@ class Loaded:
                 f"IREE cannot load the executable on {device.uri!r}: {error}; "
                 "compile it for this device, with the compiler of the installed runtime's release"
             ) from error
+        self.launcher = self._open_launcher(vmfb)
         abandon_after_fork(self)
+
+    def _open_launcher(self, vmfb: bytes) -> Launcher | None:
+        place = self.device.torch_device
+        return Launcher.open(vmfb, open_driver(), place) if self.device.uri.startswith("cuda") else None
+
+    def launch(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Queue `name` on torch's current stream; `launcher` has to have a plan of it."""
+        assert self.launcher is not None
+        try:
+            self.launcher.launch(name, tensors)
+        except torch.OutOfMemoryError as error:
+            raise OutOfDeviceMemory(
+                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
+                "on it, or compile with partition='budget' and a memory_budget"
+            ) from error
 
     def invoke(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> None:
         """Call `name` with every tensor as an argument, results' storage last."""

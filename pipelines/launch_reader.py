@@ -1,0 +1,460 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Reads what functions queue on a CUDA device out of IREE's own HAL phase, in text: see :func:`read_launches`.
+
+A function is worked out line by line, as IREE's virtual machine would run it, with numbers and places for values. What
+is queued runs in the order in which it was queued: fences only order less than that. An op that is not known here, or a
+number that only a call has, leaves a function without a plan; it says why.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, Step
+
+_GLOBAL = r'@("[^"]*"|[\w$.]+)'
+_BUFFERS = ("!hal.buffer", "!hal.command_buffer")
+_ALIGNMENT = 256
+_FLAGS = r'flags\("None"\)'
+# Ops that queue nothing and give nothing that the rest asks for: IREE's checks of arguments are ours, see _ASSERTS.
+_IGNORED = re.compile(
+    r"(?:%[\w$.-]+ = )?(?:hal\.(?:fence\.(?:create|join|await)|command_buffer\.(?:finalize|execution_barrier)"
+    r"|device\.allocator|memory_type|buffer_usage|encoding_type)|util\.(?:status\.check_ok|null))\b"
+)
+
+
+class Unknown(Exception):
+    """Something that has no plan; the message says what, for people to read."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The buffer of that number among those that commands get when they are queued, and an offset into it."""
+
+    number: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _Dispatch:
+    """Commands before their buffers are known."""
+
+    make: Callable[[Callable[[Place | _Slot], Place]], Step]
+
+
+@dataclass
+class _Commands:
+    steps: list[_Dispatch] = field(default_factory=list)
+
+
+_Value = int | float | str | Place | _Slot | _Commands
+
+
+@dataclass
+class _Module:
+    """What is known so far: globals by name, the statements of functions that record commands, and why others are not known."""
+
+    globals: dict[str, _Value] = field(default_factory=dict)
+    recorders: dict[str, list[str]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def read_launches(hal: str) -> Launches:
+    """The plans of all exported functions of a module after IREE's HAL phase, and of the initializers they need."""
+    module = _Module()
+    functions: dict[str, LaunchPlan] = {}
+    reasons: dict[str, str] = {}
+    initializers: list[LaunchPlan] = []
+    for name, is_public, arguments, body in _bodies(hal):
+        if name and not is_public:
+            module.recorders[name] = body
+            continue
+        reader = _Reader(module, arguments)
+        try:
+            for line in body:
+                reader.read(line)
+        except Unknown as unknown:
+            _refuse(module, body, str(unknown))
+            if is_public:
+                reasons[name] = str(unknown)
+            continue
+        if is_public:
+            functions[name] = reader.plan()
+        elif reader.steps or reader.kept:
+            initializers.append(reader.plan())
+    return Launches(tuple(initializers), functions, reasons)
+
+
+def _bodies(hal: str) -> Iterator[tuple[str, bool, list[str], list[str]]]:
+    """Functions and initializers in order: name (none: an initializer), whether it is public, types of its arguments,
+    its statements."""
+    lines = iter(hal.splitlines())
+    for line in lines:
+        header = re.match(r"  util\.(?:func (public |private )?@([\w$.]+)\(|initializer\b)", line)
+        if header is None:
+            continue
+        body: list[str] = []
+        for inner in lines:
+            if inner.startswith("  }"):
+                break
+            text = re.sub(r" loc\(.*\)$", "", inner.rstrip()).strip()
+            # A list of buffers goes over several lines.
+            if (body and body[-1].endswith(("([", "],"))) or (body and text.startswith("])")):
+                body[-1] += text
+            else:
+                body.append(text)
+        types = re.findall(r"%arg\d+: ([!\w.]+)", line.partition("attributes")[0])
+        yield header[2] or "", header[1] != "private " and bool(header[2]), types, body
+
+
+def _refuse(module: _Module, body: list[str], reason: str) -> None:
+    """What this initializer leaves for others is not known, but for devices and executables, which plans name."""
+    for line in body:
+        if (stored := re.match(rf"util\.global\.store \S+, {_GLOBAL} : (\S+)", line)) is not None:
+            if stored[2] in ("!hal.device", "!hal.executable"):
+                module.globals[stored[1]] = stored[2]
+            else:
+                module.refused[stored[1]] = reason
+
+
+class _Reader:
+    """Works out one function."""
+
+    def __init__(self, module: _Module, arguments: list[str]) -> None:
+        self._module = module
+        self._values: dict[str, _Value] = {}
+        self._arguments = [Expected() for _ in arguments]
+        self._is_initializer = not arguments
+        self._problem: str | None = None
+        for number, kind in enumerate(arguments):
+            if kind != "!hal.buffer_view":
+                self._problem = "it takes sizes"
+            else:
+                self._values[f"%arg{number}"] = Place("argument", number, 0)
+        self.steps: list[Step] = []
+        self.kept: dict[str, int] = {}
+        self.returned: _Commands | None = None
+        # Scratch memory in use, by offset: what was given back is given out again.
+        self._live: dict[int, int] = {}
+        self._scratch = 0
+
+    def plan(self) -> LaunchPlan:
+        """What was read."""
+        return LaunchPlan(tuple(self._arguments), self._scratch, tuple(self.steps), self.kept)
+
+    def read(self, line: str) -> None:
+        """One statement.
+
+        Raises:
+            Unknown: there is no plan of it.
+        """
+        if self._problem is not None:
+            raise Unknown(self._problem)
+        if line in ("", "util.return") or _IGNORED.match(line):
+            return
+        for pattern, handle in _STATEMENTS:
+            if (match := pattern.fullmatch(line)) is not None:
+                handle(self, match)
+                return
+        op = re.search(r"(?:^|= )\"?([a-z_]+\.[a-z_.]+)", line)
+        raise Unknown(f"{op[1] if op else line[:40]!r} has no plan in this form")
+
+    def _value(self, name: str) -> _Value:
+        if name not in self._values:
+            raise Unknown("it depends on sizes or values that only a call has")
+        return self._values[name]
+
+    def _number(self, name: str) -> int:
+        value = self._value(name)
+        if not isinstance(value, int):
+            raise Unknown("a number is not constant")
+        return value
+
+    def _numbers(self, names: str) -> list[int]:
+        return [self._number(name) for name in names.split(", ") if name]
+
+    def _place(self, name: str, kind: str, offset: str) -> Place | _Slot:
+        """A buffer as ops name it: one of its own, or its number among those that commands get."""
+        shift = self._number(offset)
+        if kind == "index":
+            return _Slot(self._number(name), shift)
+        value = self._value(name)
+        if not isinstance(value, Place):
+            raise Unknown("a buffer is not known")
+        return Place(value.base, value.which, value.offset + shift)
+
+    def constant(self, m: re.Match[str]) -> None:
+        """`arith.constant`."""
+        name, text, kind = m.groups()
+        if kind.startswith("f"):
+            self._values[name] = to_bits(text, kind)
+        elif text in ("true", "false"):
+            self._values[name] = int(text == "true")
+        else:
+            self._values[name] = int(text)
+
+    def same(self, m: re.Match[str]) -> None:
+        """What gives the value that it takes; numbers with a fraction are their bits from the beginning."""
+        if m[2] in self._values:
+            self._values[m[1]] = self._values[m[2]]
+
+    def element_type(self, m: re.Match[str]) -> None:
+        """`hal.element_type`."""
+        self._values[m[1]] = m[2]
+
+    def load(self, m: re.Match[str]) -> None:
+        """`util.global.load`."""
+        name, of, kind = m.groups()
+        if kind in _BUFFERS:
+            if of not in self._module.globals:
+                raise Unknown(self._module.refused.get(of, f"nothing that is known here sets {of}"))
+            self._values[name] = self._module.globals[of]
+        elif kind in ("!hal.device", "!hal.executable"):
+            self._values[name] = f"{kind} {of}"
+
+    def store(self, m: re.Match[str]) -> None:
+        """`util.global.store`: an initializer leaves a buffer, or commands, for functions."""
+        name, of, kind = m.groups()
+        value = self._value(name)
+        if not self._is_initializer or kind not in _BUFFERS or of in self._module.globals:
+            raise Unknown("it changes a global")
+        if isinstance(value, _Commands):
+            self._module.globals[of] = value
+        elif isinstance(value, Place) and value.base == "scratch":
+            self._module.globals[of] = Place("global", of, 0)
+            self.kept[of] = value.offset
+        else:
+            raise Unknown("it changes a global")
+
+    def call(self, m: re.Match[str]) -> None:
+        """`util.call` of a function that records commands, on buffers that it takes."""
+        body = self._module.recorders.get(m[2])
+        if body is None:
+            raise Unknown("it calls a function")
+        recorder = _Reader(self._module, [])
+        for number, name in enumerate(m[3].split(", ") if m[3] else []):
+            if name in self._values:
+                recorder._values[f"%arg{number}"] = self._values[name]
+        for line in body:
+            recorder.read(line)
+        if recorder.returned is None or recorder.steps or recorder.kept or recorder._scratch:
+            raise Unknown("it calls a function that does more than record commands")
+        self._values[m[1]] = recorder.returned
+
+    def give(self, m: re.Match[str]) -> None:
+        """`util.return`: what a function that records commands gives."""
+        value = self._values.get(m[1])
+        if isinstance(value, _Commands):
+            self.returned = value
+
+    def view(self, m: re.Match[str]) -> None:
+        """`hal.buffer_view.create`: a result."""
+        self._values[m[1]] = self._place(*m.group(2, 3, 4))
+
+    def give_views(self, m: re.Match[str]) -> None:
+        """`util.return` of results: each has to be the argument that is its storage, whole."""
+        names = m[1].split(", ")
+        first = len(self._arguments) - len(names)
+        for number, name in enumerate(names):
+            if self._value(name) != Place("argument", first + number, 0):
+                raise Unknown("it gives results in memory of its own")
+
+    def assert_view(self, m: re.Match[str]) -> None:
+        """`hal.buffer_view.assert`: what an argument must be."""
+        place, element = self._value(m[1]), self._value(m[3])
+        if not isinstance(place, Place) or not isinstance(place.which, int) or not isinstance(element, str):
+            raise Unknown("what it takes is not known")
+        known = self._arguments[place.which]
+        self._arguments[place.which] = Expected(tuple(self._numbers(m[2])), element, known.bytes)
+
+    def assert_buffer(self, m: re.Match[str]) -> None:
+        """`hal.buffer.assert`: how many bytes an argument has at least."""
+        place = self._value(m[1])
+        if isinstance(place, Place) and isinstance(place.which, int):
+            known = self._arguments[place.which]
+            self._arguments[place.which] = Expected(known.shape, known.element, max(known.bytes, self._number(m[2])))
+
+    def subspan(self, m: re.Match[str]) -> None:
+        """`hal.buffer.subspan`."""
+        place = self._place(m[2], "!hal.buffer", m[3])
+        self._values[m[1]] = place
+
+    def allocate(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.alloca`: the first gap in the scratch memory that it fits."""
+        size = max(-(-self._number(m[2]) // _ALIGNMENT), 1) * _ALIGNMENT
+        offset = 0
+        for start, taken in sorted(self._live.items()):
+            if start - offset >= size:
+                break
+            offset = max(offset, start + taken)
+        self._live[offset] = size
+        self._scratch = max(self._scratch, offset + size)
+        self._values[m[1]] = Place("scratch", "", offset)
+
+    def free(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.dealloca`."""
+        place = self._value(m[1])
+        if not isinstance(place, Place) or place.base != "scratch" or self._live.pop(place.offset, None) is None:
+            raise Unknown("it frees memory that it did not allocate")
+
+    def begin(self, m: re.Match[str]) -> None:
+        """`hal.command_buffer.create`."""
+        self._values[m[1]] = _Commands()
+
+    def dispatch(self, m: re.Match[str]) -> None:
+        """`hal.command_buffer.dispatch`."""
+        commands, function, grid, constants, buffers = m.groups()
+        executable, _, entry = str(self._value(function)).partition("::")
+        x, y, z = self._numbers(grid)
+        numbers = tuple(number & 0xFFFFFFFF for number in self._numbers(constants or ""))
+        found = _BINDING.findall(buffers)
+        if len(found) != buffers.count("]"):
+            raise Unknown("a kernel's buffers are written in another form")
+        places = [self._place(*binding) for binding in found]
+        self._add(commands, lambda at: Kernel(executable, entry, (x, y, z), tuple(map(at, places)), numbers))
+
+    def lookup(self, m: re.Match[str]) -> None:
+        """`hal.executable.lookup.function`: executable, variant and entry point, as files in a vmfb are named."""
+        self._values[m[1]] = f"{m[2]}_{m[3]}::{m[4]}"
+
+    def fill(self, m: re.Match[str]) -> None:
+        """`hal.command_buffer.fill_buffer`."""
+        target, width = self._place(*m.group(2, 3, 4)), int(m[7]) // 8
+        if width not in (1, 2, 4):
+            raise Unknown(f"a fill with patterns of {width} bytes")
+        length, pattern = self._number(m[5]), self._number(m[6]) & (1 << 8 * width) - 1
+        self._add(m[1], lambda at: Fill(at(target), length, pattern, width))
+
+    def copy(self, m: re.Match[str]) -> None:
+        """`hal.command_buffer.copy_buffer`."""
+        source, target, length = self._place(*m.group(2, 3, 4)), self._place(*m.group(5, 6, 7)), self._number(m[8])
+        self._add(m[1], lambda at: Copy(at(source), at(target), length))
+
+    def queue_copy(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.copy`."""
+        source, target = self._place(*m.group(1, 2, 3)), self._place(*m.group(4, 5, 6))
+        self.steps.append(Copy(_own(source), _own(target), self._number(m[7])))
+
+    def _add(self, commands: str, make: Callable[[Callable[[Place | _Slot], Place]], Step]) -> None:
+        value = self._value(commands)
+        if not isinstance(value, _Commands):
+            raise Unknown("commands that are not known")
+        value.steps.append(_Dispatch(make))
+
+    def execute(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.execute`, and `.indirect`, which gives the buffers that commands know by number."""
+        groups = m.groupdict()
+        found = _BINDING.findall(groups.get("buffers") or "")
+        slots = [_own(self._place(*binding)) for binding in found]
+        if len(found) != (groups.get("buffers") or "").count("]"):
+            raise Unknown("buffers of commands are written in another form")
+
+        def at(place: Place | _Slot) -> Place:
+            if isinstance(place, Place):
+                return place
+            base = slots[place.number]
+            return Place(base.base, base.which, base.offset + place.offset)
+
+        for name in groups["commands"].split(", "):
+            value = self._value(name)
+            if not isinstance(value, _Commands):
+                raise Unknown("commands that are not known")
+            self.steps += [step.make(at) for step in value.steps]
+
+
+def _own(place: Place | _Slot) -> Place:
+    if isinstance(place, _Slot):
+        raise Unknown("a buffer has a number where it needs a name")
+    return place
+
+
+def to_bits(text: str, kind: str) -> int:
+    """The bits of a constant of MLIR's of a type with a fraction (``f32``, ``f64``).
+
+    Raises:
+        Unknown: the type has no such bits here.
+    """
+    if text.startswith("0x"):
+        return int(text, 16)
+    if kind not in ("f32", "f64"):
+        raise Unknown(f"a constant of type {kind}")
+    code = kind[1:]
+    packed = struct.pack("<f" if code == "32" else "<d", float(text))
+    return int.from_bytes(packed, "little")
+
+
+_V = r"(%[\w$.-]+)"
+_PLACE = rf"\({_V} : (index|!hal\.buffer)\)\[{_V}"
+_BINDING = re.compile(rf"{_PLACE}, %[\w$.-]+\]")
+_CMD = rf"<{_V} : !hal\.command_buffer>"
+_PUT = r"<%[\w$.-]+ : !hal\.device> affinity\(\S+\) wait\(\S+\) signal\(\S+\) "
+_STATEMENTS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], None]], ...] = tuple(
+    (re.compile(pattern), handle)
+    for pattern, handle in (
+        (rf"{_V} = arith\.constant (\S+) : (index|i\d+|f\d+|bf16)", _Reader.constant),
+        (r"(%false|%true)[\w$.-]* = arith\.constant (true|false)()", _Reader.constant),
+        (rf"{_V} = hal\.element_type<(\w+)> : i32", _Reader.element_type),
+        (rf"{_V} = util\.global\.load (?:immutable )?{_GLOBAL} : (\S+)", _Reader.load),
+        (rf"util\.global\.store {_V}, {_GLOBAL} : (\S+)", _Reader.store),
+        (rf"{_V} = util\.call {_GLOBAL}\(([^)]*)\) : \([^)]*\) -> !hal\.command_buffer", _Reader.call),
+        (rf"util\.return {_V} : !hal\.command_buffer", _Reader.give),
+        (r"util\.return (%.*?) : !hal\.buffer_view(?:, !hal\.buffer_view)*", _Reader.give_views),
+        (
+            rf"{_V} = hal\.buffer_view\.create buffer{_PLACE}, %[\w$.-]+\] shape\(.*\) type\({_V}\) "
+            r"encoding\(%dense_row_major\) : !hal\.buffer_view",
+            _Reader.view,
+        ),
+        (rf"{_V} = util\.optimization_barrier {_V} : \S+", _Reader.same),
+        (rf"{_V} = arith\.bitcast {_V} : (?:f32 to i32|f64 to i64)", _Reader.same),
+        (rf"{_V} = hal\.buffer_view\.buffer<{_V} : !hal\.buffer_view> : !hal\.buffer", _Reader.same),
+        (
+            rf"hal\.buffer_view\.assert<{_V} : !hal\.buffer_view> message\(\"[^\"]*\"\) shape\(\[(.*)\]\) "
+            rf"type\({_V}\) encoding\(%dense_row_major\)",
+            _Reader.assert_view,
+        ),
+        (rf"hal\.buffer\.assert<{_V} : !hal\.buffer> .* minimum_length\({_V}\) .*", _Reader.assert_buffer),
+        (rf"{_V} = hal\.buffer\.subspan<{_V} : !hal\.buffer>\[{_V}, \S+\] : !hal\.buffer", _Reader.subspan),
+        (
+            rf"{_V} = hal\.device\.queue\.alloca{_PUT}pool\(\S+\) type\(\S+\) usage\(\S+\) {_FLAGS} : "
+            rf"!hal\.buffer\{{{_V}\}}",
+            _Reader.allocate,
+        ),
+        (rf"hal\.device\.queue\.dealloca{_PUT}buffer\({_V} : !hal\.buffer\) {_FLAGS}", _Reader.free),
+        (rf"{_V} = hal\.command_buffer\.create .*", _Reader.begin),
+        (
+            rf"{_V} = hal\.executable\.lookup\.function target\(.*\) function\(@([\w$]+)::@([\w$]+)::@([\w$]+)\) : i64",
+            _Reader.lookup,
+        ),
+        (
+            rf"hal\.command_buffer\.dispatch{_CMD} target\(.*?\)\[{_V}\] workgroups\(\[([^\]]*)\]\) "
+            rf"(?:constants\(\[([^\]]*)\]\) )?bindings\(\[(.*)\]\) {_FLAGS}",
+            _Reader.dispatch,
+        ),
+        (
+            rf"hal\.command_buffer\.fill_buffer{_CMD} target{_PLACE}, {_V}\] pattern\({_V} : i(\d+)\) {_FLAGS}",
+            _Reader.fill,
+        ),
+        (
+            rf"hal\.command_buffer\.copy_buffer{_CMD} source{_PLACE}\] target{_PLACE}\] length\({_V}\) {_FLAGS}",
+            _Reader.copy,
+        ),
+        (
+            rf"hal\.device\.queue\.copy{_PUT}source{_PLACE}\] target{_PLACE}\] length\({_V}\) {_FLAGS}",
+            _Reader.queue_copy,
+        ),
+        (rf"hal\.device\.queue\.execute{_PUT}commands\((?P<commands>%[^)]*)\) {_FLAGS}", _Reader.execute),
+        (
+            rf"hal\.device\.queue\.execute{_PUT}commands\(\[(?P<commands>%[^\]]*)\]\)(?: {_FLAGS})?",
+            _Reader.execute,
+        ),
+        (
+            rf"hal\.device\.queue\.execute\.indirect{_PUT}commands\((?P<commands>%\S+)\) "
+            rf"bindings\(\[(?P<buffers>.*)\]\) {_FLAGS}",
+            _Reader.execute,
+        ),
+    )
+)

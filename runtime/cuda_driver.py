@@ -1,0 +1,79 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""CUDA's driver, as much of it as launching kernels takes, on the thread's current context."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from retrograd.runtime.tensors import ExecutionError
+
+_MAX_DYNAMIC_SHARED = 8
+_LIBRARY = "libcuda.so.1"
+_P, _U, _N, _D = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuModuleLoadData": (_P, _P),
+    "cuModuleGetFunction": (_P, _P, ctypes.c_char_p),
+    "cuFuncSetAttribute": (_P, ctypes.c_int, ctypes.c_int),
+    "cuLaunchKernel": (_P, _U, _U, _U, _U, _U, _U, _U, _P, _P, _P),
+    "cuMemsetD8Async": (_D, ctypes.c_ubyte, _N, _P),
+    "cuMemsetD16Async": (_D, ctypes.c_ushort, _N, _P),
+    "cuMemsetD32Async": (_D, _U, _N, _P),
+    "cuMemcpyDtoDAsync_v2": (_D, _D, _N, _P),
+    "cuGetErrorName": (ctypes.c_int, _P),
+}
+
+
+class Driver:
+    """The driver's functions; ``library`` is what has them, by their names in C."""
+
+    def __init__(self, library: Any) -> None:
+        for name, signature in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = signature, ctypes.c_int
+        self._library = library
+        self.launch = library.cuLaunchKernel
+        self.fills = {1: library.cuMemsetD8Async, 2: library.cuMemsetD16Async, 4: library.cuMemsetD32Async}
+        self.copy = library.cuMemcpyDtoDAsync_v2
+
+    def load_module(self, image: bytes) -> ctypes.c_void_p:
+        """Code, PTX that ends with a zero byte, on the current context; it stays there.
+
+        Raises:
+            ExecutionError: the driver does not take it.
+        """
+        module = ctypes.c_void_p()
+        self.check(self._library.cuModuleLoadData(ctypes.byref(module), image), "load its kernels")
+        return module
+
+    def find_function(self, module: ctypes.c_void_p, name: str, shared: int) -> ctypes.c_void_p:
+        """A kernel of a module, which may use ``shared`` bytes of shared memory that it gets at launch.
+
+        Raises:
+            ExecutionError: there is none of this name, or the device has less.
+        """
+        function = ctypes.c_void_p()
+        self.check(self._library.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"find {name}")
+        if shared:
+            what = f"give {name} {shared} bytes of shared memory"
+            self.check(self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), what)
+        return function
+
+    def check(self, status: int, what: str) -> None:
+        """Raise :class:`ExecutionError` where the driver failed to do ``what``."""
+        if not status:
+            return
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(status, ctypes.byref(text))
+        raise ExecutionError(f"CUDA's driver failed to {what}: {(text.value or str(status).encode()).decode()}")
+
+
+@cache
+def open_driver() -> Driver | None:
+    """The machine's driver; none where there is no such library."""
+    try:
+        return Driver(ctypes.CDLL(_LIBRARY))
+    except OSError:
+        return None

@@ -1,0 +1,122 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels that the runtime queues itself on torch's stream: the same bits as IREE's runtime, order, memory, capture."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from models.case import Case
+from steps import gradients, on_device, relative_error, require_device
+from torch import Tensor
+
+import retrograd
+from retrograd.runtime.compiled import CompiledBackward
+
+MODELS = ("mlp", "transformer", "language_model")
+
+
+def setup_module() -> None:
+    require_device()
+
+
+@contextmanager
+def through_iree(compiled: CompiledBackward) -> Iterator[None]:
+    """Have IREE's runtime queue the kernels during the block."""
+    loaded = compiled._parts.program._current()
+    launcher, loaded.launcher = loaded.launcher, None
+    try:
+        yield
+    finally:
+        loaded.launcher = launcher
+
+
+def compiled_and_launched(name: str) -> tuple[Case, CompiledBackward]:
+    case = on_device(name)
+    compiled = retrograd.compile_backward(case.model, case.args, verify=False)
+    launcher = compiled._parts.program._current().launcher
+    assert launcher is not None
+    assert launcher.takes("forward_into")
+    assert launcher.takes("backward_into")
+    return case, compiled
+
+
+def copies(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient.clone() for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_bits_as_through_iree(name: str) -> None:
+    case, compiled = compiled_and_launched(name)
+    with through_iree(compiled):
+        expected = copies(gradients(case, compiled))
+    found = gradients(case, compiled)
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
+        assert torch.equal(gradient, expected[key]), key
+
+
+def test_a_function_without_a_plan_goes_through_iree() -> None:
+    case = on_device("cnn")
+    compiled = retrograd.compile_backward(case.model, case.args, verify=False)
+    launcher = compiled._parts.program._current().launcher
+    assert launcher is not None
+    assert launcher.takes("forward_into")
+    assert not launcher.takes("backward_into")
+    assert any(line.startswith("backward waits for the device") for line in compiled.manifest.report["kernels"])
+    expected = copies(gradients(case, case.model))
+    for key, gradient in gradients(case, compiled).items():
+        assert relative_error(gradient, expected[key]) < 1e-3, key
+
+
+def test_nobody_waits_for_the_device() -> None:
+    case, compiled = compiled_and_launched("mlp")
+    gradients(case, compiled)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    gradients(case, compiled)
+    assert not torch.cuda.current_stream().query(), "the step returned when the device was through with it"
+    torch.cuda.synchronize()
+
+
+def test_a_step_on_another_stream() -> None:
+    case, compiled = compiled_and_launched("mlp")
+    expected = copies(gradients(case, compiled))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        found = gradients(case, compiled)
+    torch.cuda.current_stream().wait_stream(stream)
+    for key, gradient in found.items():
+        assert torch.equal(gradient, expected[key]), key
+
+
+def test_memory_stays_the_same_over_many_steps() -> None:
+    case, compiled = compiled_and_launched("mlp")
+    for _ in range(10):
+        gradients(case, compiled)
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(1000):
+        gradients(case, compiled)
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+def test_a_step_is_captured_in_a_graph_of_cuda() -> None:
+    case, compiled = compiled_and_launched("mlp")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = copies(gradients(case, compiled))
+    torch.cuda.current_stream().wait_stream(stream)
+    for leaf in case.leaves().values():
+        leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.loss(compiled(*case.args)).backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    for key, leaf in case.leaves().items():
+        if leaf.grad is not None:
+            assert torch.equal(leaf.grad, expected[key]), key
