@@ -56,7 +56,7 @@ _Value = int | float | str | Place | _Slot | _Commands
 
 @dataclass
 class _Module:
-    """What is known so far: globals by name, the statements of functions that record commands, and why others are not known."""
+    """What is known so far: globals, statements of functions that record commands, why other globals are not known."""
 
     globals: dict[str, _Value] = field(default_factory=dict)
     recorders: dict[str, list[str]] = field(default_factory=dict)

@@ -238,6 +238,8 @@ class Program:
             ExecutionError: as for `load`.
         """
         before, self._loaded = self._current(), Loaded(self._vmfb, device)
+        # Who asks for a device of his own reads its allocator's counts, and plans take their memory from torch's.
+        self._loaded.launcher = None
         short, self.short_calls = self.short_calls, {}
         try:
             yield
