@@ -196,6 +196,7 @@ def compile_backward(
         dynamic_shapes=dynamic_shapes,
         verify=verify,
         fallback=fallback,
+        kernels=kernels,
         cache=cache,
         progress=progress,
     )
