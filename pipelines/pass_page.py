@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from retrograd.pipelines.lowering_steps import LOWERING, Step
 from retrograd.pipelines.registry import load_pass, registered_passes
-from retrograd.pipelines.stage_steps import BACKWARD_STAGES, ISLANDS, STAGES, StageStep
+from retrograd.pipelines.stage_steps import BACKWARD_STAGES, ISLANDS, LIFETIMES, STAGES, StageStep
 
 _HEAD = """\
 # Passes
@@ -44,8 +44,8 @@ _PASSES = """
 def describe_passes() -> str:
     """The page ``docs/passes.md``."""
     rows = [(f"`{step.name}`{_describe_options(step)}", step.where.text, step.why) for step in LOWERING]
-    islands = {**STAGES, "scheduled, where ops run in torch": ISLANDS}
-    parts = [_HEAD, _STAGES, _table_stages(islands), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
+    cut = {"scheduled, where ops run in torch": ISLANDS, "scheduled, else, for a CPU": LIFETIMES}
+    parts = [_HEAD, _STAGES, _table_stages({**STAGES, **cut}), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
     parts += [_LOWERING, "\n", _table(("pass", "where", "why"), rows), _PASSES, *_list_passes()]
     return "".join(parts)
 

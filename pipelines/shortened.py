@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import ir
-from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.runner import run_passes
 from retrograd.pipelines.stage_plan import read_island_plans
+from retrograd.pipelines.stage_steps import LIFETIMES, passes_of
 from retrograd.pipelines.staged import StagedModule, read_interfaces
+from retrograd.pipelines.transforms.bwd_shorten_lifetimes import BwdShortenLifetimes
 
 
 def shorten_lifetimes(staged: StagedModule, floor: int = 0) -> StagedModule:
@@ -25,9 +27,7 @@ def shorten_lifetimes(staged: StagedModule, floor: int = 0) -> StagedModule:
         return staged
     with ir.make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.source)
-        run_pipeline(
-            module, f"builtin.module(bwd-shorten-lifetimes{{floor={floor}}},bwd-verify-legality{{level=staged}})"
-        )
+        run_passes(module, passes_of(LIFETIMES, BwdShortenLifetimes(floor=floor)))
         plans = read_island_plans(module.operation)
         if not plans:
             return staged

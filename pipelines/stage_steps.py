@@ -40,6 +40,13 @@ ISLANDS = (
     _TO_FUNC,
     _VERIFY_STAGED,
 )
+# What follows else, on a CPU.
+LIFETIMES = (
+    StageStep(
+        "bwd-shorten-lifetimes", "cuts functions where that lowers the peak; when all is decided"
+    ),
+    _VERIFY_STAGED,
+)
 # The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
 BACKWARD_STAGES: dict[str, tuple[StageStep, ...]] = {
     "imported": (StageStep("convert-torch-operator-to-bwd", "hooks and opaque calls become ops of bwd"), _VERIFY),

@@ -24,7 +24,7 @@ from torch import Tensor
 from retrograd.runtime.report import Report
 
 HALF = {"held": {"outputs": 8}, "scratch": 64, "steps": [["matmul", "model.py:3", 64]]}
-REPORT = Report({"name": "Net", "partition": "default", "timeline": {"forward": HALF, "backward": HALF}})
+REPORT = Report({"name": "Net", "partition": "default", "timeline": {"forward": [HALF], "backward": [HALF]}})
 
 
 def fake_result(name: str) -> MemoryResult:
