@@ -130,6 +130,7 @@ def compile_all(
 ) -> None:
     """Add what retrograd makes of ``case``; a budget that cannot be met is taken as the least that can."""
     ways: list[tuple[str, dict[str, Any]]] = [(p, {"partition": p}) for p in ("default", "min-cut")]
+    ways += [(f"{p}, free early", {"partition": p, "free_early": True}) for p in ("default", "min-cut")]
     ways += [(f"budget {f:g}", {"partition": "budget", "memory_budget": f}) for f in fractions]
     least: int | None = None
     for how, options in ways:

@@ -53,9 +53,8 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
   steps, which a busy machine disturbs least.
 - *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
 
-A function holds all that it takes and gives for as long as it runs. `default` and `min-cut` are cut into stages where
-that lowers the peak, between which residuals are freed and gradients are allocated, as eager does op by op; plans of a
-budget are of functions in one piece.
+A function holds all that it takes and gives for as long as it runs, so that a step takes more than in eager, which
+frees residuals and makes gradients as it goes; `free_early=True` cuts functions into stages for that.
 """
 FLOOR = ("model", "forward alone", "of default's peak", "least peak found", "of default's peak")
 FLOOR_TEXT = """\

@@ -44,7 +44,7 @@ _PASSES = """
 def describe_passes() -> str:
     """The page ``docs/passes.md``."""
     rows = [(f"`{step.name}`{_describe_options(step)}", step.where.text, step.why) for step in LOWERING]
-    cut = {"scheduled, where ops run in torch": ISLANDS, "scheduled, else, for a CPU": LIFETIMES}
+    cut = {"scheduled, where ops run in torch": ISLANDS, "scheduled, with free_early": LIFETIMES}
     parts = [_HEAD, _STAGES, _table_stages({**STAGES, **cut}), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
     parts += [_LOWERING, "\n", _table(("pass", "where", "why"), rows), _PASSES, *_list_passes()]
     return "".join(parts)

@@ -40,11 +40,9 @@ ISLANDS = (
     _TO_FUNC,
     _VERIFY_STAGED,
 )
-# What follows else, on a CPU.
+# What follows else, where it is asked for.
 LIFETIMES = (
-    StageStep(
-        "bwd-shorten-lifetimes", "cuts functions where that lowers the peak; when all is decided"
-    ),
+    StageStep("bwd-shorten-lifetimes", "cuts functions where that lowers the peak; when all is decided"),
     _VERIFY_STAGED,
 )
 # The same for a backward that was captured as it ran: it has hooks, and nothing to partition.

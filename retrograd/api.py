@@ -67,6 +67,7 @@ def compile_backward(
     verify: Literal["first"] | bool = "first",
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
+    free_early: bool = False,
     cache: bool = True,
     portable: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -107,6 +108,8 @@ def compile_backward(
         kernels: for CUDA, what kernels of retrograd's own compute in place of code that IREE generates: ``auto``, all
             that there is one for, if Triton is installed; ``off``, nothing; or names of families of them,
             ``["products"]``. ``explain()`` says which op took which.
+        free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed
+            after the stage that needs them last, and a gradient has no memory before its own. Steps take longer.
         cache: keep the executable on disk and take it from there the next time.
         portable: compile at once what ``save`` writes, whose functions others than retrograd call too; otherwise
             ``save`` compiles that, so that who saves nothing waits for less.
@@ -129,7 +132,9 @@ def compile_backward(
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
-    request = Request(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify)
+    if portable and free_early:
+        raise ValueError("a portable program has functions in one piece: leave out free_early, or portable and save()")
+    request = Request(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify, free_early)
     options = request.on(tensors_of(model, args, kwargs))
     if verify is True:
         # The whole step is compared.
@@ -197,6 +202,7 @@ def compile_backward(
         verify=verify,
         fallback=fallback,
         kernels=kernels,
+        free_early=free_early,
         cache=cache,
         progress=progress,
     )

@@ -36,7 +36,8 @@ class Options:
 
     ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
-    that the device has to be there when the program is loaded.
+    that the device has to be there when the program is loaded; ``free_early`` that functions are cut into stages where
+    that lowers the peak.
     """
 
     target: Target
@@ -48,6 +49,7 @@ class Options:
     cache: bool = True
     verify: bool | str = FIRST
     hook_schedule: str = "eager-order"
+    free_early: bool = False
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -69,6 +71,7 @@ class Request:
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
     verify: bool | str = FIRST
+    free_early: bool = False
     budget: int | float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class Request:
         target_on(_CPU, self.target, OFF)
         check_kernels(self.kernels)
         check_flag("cache", self.cache)
+        check_flag("free_early", self.free_early)
         if self.verify != FIRST:
             check_flag("verify", self.verify, FIRST)
         if not isinstance(self.save_policy, SavePolicy | None):
@@ -86,6 +90,8 @@ class Request:
             object.__setattr__(self, "budget", parse_memory_size(self.memory_budget))
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
+        if self.free_early and self.partition == "budget":
+            raise ValueError("partition 'budget' takes no free_early: its plans are for functions in one piece")
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Request:
@@ -103,10 +109,13 @@ class Request:
         """The options for a model of these parameters and arguments: on CUDA where any of them is.
 
         Raises:
-            UnknownTarget, ValueError: the target, or kernels asked for by name, cannot be had on their device.
+            UnknownTarget, ValueError: the target, or kernels asked for by name, cannot be had on their device; or not
+                with ``free_early``.
         """
         device = next((t.device for t in tensors if t.is_cuda), _CPU)
         target = target_on(device, self.target, self.kernels)
+        if self.free_early and "vulkan" in target.kinds:
+            raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
         # Code for HIP does not run here, and no file holds an island.
         runs = all(name.partition(":")[0] != "hip" for name in target.names)
         return Options(
@@ -118,6 +127,7 @@ class Request:
             fallback=self.fallback if runs else "error",
             cache=self.cache,
             verify=self.verify,
+            free_early=self.free_early,
         )
 
 

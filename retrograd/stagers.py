@@ -60,12 +60,9 @@ class Work:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether functions are cut into stages where that lowers the peak: on a CPU. A file has whole ones for others
-        than the runtime to call; what a stage gives to another is in torch's memory, which Vulkan does not reach; and a
-        budget's plans are for whole functions. On CUDA kernels form otherwise at the borders (the rows of a softmax
-        over 32,000 words took 32 ms by themselves), and cuts are not worth that before they know of it."""
-        options = self.options
-        return not self.portable and options.target.kinds == ("cpu",) and options.partition != BUDGET
+        """Whether functions are cut into stages where that lowers the peak; a file has whole ones, for others than the
+        runtime to call."""
+        return self.options.free_early and not self.portable
 
     def compile(self, staged: StagedModule) -> Finished:
         """Lower and compile a staged module for the target."""

@@ -43,7 +43,7 @@ def x() -> Tensor:
 
 @pytest.fixture(scope="module")
 def step(model: Deep, x: Tensor) -> CompiledBackward:
-    return retrograd.compile_backward(model, (x,), partition="default")
+    return retrograd.compile_backward(model, (x,), partition="default", free_early=True)
 
 
 def gradients(model: Deep, loss: Tensor, **options: Any) -> list[Tensor]:
@@ -111,7 +111,7 @@ def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
     # The loss of this test and its gradient, a MiB each, are torch's own.
     assert torch_peak(run) <= report["peak_bytes_predicted"] + (3 << 20)
-    whole = retrograd.compile_backward(model, (x,), partition="default", portable=True)
+    whole = retrograd.compile_backward(model, (x,), partition="default")
     assert report["peak_bytes_predicted"] < whole.explain().to_dict()["peak_bytes_predicted"] - (1 << 20)
 
 
@@ -144,7 +144,23 @@ def test_what_is_saved_is_whole_and_says_its_own_peak(
 
 
 def test_through_dynamo(model: Deep, x: Tensor) -> None:
-    compiled = torch.compile(model, backend="retrograd", options={"partition": "default"})
+    compiled = torch.compile(model, backend="retrograd", options={"partition": "default", "free_early": True})
     expected = gradients(model, LOSSES["both outputs"](model(x)))
     for _ in range(2):
         assert_close(gradients(model, LOSSES["both outputs"](compiled(x))), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"partition": "budget", "memory_budget": 0.5}, "'budget' takes no free_early"),
+        ({"target": ("cpu", "vulkan")}, "which Vulkan does not reach"),
+        ({"portable": True}, "functions in one piece"),
+    ],
+    ids=["budget", "vulkan", "portable"],
+)
+def test_what_cannot_be_cut_is_refused(model: Deep, x: Tensor, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        retrograd.compile_backward(model, (x,), free_early=True, **given)
+    with pytest.raises(TypeError, match="free_early is True or False"):
+        retrograd.compile_backward(model, (x,), free_early="yes")  # type: ignore[arg-type]
