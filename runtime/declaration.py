@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 # The torch dtypes whose bytes an element of this MLIR type is; signs are the operations', not the type's.
-_ELEMENT_DTYPES = {
+ELEMENT_DTYPES = {
     "bf16": {torch.bfloat16},
     "f16": {torch.float16},
     "f32": {torch.float32},
@@ -42,7 +42,7 @@ class DeclaredTensor:
                 return False
             if any(size not in (None, given) for size, given in zip(self.sizes, tensor.shape, strict=True)):
                 return False
-        return tensor.dtype in _ELEMENT_DTYPES.get(self.element, {tensor.dtype})
+        return tensor.dtype in ELEMENT_DTYPES.get(self.element, {tensor.dtype})
 
     def __str__(self) -> str:
         return f"tensor<{''.join('?x' if size is None else f'{size}x' for size in self.sizes)}{self.element}>"

@@ -21,20 +21,9 @@ import torch
 from retrograd.contract.launches import MEMBER, Copy, Fill, Kernel, Launches, LaunchPlan, Place, parse_launches
 from retrograd.runtime.cuda_code import CudaCode, read_code
 from retrograd.runtime.cuda_driver import Driver
+from retrograd.runtime.declaration import ELEMENT_DTYPES
 from retrograd.runtime.tensors import ExecutionError
 
-_DTYPES = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "ui8": torch.uint8,
-    "i1": torch.bool,
-}
 _address_of = torch.Tensor.data_ptr
 
 
@@ -46,7 +35,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._modules: dict[tuple[str, int], ctypes.c_void_p] = {}
         self._prepared: dict[str, Prepared] = {}
-        # Buffers that initializers left, and the memory that they are in.
+        # Addresses of buffers that initializers left, and the memory that they are in.
         self._globals: dict[str, int] | None = None
         self._kept: list[torch.Tensor] = []
 
@@ -73,7 +62,7 @@ class Launcher:
     def takes(self, name: str) -> bool:
         """Whether there is a plan of the function ``name``, on tensors of types that are known here."""
         plan = self._launches.functions.get(name)
-        return plan is not None and all(a.element is None or a.element in _DTYPES for a in plan.arguments)
+        return plan is not None and all(a.element is None or a.element in ELEMENT_DTYPES for a in plan.arguments)
 
     def launch(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Queue the function ``name`` on torch's current stream, on its arguments and then storage for its results,
@@ -85,23 +74,26 @@ class Launcher:
         """
         with torch.cuda.device(self._device), self._lock:
             if self._globals is None:
-                self._initialize()
+                self._globals, self._kept = self._initialize()
             prepared = self._prepared.get(name)
             if prepared is None:
-                prepared = self._prepared[name] = self._prepare(name, self._launches.functions[name])
-            _check(name, prepared.plan, tensors)
+                prepared = self._prepare(name, self._launches.functions[name], self._globals)
+                self._prepared[name] = prepared
+            check_tensors(name, prepared.plan, tensors)
             self._run(prepared, tensors)
 
-    def _initialize(self) -> None:
-        self._globals = {}
+    def _initialize(self) -> tuple[dict[str, int], list[torch.Tensor]]:
+        """Run all initializers; where one fails, the next call runs them anew."""
+        addresses: dict[str, int] = {}
+        memory: list[torch.Tensor] = []
         for number, plan in enumerate(self._launches.initializers):
-            kept = self._run(self._prepare(f"initializer {number}", plan), ())
-            self._kept.append(kept)
+            memory.append(self._run(self._prepare(f"initializer {number}", plan, addresses), ()))
             for name, offset in plan.globals.items():
-                self._globals[name] = kept.data_ptr() + offset
-        if self._kept:
+                addresses[name] = memory[-1].data_ptr() + offset
+        if memory:
             # Calls on other streams read them too.
             torch.cuda.current_stream(self._device).synchronize()
+        return addresses, memory
 
     def _run(self, prepared: Prepared, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         scratch = torch.empty(prepared.plan.scratch, dtype=torch.uint8, device=self._device)
@@ -109,8 +101,8 @@ class Launcher:
         prepared.run([*map(_address_of, tensors), scratch.data_ptr()], stream)
         return scratch
 
-    def _prepare(self, name: str, plan: LaunchPlan) -> Prepared:
-        return Prepared(name, plan, self._driver, self._function, self._globals or {})
+    def _prepare(self, name: str, plan: LaunchPlan, globals_: dict[str, int]) -> Prepared:
+        return Prepared(name, plan, self._driver, self._function, globals_)
 
     def _function(self, step: Kernel) -> tuple[ctypes.c_void_p, tuple[int, int, int], int]:
         """A kernel, its block and its shared memory; its module is loaded once."""
@@ -141,21 +133,15 @@ class Prepared:
     ) -> None:
         self.plan = plan
         self._name, self._driver = name, driver
-        self._bases: list[int] = []
-        self._offsets: list[int] = []
         self._globals = globals_
         self._scratch = len(plan.arguments)
         self._fixed = self._scratch + 1
-        places = [place for step in plan.steps for place in _places(step)]
-        for place in places:
-            base, offset = self._split(place)
-            self._bases.append(base)
-            self._offsets.append(offset)
+        places = [self._split(place) for step in plan.steps for place in _places(step)]
         constants = [c for step in plan.steps if isinstance(step, Kernel) for c in step.constants]
         self._count = len(places)
         self._cells = np.array([*[0] * len(places), *constants], dtype=np.uint64)
-        self._base_numbers = np.array(self._bases, dtype=np.intp)
-        self._offset_array = np.array(self._offsets, dtype=np.uint64)
+        self._bases = np.array([base for base, _ in places], dtype=np.intp)
+        self._offsets = np.array([offset for _, offset in places], dtype=np.uint64)
         self._calls = self._make_calls(function)
 
     def _split(self, place: Place) -> tuple[int, int]:
@@ -189,7 +175,7 @@ class Prepared:
             ExecutionError: the driver refused something; names it.
         """
         bases = np.array([*addresses, 0], dtype=np.uint64)
-        self._cells[: self._count] = bases[self._base_numbers] + self._offset_array
+        self._cells[: self._count] = bases[self._bases] + self._offsets
         launch = self._driver.launch
         for step, fixed, pointers, cell in self._calls:
             if fixed is not None:
@@ -213,12 +199,12 @@ def _describe(step: Kernel | Fill | Copy) -> str:
     return f"kernel {step.entry}" if isinstance(step, Kernel) else f"a {type(step).__name__.lower()}"
 
 
-def _check(name: str, plan: LaunchPlan, tensors: Sequence[torch.Tensor]) -> None:
+def check_tensors(name: str, plan: LaunchPlan, tensors: Sequence[torch.Tensor]) -> None:
     """Raise :class:`ExecutionError` where a tensor is not what the plan was made for."""
     if len(tensors) != len(plan.arguments):
         raise ExecutionError(f"{name}: takes {len(plan.arguments)} tensors with its results, not {len(tensors)}")
     for index, (tensor, expected) in enumerate(zip(tensors, plan.arguments, strict=True)):
-        known = expected.element is None or _DTYPES.get(expected.element) == tensor.dtype
+        known = expected.element is None or tensor.dtype in ELEMENT_DTYPES[expected.element]
         if not known or expected.shape not in (None, tuple(tensor.shape)) or tensor.nbytes < expected.bytes:
             given = f"{tensor.dtype} {list(tensor.shape)}"
             raise ExecutionError(f"{name}: tensor {index} is {given}, but the function takes {expected}")

@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Launch plans through a driver that writes down what it is asked for."""
 
+import contextlib
 import ctypes
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from retrograd.contract.launches import Copy, Expected, Fill, Kernel, LaunchPlan, Place
+from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place
 from retrograd.runtime.cuda_code import read_code
 from retrograd.runtime.cuda_driver import Driver
-from retrograd.runtime.launcher import Prepared
+from retrograd.runtime.launcher import Launcher, Prepared, check_tensors
 from retrograd.runtime.tensors import ExecutionError
 
 
@@ -80,6 +83,45 @@ def test_what_the_driver_refuses_is_named() -> None:
     with pytest.raises(ExecutionError, match="failed to queue kernel k of f: 1"):
         prepared.run([1000, 2000, 5000], 42)
     assert [name for name, *_ in library.calls] == ["cuMemsetD32Async", "cuLaunchKernel", "cuGetErrorName"]
+
+
+def test_bytes_are_taken_whatever_their_sign() -> None:
+    """IREE's types of integers have no sign: those of ``torch.uint8`` are ``i8``."""
+    plan = LaunchPlan((Expected((4,), "i8", 4),), 0, ())
+    for dtype in (torch.uint8, torch.int8):
+        check_tensors("f", plan, [torch.zeros(4, dtype=dtype)])
+    for wrong in (torch.zeros(4, dtype=torch.bool), torch.zeros(5, dtype=torch.uint8)):
+        with pytest.raises(ExecutionError, match="but the function takes"):
+            check_tensors("f", plan, [wrong])
+
+
+def test_initializers_that_failed_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for which memory runs out is made once more when torch has given up what it keeps unused."""
+    initializer = LaunchPlan((), 64, (), globals={"table": 16})
+    plan = LaunchPlan((), 0, (Fill(Place("global", "table", 4), 4, 0, 4),))
+    library = Library()
+    launcher = Launcher(Launches((initializer,), {"f": plan}, {}), {}, Driver(library), torch.device("cpu"))
+    memory, waits = torch.empty(64, dtype=torch.uint8), list[str]()
+    outcomes: list[Any] = [torch.OutOfMemoryError("full"), memory]
+
+    def run(self: Launcher, prepared: Prepared, tensors: Any) -> Any:
+        if prepared.plan is plan:
+            prepared.run([0], 42)
+            return memory
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Launcher, "_run", run)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(synchronize=lambda: waits.append("wait")))
+    with pytest.raises(torch.OutOfMemoryError):
+        launcher.launch("f", ())
+    for _ in range(2):
+        launcher.launch("f", ())
+    assert library.calls == [("cuMemsetD32Async", memory.data_ptr() + 20, 0, 1, 42)] * 2
+    assert waits == ["wait"] and not outcomes
 
 
 def test_code_that_is_none_is_refused() -> None:
