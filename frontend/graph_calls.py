@@ -148,7 +148,8 @@ def _plain_caller(
         index[n.name] if isinstance(n, torch.fx.Node) and n.name not in absent and number is None else None
         for n, number in zip(nodes, numbers, strict=True)
     ]
-    heads = {name: places[name] for name in sizes or {} if name in places}
+    has_numbers = any(number is not None for number in numbers)
+    heads = {name: places[name] for name in sizes or {} if name in places} if has_numbers else {}
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]

@@ -20,7 +20,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, has_role
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, is_own_residual
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.graph import JointGraph
@@ -291,8 +291,7 @@ def handed_over(staged: StagedModule) -> dict[str, int]:
     """Bytes of the residuals that a backward in stages frees after their last use, by value."""
     if BACKWARD not in staged.plans:
         return {}
-    # One that is an output as well has the output's name, and stays with whoever called.
-    own = {a.value for a in staged.function(BACKWARD).arguments if a.role == SAVED and has_role(SAVED, a.name)}
+    own = {a.value for a in staged.function(BACKWARD).arguments if is_own_residual(a.role, a.name)}
     return {r.value: port_bytes(r) for r in staged.function(FORWARD).results if r.role == SAVED and r.value in own}
 
 

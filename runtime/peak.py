@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from retrograd.contract.plan import Free, RunStage, StagePlan
-from retrograd.contract.roles import INTO, MUTATION, SAVED, SIZE, has_role
+from retrograd.contract.roles import INTO, MUTATION, SIZE, is_own_residual
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.executor import Argument, Program, allocate_results
 from retrograd.runtime.memory import track_peak
@@ -37,8 +37,8 @@ def measure_peak(program: Program, forward: Half, backward: Half, sizes: Mapping
     kept = {r.name: t for t, r in zip(results, forward.function.results, strict=True) if r.role != MUTATION}
     del results
     arguments = [kept[a.name] if a.name in kept else given.make(a) for a in backward.function.arguments]
-    # A backward in stages frees residuals as it goes. (One that is an output too is called as that.)
-    names = [a.name if a.role == SAVED and has_role(SAVED, a.name) else "" for a in backward.function.arguments]
+    # A backward in stages frees residuals as it goes.
+    names = [a.name if is_own_residual(a.role, a.name) else "" for a in backward.function.arguments]
     handed = set(names) & kept.keys() if backward.plan is not None else set[str]()
     held = _storage([tensor for name, tensor in kept.items() if name not in handed])
     del kept

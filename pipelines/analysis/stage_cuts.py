@@ -27,14 +27,13 @@ class CutFunction:
     """A function as runs of ops between which it can be cut, in order (``ops``).
 
     ``freed`` are the arguments that are nobody else's and may be freed after their last use; what else it takes is not
-    counted. ``outside`` are bytes that are alive all through it. ``in_order`` says that kernels run one at a time.
+    counted. ``outside`` are bytes that are alive all through it.
     """
 
     graph: JointGraph
     ops: tuple[tuple[int, ...], ...]
     freed: frozenset[int] = frozenset()
     outside: int = 0
-    in_order: bool = False
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -58,7 +57,7 @@ class CutFunction:
         inside = set(given)
         available = [v.id for v in self.graph.values if v.id not in inside]
         formed = find_steps(self.graph, ops, available, kept)
-        scratch = compute_scratch(formed, in_order=self.in_order)
+        scratch = compute_scratch(formed)
         return self.outside + self._bytes(held) + self._bytes(kept) + scratch
 
     def _is_held(self, value: int, first: int) -> bool:

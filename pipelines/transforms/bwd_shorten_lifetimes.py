@@ -10,7 +10,7 @@ from itertools import count, islice, pairwise
 from typing import ClassVar
 
 from retrograd.contract.plan import StagePlan
-from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, has_role
+from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import Order
 from retrograd.pipelines.analysis.op_kinds import OpKind
@@ -40,7 +40,6 @@ class BwdShortenLifetimes(ModulePass):
 
     gain: int = field(default=LARGE_BYTES, metadata={"help": "bytes that cutting has to save"})
     floor: int = field(default=0, metadata={"help": "bytes that a step takes in any case"})
-    in_order: bool = field(default=False, metadata={"help": "kernels are to run one at a time: liveness counts so"})
 
     def apply(self, module: ir.Operation) -> None:
         found = {name: func for name in (FORWARD, BACKWARD) if (func := find_function(module, name)) is not None}
@@ -71,17 +70,15 @@ class BwdShortenLifetimes(ModulePass):
     ) -> CutFunction:
         ops = tuple(tuple(read.with_scalars(op for task in part for op in read.ops[task])) for part in order)
         if name == FORWARD:
-            return CutFunction(read.source.graph, ops, in_order=self.in_order)
+            return CutFunction(read.source.graph, ops)
         own, lent = set[int](), 0
         roles = attribute_dicts(found[name], "arg_attrs")
         for value, role in zip(read.source.graph.arguments, roles, strict=True):
-            if role.get("bwd.role") == SAVED:
-                # One under another name is an output, which its caller holds.
-                if has_role(SAVED, role.get("bwd.name", "")):
-                    own.add(value)
-                else:
-                    lent += read.source.graph.values[value].bytes
-        return CutFunction(read.source.graph, ops, frozenset(own), lent, self.in_order)
+            if is_own_residual(role.get("bwd.role", ""), role.get("bwd.name", "")):
+                own.add(value)
+            elif role.get("bwd.role") == SAVED:
+                lent += read.source.graph.values[value].bytes
+        return CutFunction(read.source.graph, ops, frozenset(own), lent)
 
     def _outline(
         self, func: ir.Operation, read: ReadHooks, name: str, order: Sequence[Order], cuts: Sequence[int]

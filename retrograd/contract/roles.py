@@ -52,6 +52,12 @@ def has_role(role: str, name: str) -> bool:
     return name.startswith(f"{role}.")
 
 
+def is_own_residual(role: str, name: str) -> bool:
+    """Whether an argument of the backward is a residual and nothing else: one that is an output of the forward too is
+    called as that, and stays with whoever called."""
+    return role == SAVED and has_role(SAVED, name)
+
+
 def name_without_role(role: str, name: str) -> str:
     """What `name_in_role` was given; ``name`` itself, if it is none of its names."""
     return name.removeprefix(f"{role}.")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from measure_memory import held_at_most
 from torch import Tensor, nn
 
 import retrograd
@@ -83,20 +84,6 @@ def test_a_backward_runs_twice_where_its_graph_is_retained(model: Deep, x: Tenso
         loss.backward()
 
 
-def torch_peak(run: Callable[[], object]) -> int:
-    """The most bytes that ``run`` takes from torch's allocator and holds at a time."""
-    gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    results: Any = profiler.profiler
-    events = sorted((e.start_ns(), e.nbytes()) for e in results.kineto_results.events() if e.name() == "[memory]")
-    held = peak = 0
-    for _, size in events:
-        held += size
-        peak = max(peak, held)
-    return peak
-
-
 def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
     model: Deep, x: Tensor, step: CompiledBackward
 ) -> None:
@@ -110,7 +97,7 @@ def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
     assert report["stages"] > 2
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
     # The loss of this test and its gradient, a MiB each, are torch's own.
-    assert torch_peak(run) <= report["peak_bytes_predicted"] + (3 << 20)
+    assert held_at_most(run) <= report["peak_bytes_predicted"] + (3 << 20)
     whole = retrograd.compile_backward(model, (x,), partition="default")
     assert report["peak_bytes_predicted"] < whole.explain().to_dict()["peak_bytes_predicted"] - (1 << 20)
 

@@ -20,6 +20,19 @@ from collections.abc import Iterable
 from retrograd.pipelines.analysis.graph import JointGraph, Op, Tag, Value
 from retrograd.pipelines.analysis.op_kinds import OpKind
 
+# A joint function in MLIR, for tests of what compiles: with `default` both residuals, %e and %s, are saved.
+JOINT = """
+!wide = !torch.vtensor<[16,16],f32>
+func.func @joint(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.role = "tangent", bwd.name = "t"})
+    -> (!wide {bwd.role = "output", bwd.name = "out"}, !wide {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %e = torch.aten.mm %x, %x : !wide, !wide -> !wide
+  %s = torch.aten.sin %e : !wide -> !wide
+  %out = torch.aten.neg %s : !wide -> !wide
+  %a = torch.aten.mul.Tensor %t, %s : !wide, !wide -> !wide
+  %grad = torch.aten.mul.Tensor %a, %e : !wide, !wide -> !wide
+  return %out, %grad : !wide, !wide
+}
+"""
 # Ops that kernels are formed around, by their names in the text.
 NAMED = {
     "mm": OpKind.COMPUTE,

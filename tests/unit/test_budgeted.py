@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from graph_text import JOINT
 
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
@@ -24,18 +25,6 @@ from retrograd.pipelines.staged import Progress, StagedModule
 from retrograd.pipelines.targets import CPU, Target
 from retrograd.runtime.report import plot_curve
 
-JOINT = """
-!wide = !torch.vtensor<[16,16],f32>
-func.func @joint(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.role = "tangent", bwd.name = "t"})
-    -> (!wide {bwd.role = "output", bwd.name = "out"}, !wide {bwd.role = "grad", bwd.name = "grad.x"}) {
-  %e = torch.aten.mm %x, %x : !wide, !wide -> !wide
-  %s = torch.aten.sin %e : !wide -> !wide
-  %out = torch.aten.neg %s : !wide -> !wide
-  %a = torch.aten.mul.Tensor %t, %s : !wide, !wide -> !wide
-  %grad = torch.aten.mul.Tensor %a, %e : !wide, !wide -> !wide
-  return %out, %grad : !wide, !wide
-}
-"""
 NO_PLAN, NO_GRAPH = PartitionPlan("budget", (), (), (), (), 0, 0), JointGraph((), (), (), frozenset(), (), ())
 # Output, gradient, and both residuals; output, gradient and one.
 ALL, LESS = 4096, 3072

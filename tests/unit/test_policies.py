@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from graph_text import JOINT
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.pareto import InfeasibleBudget
@@ -15,19 +16,6 @@ from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.runner import run_passes, run_pipeline
 from retrograd.pipelines.staged import read_curve
 from retrograd.pipelines.transforms.bwd_partition import BwdPartition
-
-JOINT = """
-!wide = !torch.vtensor<[16,16],f32>
-func.func @joint(%x: !wide {bwd.role = "input", bwd.name = "x"}, %t: !wide {bwd.role = "tangent", bwd.name = "t"})
-    -> (!wide {bwd.role = "output", bwd.name = "out"}, !wide {bwd.role = "grad", bwd.name = "grad.x"}) {
-  %e = torch.aten.mm %x, %x : !wide, !wide -> !wide
-  %s = torch.aten.sin %e : !wide -> !wide
-  %out = torch.aten.neg %s : !wide -> !wide
-  %a = torch.aten.mul.Tensor %t, %s : !wide, !wide -> !wide
-  %grad = torch.aten.mul.Tensor %a, %e : !wide, !wide -> !wide
-  return %out, %grad : !wide, !wide
-}
-"""
 
 
 @pytest.fixture
