@@ -31,7 +31,7 @@ def model() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def compiled(model: nn.Module) -> retrograd.CompiledBackward:
-    return retrograd.compile_backward(model, (argument(),))
+    return retrograd.compile_backward(model, (argument(),), portable=True)
 
 
 @pytest.fixture(scope="module", params=["compiled", "loaded"])

@@ -161,7 +161,9 @@ def test_guards(classifier: tuple[Classifier, Any], attention: tuple[Attention, 
 def test_layouts_of_outputs_and_a_saved_file(tmp_path: Path) -> None:
     model = Shapes()
     # An example of size 1 is traced for several.
-    step = retrograd.compile_backward(model, (torch.randn(1, 4, requires_grad=True),), dynamic_shapes=({0: BATCH},))
+    step = retrograd.compile_backward(
+        model, (torch.randn(1, 4, requires_grad=True),), dynamic_shapes=({0: BATCH},), portable=True
+    )
     step.save(tmp_path / "shapes.vmfb")
     loaded = retrograd.load(tmp_path / "shapes.vmfb", model)
     for batch in (1, 2, 7):

@@ -48,7 +48,9 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.fixture(scope="module", params=FORMATS)
 def narrow(request: pytest.FixtureRequest) -> tuple[str, retrograd.CompiledBackward]:
     policy = retrograd.saved_dtype(request.param, name="hidden")
-    return request.param, retrograd.compile_backward(Model(), (argument(),), save_policy=policy, verify=True)
+    return request.param, retrograd.compile_backward(
+        Model(), (argument(),), save_policy=policy, verify=True, portable=True
+    )
 
 
 def test_gradients_within_the_bound(narrow: tuple[str, retrograd.CompiledBackward]) -> None:

@@ -158,7 +158,7 @@ def test_written_memory_that_another_argument_shares() -> None:
 
 def test_changed_modules(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval(), randn(4, 3)
-    step = retrograd.compile_backward(model, (x,))
+    step = retrograd.compile_backward(model, (x,), portable=True)
     step.save(tmp_path / "model.vmfb")
     hook = model[0].register_forward_hook(lambda module, args, out: out * 2)
     with pytest.raises(retrograd.ArgumentError, match="hooks were added"):
@@ -203,7 +203,7 @@ def test_models_that_compute_something_else_by_now(change: Callable[[nn.Sequenti
 
 
 def test_loaded_into_a_model_that_has_more(tmp_path: Path) -> None:
-    retrograd.compile_backward(nn.Linear(3, 3, bias=False), (randn(2, 3),)).save(tmp_path / "model.vmfb")
+    retrograd.compile_backward(nn.Linear(3, 3, bias=False), (randn(2, 3),), portable=True).save(tmp_path / "model.vmfb")
     with pytest.raises(retrograd.ArgumentError, match="the model has 'bias', which the one that was compiled had not"):
         retrograd.load(tmp_path / "model.vmfb", nn.Linear(3, 3))
 

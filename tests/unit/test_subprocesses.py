@@ -76,6 +76,22 @@ def test_a_tool_does_not_read_what_is_typed(tmp_path: Path) -> None:
     assert result.returncode == 0
 
 
+def test_the_end_is_noticed_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("looks from time to time whether it has ended")
+
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        pytest.skip("the kernel tells of a child's end on Linux")
+    monkeypatch.setattr(subprocess.time, "sleep", sleep)  # type: ignore[attr-defined]
+    assert run_tool(python("pass"), folder=tmp_path) == ToolResult(0, "")
+
+
+def test_where_the_kernel_does_not_tell_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    assert run_tool(python("import sys; sys.exit(3)"), folder=tmp_path).returncode == 3
+    assert run_tool(python(FAMILY), folder=tmp_path, limits=ToolLimits(2**34, 0.5)).crashed == "SIGKILL"
+
+
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
 def test_a_crash_is_named_by_its_signal(tmp_path: Path, name: str) -> None:
     result = run_tool(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"), folder=tmp_path)
@@ -120,6 +136,8 @@ def test_an_interrupt_while_the_lock_of_the_child_is_taken(tmp_path: Path, monke
         child._waitpid_lock.acquire()  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
+    # As where the kernel does not tell of a child's end: all the time is spent in that wait.
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_tool(python("import time; time.sleep(600)"), folder=tmp_path)
