@@ -30,7 +30,7 @@ from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.checkpoints import tagged_checkpoints
 from retrograd.frontend.complex_numbers.split import CONSTANTS
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.flat_module import TENSOR, FlatModule, state_name
@@ -118,7 +118,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     try:
         with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints(), _quiet():
             return aot_export_joint_with_descriptors(
-                stack, flat, tensors, decompositions=refusing_written_windows(decomposition_table())
+                stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )
     except CaptureError:
         raise

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
 from retrograd.frontend.captured_graph import Captured
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.written_windows import refusing_written_windows
 from retrograd.frontend.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.graph_calls import CompiledFunction, boxed, graph_caller, size_values
@@ -122,7 +122,7 @@ def _compile(
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         partition_fn=partition,
-        decompositions=refusing_written_windows(decomposition_table()),
+        decompositions=refusing_written_windows(tracing_table()),
     )
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.

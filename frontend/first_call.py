@@ -24,6 +24,7 @@ from torch.utils._pytree import arg_tree_leaves
 
 from retrograd.frontend.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.judgement import Difference, allowed_errors, find_difference, reruns
+from retrograd.frontend.libraries.attention import RUN_AS
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.random_ops import draw_seed, find_seed
 from retrograd.frontend.rounding import find_tolerances
@@ -251,9 +252,12 @@ def _compare(
 
 
 def _on_any_strides(graph_module: GraphModule) -> GraphModule:
-    """The graph for arguments of other strides than it was traced with: what compiled code gives is contiguous."""
+    """The graph for arguments of other strides than it was traced with: what compiled code gives is contiguous. Ops
+    that were traced as for another device run as libraries compute them on this one."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
+    for node in graph.nodes:
+        node.target = RUN_AS.get(node.target, node.target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
     return GraphModule(graph_module, graph)

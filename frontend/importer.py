@@ -29,6 +29,7 @@ from retrograd.dialects.ir import make_context
 from retrograd.frontend.checkpoints import find_tag
 from retrograd.frontend.island_graphs import ISLAND, outline_islands
 from retrograd.frontend.islands import Island
+from retrograd.frontend.libraries.ops import FLOPS
 from retrograd.frontend.outputs import hint
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.port_roles import argument_role, result_role
@@ -82,6 +83,8 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
             "name": ir.StringAttr.get("torch.retrograd.island"),
             "bwd.island": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number),
         }
+        if FLOPS in node.meta:
+            attributes["bwd.flops"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), node.meta[FLOPS])
         call = ir.Operation.create(
             "torch.operator",
             results=[self._cc.value_info_to_type(v) for v in node.meta["val"]],

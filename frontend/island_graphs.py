@@ -20,6 +20,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from retrograd.contract.sizes import Size
 from retrograd.frontend.islands import Island, is_random
+from retrograd.frontend.libraries.attention import RUN_AS
+from retrograd.frontend.libraries.ops import FLOPS, LIBRARY
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.size_expressions import to_size
 from retrograd.frontend.size_nodes import SIZE, SYMBOLIC, find_heads, find_names
@@ -125,13 +127,18 @@ def _call_island(graph: Graph, number: int, group: Sequence[Node], copies: dict[
     arguments = ([copies[n] for n in sizes], [copies[n] for n in taken], number, random)
     call = graph.create_node("call_function", ISLAND, arguments, name=f"retrograd_island_{number}")
     call.meta = {"val": [n.meta["val"] for n in given], "stack_trace": group[0].stack_trace}
+    if all(LIBRARY in n.meta for n in group):
+        # It gives the same again: what the user or a plan asks for may have it computed a second time.
+        tagged = {k: v for n in group for k, v in n.meta.items() if k in _TAGS}
+        call.meta |= {FLOPS: sum(n.meta.get(FLOPS, 0) for n in group), **tagged}
     call.meta[PACKED_AS] = [next(iter(n.meta.get(PACKED_AS, ())), "") for n in given]
     for index, node in enumerate(given):
         copies[node] = graph.create_node("call_function", operator.getitem, (call, index), name=node.name)
         copies[node].meta = {k: v for k, v in node.meta.items() if k not in _TAGS}
 
 
-# What the user asks of the ops of a checkpointed block: what an island gives is never computed a second time.
+# What the user asks of the ops of a checkpointed block: what an island gives is never computed a second time, but for
+# what a library computes.
 _TAGS = ("recompute", "ac_graph_id")
 
 
@@ -144,6 +151,7 @@ def _extract(graph_module: GraphModule, group: Sequence[Node]) -> IslandProgram:
         for needed in node.all_input_nodes:
             _copy_number(graph, needed, copies)
         copies[node] = graph.node_copy(node, lambda n: copies[n])
+        copies[node].target = RUN_AS.get(node.target, node.target)
     graph.output(tuple(copies[n] for n in given))
     names = find_names(graph_module.graph)
     layouts = tuple(_layout(n.meta["val"], names) for n in taken)

@@ -19,6 +19,8 @@ from torch.fx import GraphModule, Node
 
 from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
+from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.libraries.ops import LIBRARY
 from retrograd.frontend.matrix_checks import CHECK
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError, source_place
@@ -36,12 +38,13 @@ _REMEDY = "leave fallback='island', or compute this outside of the compiled func
 @dataclass(frozen=True)
 class Island:
     """Nodes of a graph, by name in its order; the ops among them, where in the user's code, and why they are not
-    compiled."""
+    compiled; ``is_library`` says that they could be, and a library is faster."""
 
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
     place: str
     reason: str
+    is_library: bool = False
 
     def __str__(self) -> str:
         return f"{', '.join(self.ops)}{f' ({self.place})' if self.place else ''}: {self.reason}"
@@ -54,6 +57,9 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for node in graph_module.graph.nodes:
         if not can_be_island(node):
+            continue
+        if LIBRARY in node.meta:
+            reasons[node.name] = f"{node.meta[LIBRARY]} is faster"
             continue
         if node.target is CHECK:
             # With what it looks at, so that it is in an island that is needed.
@@ -87,6 +93,8 @@ def refuse_uncompiled(graph_module: GraphModule) -> None:
     """Raise :class:`CaptureError` at the first of the nodes that `find_uncompiled` finds."""
     for name, reason in find_uncompiled(graph_module).items():
         node = next(n for n in graph_module.graph.nodes if n.name == name)
+        if LIBRARY in node.meta:
+            continue
         raise CaptureError(f"{node.target}{_at(node)} is not compiled: {reason}", _REMEDY)
 
 
@@ -143,10 +151,13 @@ def _at(node: Node) -> str:
 
 def _describe(group: Sequence[Node], reasons: Mapping[str, str]) -> Island:
     ops = [n for n in group if n.target is not operator.getitem]
-    named = next(n for n in group if n.name in reasons)
+    # The views of an op go with it, and say nothing.
+    ops = [n for n in ops if WITH not in n.meta] or ops
+    named = next(n for n in [*ops, *group] if n.name in reasons)
     place = next((p for n in ops if (p := source_place(n.stack_trace))), "")
     names = dict.fromkeys(str(n.target).removesuffix(".default") for n in ops)
-    return Island(tuple(n.name for n in group), tuple(names), place.rpartition("/")[2], reasons[named.name])
+    is_library = all(LIBRARY in n.meta for n in ops)
+    return Island(tuple(n.name for n in group), tuple(names), place.rpartition("/")[2], reasons[named.name], is_library)
 
 
 # -- Which nodes go together ----------------------------------------------------------------------------------------
@@ -181,6 +192,8 @@ def _find_late(nodes: Sequence[Node]) -> set[Node]:
     for node in nodes:
         if isinstance(node.meta.get("desc"), TangentAOTInput) or not late.isdisjoint(node.all_input_nodes):
             late.add(node)
+    # What only an op of the backward looks at is seen there.
+    late.update(node for node in nodes if node.meta.get(WITH) in late)
     return late
 
 

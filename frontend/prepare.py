@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from retrograd.frontend.autograd.reads import finish_reads
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.empty_tensors import fill_empty_tensors
+from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import HookPair, mark_values
 from retrograd.frontend.random_ops import share_seed
@@ -103,6 +104,10 @@ PREPARE: tuple[Step, ...] = (
     Step(
         lambda traced: split_complex(traced.graph_module),
         "behind all that looks for ops as they were traced",
+    ),
+    Step(
+        lambda traced: attach_views(traced.graph_module),
+        "behind complex numbers, which no library is asked for; it copies views, which are then nodes as all others",
     ),
     Step(
         lambda traced: share_seed(traced.graph_module),

@@ -16,17 +16,44 @@ from torch.utils._pytree import tree_leaves, tree_map
 UNITS: Mapping[torch.dtype, float] = {}
 
 
+# Tensors of more elements are not compared element by element with all that an op takes.
+_LARGE = 1 << 20
+_SAMPLES = 16
+_ALL_BITS = (1 << 64) - 1
+
+
 def move(
-    values: Tensor, generator: torch.Generator, places: Tensor | None = None, most: Mapping[torch.dtype, float] = UNITS
+    values: Tensor, generator: torch.Generator, by_value: bool = False, most: Mapping[torch.dtype, float] = UNITS
 ) -> Tensor:
-    """The numbers, each off by up to half a unit in its last place, at random; ``places`` says which of the random
-    numbers is whose, where some are to share theirs. ``most`` has other relative distances than such units, by dtype.
+    """The numbers, each off by up to half a unit in its last place, at random; with ``by_value`` equal numbers by the
+    same. ``most`` has other relative distances than such units, by dtype.
     """
-    count = values.numel() if places is None else int(places.max()) + 1 if places.numel() else 0
-    noise = torch.rand(count, generator=generator, dtype=torch.float64) - 0.5
-    noise = noise.view(values.shape) if places is None else noise[places]
+    wide = values.double()
+    keys = wide.view(torch.int64) if by_value else torch.arange(wide.numel(), device=wide.device).view(wide.shape)
+    noise = _spread(keys, int(torch.randint(1 << 62, (), generator=generator))) - 0.5
     unit = most.get(values.dtype, torch.finfo(values.dtype).eps)
-    return (values.double() * (1 + unit * noise.to(values.device))).to(values.dtype)
+    return (wide * (1 + unit * noise)).to(values.dtype)
+
+
+def _spread(keys: Tensor, seed: int) -> Tensor:
+    """Numbers from 0 to 1 that whole numbers are spread to, others for another seed.
+
+    Source: G. L. Steele, D. Lea, C. H. Flood, Fast splittable pseudorandom number generators, OOPSLA 2014 (the mixing
+    of SplitMix64).
+    """
+    mixed = keys + seed
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
+    return _shifted(mixed ^ _shifted(mixed, 31), 11).double() / (1 << 53)
+
+
+def _shifted(numbers: Tensor, places: int) -> Tensor:
+    """Bits moved to the right, with zeros behind them."""
+    return (numbers >> places) & (_ALL_BITS >> places)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 class Rounded(TorchDispatchMode):
@@ -54,20 +81,37 @@ class Rounded(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         leaves = tree_leaves((args, kwargs))
-        taken = [leaf.detach().double().flatten() for leaf in leaves if is_float(leaf)]
+        taken = [leaf.detach() for leaf in leaves if is_float(leaf)]
         # What is written in place, or is a view, has to stay the memory that it is.
         if not taken or any(r.alias_info is not None for r in func._schema.returns):
             return result
         scalars = torch.tensor([n for n in leaves if isinstance(n, int | float)], dtype=torch.float64)
-        exact = torch.cat([*taken, scalars.to(taken[0].device)])
+        taken.append(scalars.to(taken[0].device))
         elementwise = torch.Tag.pointwise in func.tags
-        return tree_map(lambda r: self._round(r, exact, elementwise) if is_float(r) else r, result)
+        return tree_map(lambda r: self._round(r, taken, elementwise) if is_float(r) else r, result)
 
-    def _round(self, result: Tensor, exact: Tensor, elementwise: bool) -> Tensor:
+    def _round(self, result: Tensor, taken: Sequence[Tensor], elementwise: bool) -> Tensor:
         values = result.double()
-        places = torch.unique(values.cpu(), return_inverse=True)[1] if elementwise else None
-        kept = torch.isin(values, exact) | (values == values.round())
-        return torch.where(kept, result, move(result, self._generator, places, self._most))
+        kept = (values == values.round()) | _find_taken_over(values, taken, elementwise)
+        return torch.where(kept, result, move(result, self._generator, elementwise, self._most))
+
+
+def _find_taken_over(values: Tensor, taken: Sequence[Tensor], elementwise: bool) -> Tensor:
+    """Which numbers are among those that an op took."""
+    if values.numel() <= _LARGE and sum(t.numel() for t in taken) <= _LARGE:
+        return torch.isin(values, torch.cat([t.double().flatten() for t in taken]))
+    *tensors, scalars = taken
+    if elementwise:
+        found = torch.isin(values, scalars)
+        for tensor in tensors:
+            found |= values == tensor.double()
+        return found
+    flat = values.flatten()
+    sample = flat[torch.linspace(0, flat.numel() - 1, _SAMPLES, device=flat.device).long()]
+    # Whole numbers are kept in any case, and say nothing.
+    telling = sample[sample != sample.round()]
+    is_over = [any(bool((t.double() == number).any()) for t in tensors) for number in telling]
+    return torch.full_like(values, bool(is_over) and 2 * sum(is_over) > len(is_over), dtype=torch.bool)
 
 
 def is_float(value: object) -> bool:

@@ -39,6 +39,9 @@ _PHASES, _PASSES = "phases", "passes"
 _OWN = "retrograd.tools.iree_compile"
 # iree-compile refuses a module without functions, which is what is left where all of a graph runs in torch.
 _FUNCTION, _NOTHING = "func.func", "func.func @nothing() { return }"
+# Constants are worked out on the device when a program is loaded: worked out now, on a CPU, they are data in the file,
+# which launch plans do not reach.
+_NO_EVALUATION = "--iree-opt-const-eval=false"
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def compile_executable(
         dumps = _dump_options(folder / _PASSES, target)
         if target.max_bindings is not None or _is_launched(target):
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
-        flags = _climb(linalg, target, vmfb, (), on_attempt, dumps, limits)
+        options = [_NO_EVALUATION] if _is_launched(target) else []
+        flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
         transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
         timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
         data = vmfb.read_bytes()
@@ -206,7 +210,7 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="retrograd-scratch-") as name:
         stream = Path(name) / "stream.mlir"
         # Constants are worked out at load time as well as now, which takes a code generator.
-        _climb(linalg, target, stream, ["--compile-to=stream", "--iree-opt-const-eval=false"], None)
+        _climb(linalg, target, stream, ["--compile-to=stream", _NO_EVALUATION], None)
         return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
 
 

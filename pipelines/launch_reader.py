@@ -329,6 +329,14 @@ class _Reader:
         length, pattern = self._number(m[5]), self._number(m[6]) & (1 << 8 * width) - 1
         self._add(m[1], lambda at: Fill(at(target), length, pattern, width))
 
+    def queue_fill(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.fill`."""
+        target, width = self._place(*m.group(1, 2, 3)), int(m[6]) // 8
+        if width not in (1, 2, 4):
+            raise Unknown(f"a fill with patterns of {width} bytes")
+        pattern = self._number(m[5]) & (1 << 8 * width) - 1
+        self.steps.append(Fill(_own(target), self._number(m[4]), pattern, width))
+
     def copy(self, m: re.Match[str]) -> None:
         """`hal.command_buffer.copy_buffer`."""
         source, target, length = self._place(*m.group(2, 3, 4)), self._place(*m.group(5, 6, 7)), self._number(m[8])
@@ -445,6 +453,10 @@ _STATEMENTS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], Non
         (
             rf"hal\.device\.queue\.copy{_PUT}source{_PLACE}\] target{_PLACE}\] length\({_V}\) {_FLAGS}",
             _Reader.queue_copy,
+        ),
+        (
+            rf"hal\.device\.queue\.fill{_PUT}target{_PLACE}\] length\({_V}\) pattern\({_V} : i(\d+)\) {_FLAGS}",
+            _Reader.queue_fill,
         ),
         (rf"hal\.device\.queue\.execute{_PUT}commands\((?P<commands>%[^)]*)\) {_FLAGS}", _Reader.execute),
         (

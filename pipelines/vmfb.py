@@ -21,6 +21,8 @@ _MAGIC = {
     b"HIP1": "rocm-hsaco-fb",
 }
 _MODULE = "module.fb"
+# Constants are files of their own from some size on.
+_DATA = ".bin"
 # What is ours in a vmfb is in this folder; IREE does not look at it.
 _OWN = "retrograd/"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -33,7 +35,7 @@ def read_formats(vmfb: bytes) -> dict[str, int]:
     """
     formats: dict[str, int] = {}
     for name, data in _members(vmfb):
-        if name != _MODULE:
+        if name != _MODULE and not name.endswith(_DATA):
             found = _MAGIC.get(data[:4], data[:4].hex())
             formats[found] = formats.get(found, 0) + 1
     return formats

@@ -24,6 +24,7 @@ from retrograd.frontend.dynamo import MODES, compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.islands import draws_numbers
+from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.random_ops import find_seed
@@ -141,7 +142,7 @@ def compile_backward(
         options = replace(options, verify=False)
     phases, hooks = Progress(progress), find_open_pair()
     with COMPILING, contextlib.ExitStack() as stack:
-        with phases.phase("capture"):
+        with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
             python = captured.module.python or PythonValues()
         built = build(captured.for_build(), options, phases, portable=portable)
@@ -276,7 +277,8 @@ def dynamo_backend(
     """
     check_choice("mode", mode or "default", MODES)
     chosen = Request.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
-    return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
+    with library_ops(chosen.libraries):
+        return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
 
 
 def _convention(captured: CapturedGraph, program: Program) -> CallingConvention:

@@ -25,6 +25,7 @@ from retrograd.first_calls import Checks
 from retrograd.frontend.autograd.trace import TracedBackward
 from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.graph_calls import CompiledFunction
+from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.frontend.port_roles import describe_graph
 from retrograd.indices import refusing_wrong_indices
 from retrograd.options import BackwardRequest, Options
@@ -86,11 +87,22 @@ def build(
 def _compile_portable(work: Work, staged: StagedModule, executable: Executable) -> Portable:
     if work.portable:
         return Portable(executable.vmfb)
+    if uses_libraries(work.captured.graph_module):
+        return _compile_written_out(work)
     # The same kernels, so with the same flags.
     same = replace(work.options, target=work.options.target.only(executable.flags))
     whole, filed, _ = replace(work, options=same, phases=Progress(), portable=True).compile(staged.whole or staged)
     if staged.whole is None:
         return Portable(filed.vmfb)
+    functions = function_specs(whole, filed)
+    return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
+
+
+def _compile_written_out(work: Work) -> Portable:
+    """A program in which no library computes anything, compiled from the graph anew."""
+    captured = replace(work.captured, graph_module=write_out(work.captured.graph_module))
+    stager = AheadOfTime(replace(work, captured=captured, phases=Progress(), portable=True))
+    whole, filed, _ = stager.finish(stager.stage(()))
     functions = function_specs(whole, filed)
     return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
 

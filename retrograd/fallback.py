@@ -67,7 +67,9 @@ class Fallback:
         """
         if self.kind == "error":
             refuse_uncompiled(graph_module)
-            return compile_staged(stage(())), []
+            reasons = find_uncompiled(graph_module)
+            islands = plan_islands(graph_module, reasons)
+            return compile_staged(stage(islands)), self._settle(graph_module, islands, {})
         reasons = {**find_uncompiled(graph_module), **self._recall(graph_module), **(self.known or {})}
         for _ in range(_ROUNDS):
             islands = plan_islands(graph_module, reasons)
@@ -99,17 +101,23 @@ class Fallback:
     ) -> list[EagerIsland]:
         if not islands:
             return []
-        if self.known is None:
+        if self.known is None and not all(island.is_library for island in islands):
             self._tell(graph_module, islands, reasons)
         return [
-            EagerIsland(program.module, [Layout(*layout) for layout in program.layouts], str(island), program.sizes)
+            EagerIsland(
+                program.module,
+                [Layout(*layout) for layout in program.layouts],
+                str(island),
+                program.sizes,
+                is_library=island.is_library,
+            )
             for island, program in zip(islands, extract_islands(graph_module, islands), strict=True)
         ]
 
     def _tell(self, graph_module: torch.fx.GraphModule, islands: Sequence[Island], reasons: Mapping[str, str]) -> None:
         if self.store is not None:
             self.store.put(self._key(graph_module), json.dumps(dict(reasons)).encode())
-        shown = ", ".join(dict.fromkeys(op for island in islands for op in island.ops))
+        shown = ", ".join(dict.fromkeys(op for island in islands if not island.is_library for op in island.ops))
         warnings.warn(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, Libraries
 from retrograd.pipelines.analysis.hook_schedule import POLICIES
 from retrograd.pipelines.analysis.memory_size import parse_memory_size
 from retrograd.pipelines.device_targets import KINDS
-from retrograd.pipelines.kernels.choice import AUTO, OFF, check_kernels, with_kernels
+from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
 from retrograd.pipelines.save_policy import SavePolicy
 from retrograd.pipelines.targets import Target, UnknownTarget, cuda_architecture, find_target
 from retrograd.runtime.placement import choose_device, choose_uri
@@ -50,6 +51,7 @@ class Options:
     verify: bool | str = FIRST
     hook_schedule: str = "eager-order"
     free_early: bool = False
+    libraries: Libraries = NO_LIBRARIES
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -128,6 +130,7 @@ class Request:
             cache=self.cache,
             verify=self.verify,
             free_early=self.free_early,
+            libraries=find_libraries(target, self.kernels),
         )
 
 
@@ -141,6 +144,13 @@ class BackwardRequest:
     background: bool = False
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
+
+    @property
+    def libraries(self) -> Libraries:
+        """What PyTorch's libraries compute, on any device."""
+        kinds = ["cpu", "cuda"] if self.target is None else [self.target]
+        found = [find_libraries(find_target(kind), self.kernels) for kind in kinds]
+        return Libraries(found[0].cpu, found[-1].cuda)
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None) or len(target_on(_CPU, self.target).devices) > 1:
@@ -197,6 +207,15 @@ def target_on(device: torch.device, target: str | Sequence[str] | None, kernels:
         return with_kernels(find_target("cpu" if target is None else target), kernels)
     architecture = cuda_architecture(*torch.cuda.get_device_capability(device))
     return with_kernels(find_target("cuda" if target is None else target, cuda_architecture=architecture), kernels)
+
+
+def find_libraries(target: Target, kernels: str | Sequence[str]) -> Libraries:
+    """What PyTorch's libraries compute of a program for a target: on CUDA what they are faster at where that repays the
+    call, unless ``kernels`` says otherwise; on a CPU where it says so. Code for several devices is compiled whole."""
+    least = 0 if LIBRARY in check_kernels(kernels) else WORTH if kernels == AUTO else None
+    if target.kinds == ("cuda",):
+        return Libraries(cuda=least)
+    return Libraries(cpu=least) if target.kinds == ("cpu",) and least == 0 else NO_LIBRARIES
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 from retrograd.api import COMPILING
 from retrograd.build import build_backward
@@ -17,6 +17,7 @@ from retrograd.frontend.autograd.captured import CapturedBackward
 from retrograd.frontend.autograd.compiler import RuntimeCapture
 from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.history import History, Recompile
+from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 from retrograd.options import BackwardRequest
 
 _LOG = logging.getLogger("retrograd")
@@ -34,7 +35,14 @@ class _Client:
         return bool(_ACTIVE.get())
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
-        return CapturedBackward(capture, self.history, _active_options, build_backward).run
+        run = CapturedBackward(capture, self.history, _active_options, build_backward).run
+
+        def run_with_libraries(*args: Any, **kwargs: Any) -> Any:
+            options = _active_options()
+            with library_ops(NO_LIBRARIES if options is None else options.libraries):
+                return run(*args, **kwargs)
+
+        return run_with_libraries
 
     def refuse(self, error: Exception) -> None:
         self.history.add_reason(f"PyTorch cannot capture it: {error}")

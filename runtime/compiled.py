@@ -27,7 +27,7 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 # What `explain` says of this process, and not of the file.
-_IN_PROCESS = ("backward_variants", "specializations", "verification")
+_IN_PROCESS = ("backward_variants", "islands", "specializations", "verification")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,15 +183,16 @@ class CompiledBackward:
         """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
         it.
 
-        Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache.
+        Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache; ops
+        that a library of PyTorch's computes in this process are compiled there.
 
         Raises:
             ArtifactError: some ops run in torch, which no file holds; lists them. Or the code was found to be wrong.
             CompileError: iree-compile failed.
             OSError: the file cannot be written; nothing is left behind.
         """
-        if self._parts.times.islands:
-            listed = "\n  ".join(island.text for island in self._parts.times.islands)
+        if left := [island.text for island in self._parts.times.islands if not island.is_library]:
+            listed = "\n  ".join(left)
             raise ArtifactError(
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"

@@ -41,13 +41,15 @@ class EagerIsland:
     """Ops in torch, called as a compiled function is: results have memory of their own.
 
     ``layouts`` are those that the ops were traced with: an op may go by the strides of its arguments, and compiled code
-    gives contiguous tensors. ``sizes`` are the names of the numbers that come before the tensors.
+    gives contiguous tensors. ``sizes`` are the names of the numbers that come before the tensors. Ops of a library,
+    ``is_library``, go by no strides, and could be compiled.
     """
 
     function: Callable[..., Sequence[torch.Tensor]]
     layouts: Sequence[Layout]
     text: str
     sizes: Sequence[str] = ()
+    is_library: bool = False
     seconds: float = field(default=0.0)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -56,7 +58,10 @@ class EagerIsland:
         numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
         sizes = dict(zip(self.sizes, numbers, strict=True))
         with torch.no_grad():
-            arguments = [_laid_out(t, layout.at(sizes)) for t, layout in zip(tensors, self.layouts, strict=True)]
+            if self.is_library:
+                arguments = [t.contiguous() for t in tensors]
+            else:
+                arguments = [_laid_out(t, layout.at(sizes)) for t, layout in zip(tensors, self.layouts, strict=True)]
             results = _separate(self.function(*numbers, *arguments), [*tensors, *arguments])
         self.seconds += time.perf_counter() - start
         return results

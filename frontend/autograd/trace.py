@@ -31,7 +31,7 @@ from retrograd.frontend.autograd.packed_values import PackedLeaf
 from retrograd.frontend.autograd.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.recorder import Recorder, find_borrowed
 from retrograd.frontend.captured_graph import Captured
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.dynamic_shapes import size_oblivious
 from retrograd.frontend.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.portable_ops import portable_ops
@@ -162,7 +162,7 @@ def _trace_fixed(
 
     with torch.no_grad(), portable_ops(), mode:
         fake = [mode.from_tensor(t, static_shapes=True) for t in like]
-        traced = make_fx(dispatch_functionalize(trace), decomposition_table(), tracing_mode="fake")(*fake)
+        traced = make_fx(dispatch_functionalize(trace), tracing_table(), tracing_mode="fake")(*fake)
     return traced
 
 
@@ -188,7 +188,7 @@ def _trace_open(
             return interpreter.trace(*_view_all(layouts, arguments[: len(fake)]))
 
         function = dispatch_functionalize(trace)
-        return make_fx(function, decomposition_table(), tracing_mode="real")(*bases, *sizes.floats, *sizes.integers)
+        return make_fx(function, tracing_table(), tracing_mode="real")(*bases, *sizes.floats, *sizes.integers)
 
 
 def _find_sizes(

@@ -49,8 +49,9 @@ from retrograd.frontend.decompositions import (
     triangular,
 )
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.libraries.ops import keeping_library_ops
 
-__all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table"]
+__all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_table"]
 
 DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *convolution.ENTRIES,
@@ -92,3 +93,8 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """torch-mlir's table with ``DECOMPOSITIONS`` over it; a new dictionary at each call."""
     entries = (*DECOMPOSITIONS, *experts.find_named())
     return {**get_decomposition_table(), **{entry.op: entry.function for entry in entries}}
+
+
+def tracing_table() -> dict[OpOverload, Callable[..., Any]]:
+    """The table for a graph that is to be compiled: without the ops that PyTorch's libraries are to compute now."""
+    return keeping_library_ops(decomposition_table())

@@ -30,6 +30,8 @@ from retrograd.pipelines.analysis.value_numbering import find_reshaped, number_r
 TAG, BLOCK = "bwd.recompute", "bwd.block"
 # Open shapes: of an argument or result, of the results of an op; the sizes that the trace was made with, on the module.
 SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
+# On an op that runs in torch and gives the same each time: its FLOPs.
+FLOPS = "bwd.flops"
 # On a function whose body takes the place of its calls.
 INLINE = "bwd.inline"
 # What was asked of an op is no part of what it computes.
@@ -137,6 +139,8 @@ class _BlockReader:
             kind = OpKind.VIEW
         taken = [self._sizes[o] for o in operands]
         flops = count_flops(name, taken, [self._sizes[r] for r in results])
+        if kind is OpKind.OPAQUE and FLOPS in op.attributes:
+            kind, flops = OpKind.COMPUTE, ir.IntegerAttr(op.attributes[FLOPS]).value
         made = self.types[results[0]] if results else None
         packing = (count_parts(op, name, taken), repays_packing(name, taken, "" if made is None else made.element))
         self.ops.append(Op(number, name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))

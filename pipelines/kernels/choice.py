@@ -14,6 +14,8 @@ from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 from retrograd.pipelines.targets import Target
 
 AUTO, OFF = "auto", "off"
+LIBRARY = "library"
+"""What a library of PyTorch's computes: no kernels in executables, and known by name as families are."""
 
 
 def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
@@ -24,7 +26,7 @@ def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
         ValueError: no such family; or kernels are asked for by name that cannot be had here.
         TypeError: as for :func:`check_kernels`.
     """
-    names, obstacle = check_kernels(wanted), find_obstacle(target)
+    names, obstacle = [name for name in check_kernels(wanted) if name != LIBRARY], find_obstacle(target)
     if wanted == AUTO:
         return target if obstacle else replace(target, kernels=tuple(FAMILIES))
     if obstacle and names:
@@ -33,20 +35,20 @@ def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
 
 
 def check_kernels(wanted: str | Sequence[str]) -> list[str]:
-    """The names of families in what is wanted.
+    """The names of families, and of the library, in what is wanted.
 
     Raises:
         ValueError: there is none of a name; lists those there are.
         TypeError: it is neither text nor several texts.
     """
-    known = [AUTO, OFF, *FAMILIES]
+    known = [AUTO, OFF, *FAMILIES, LIBRARY]
     if not isinstance(wanted, Iterable):
         raise TypeError(f"kernels is one of {', '.join(map(repr, known))} or a list of families, got {wanted!r}")
     if wanted in (AUTO, OFF):
         return []
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
-        if name not in FAMILIES:
+        if name not in (*FAMILIES, LIBRARY):
             similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(name), known, 1))
             raise ValueError(f"kernels {name!r} is not one of {', '.join(known)}{similar}")
     return names

@@ -1,0 +1,139 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The CPU's flash attention, and its backward, on tensors of any device: what an island runs in the place of the op.
+
+On CUDA they are computed by the kernels that PyTorch itself would choose there (cuDNN's, flash or memory-efficient
+ones), which keep no matrix of scores. What none of them takes is computed by its formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from retrograd.frontend.decompositions.attention import flash_attention, flash_attention_backward
+
+aten = torch.ops.aten
+# Rows of a mask and of log-sum-exps are taken in steps of so many elements.
+_MASK_STEP, _ROW_STEP = 16, 32
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, L, D]`` and log-sum-exp ``[B, H, L]`` (f32 for half types), as
+    ``aten._scaled_dot_product_flash_attention_for_cpu``.
+
+    ``key`` and ``value`` are ``[B, H / repeats, S, D]``.
+    """
+    if not query.is_cuda:
+        op = aten._scaled_dot_product_flash_attention_for_cpu.default
+        return op(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)  # type: ignore[no-any-return]
+    match _choose(query, key, value, attn_mask, is_causal, scale):
+        case SDPBackend.CUDNN_ATTENTION:
+            op = aten._scaled_dot_product_cudnn_attention.default
+            output, lse, *_ = op(query, key, value, attn_mask, True, 0.0, is_causal, scale=scale)
+            return output, lse.squeeze(-1)
+        case SDPBackend.FLASH_ATTENTION:
+            op = aten._scaled_dot_product_flash_attention.default
+            output, lse, *_ = op(query, key, value, 0.0, is_causal, scale=scale)
+            return output, lse
+        case SDPBackend.EFFICIENT_ATTENTION:
+            keys, values = _for_all_heads(query, key, value)
+            op = aten._scaled_dot_product_efficient_attention.default
+            mask = _aligned(attn_mask, query, key)
+            output, lse, *_ = op(query, keys, values, mask, True, 0.0, is_causal, scale=scale)
+            return output, lse[..., : query.shape[2]]
+    return flash_attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+
+
+def attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, as ``aten._scaled_dot_product_flash_attention_for_cpu_backward``."""
+    if not query.is_cuda:
+        op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        how = (query, key, value, out, logsumexp, dropout_p, is_causal)
+        return op(grad, *how, attn_mask=attn_mask, scale=scale)  # type: ignore[no-any-return]
+    # Of no dropout the state of the random numbers is not looked at.
+    state = torch.empty(2, dtype=torch.uint64, device=query.device)
+    lengths = (None, None, query.shape[2], key.shape[2])
+    match _choose(query, key, value, attn_mask, is_causal, scale):
+        case SDPBackend.CUDNN_ATTENTION:
+            op = aten._scaled_dot_product_cudnn_attention_backward.default
+            saved = (query, key, value, out, logsumexp.unsqueeze(-1), state[:1], state[1:])
+            found = op(grad, *saved, attn_mask, *lengths, 0.0, is_causal, scale=scale)
+            return found  # type: ignore[no-any-return]
+        case SDPBackend.FLASH_ATTENTION:
+            op = aten._scaled_dot_product_flash_attention_backward.default
+            saved = (query, key, value, out, logsumexp)
+            found = op(grad, *saved, *lengths, 0.0, is_causal, state, state, scale=scale)
+            return found  # type: ignore[no-any-return]
+        case SDPBackend.EFFICIENT_ATTENTION:
+            keys, values = _for_all_heads(query, key, value)
+            lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+            op = aten._scaled_dot_product_efficient_attention_backward.default
+            saved = (query, keys, values, _aligned(attn_mask, query, key), out, lse, state[:1], state[1:])
+            found = op(grad, *saved, 0.0, [True, True, True, False], is_causal, scale=scale)
+            return found[0], _summed(found[1], key), _summed(found[2], value)
+    saved = (query, key, value, out, logsumexp)
+    return flash_attention_backward(grad, *saved, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+
+
+def _choose(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> SDPBackend:
+    """The kernels that eager would take of these tensors; the same for both halves."""
+    grouped = query.shape[1] != key.shape[1]
+    choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
+    return SDPBackend(choice)
+
+
+def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    repeats = query.shape[1] // key.shape[1]
+    if repeats == 1:
+        return key, value
+    return key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    repeats = gradient.shape[1] // like.shape[1]
+    return gradient if repeats == 1 else gradient.unflatten(1, (-1, repeats)).sum(2)
+
+
+def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """The mask for all heads, its rows in memory a multiple of 16 elements apart."""
+    if mask is None:
+        return None
+    length = key.shape[2]
+    padded = F.pad(mask.expand(*mask.shape[:-1], length), (0, -length % _MASK_STEP))[..., :length]
+    return padded.expand(query.shape[0], query.shape[1], query.shape[2], length)
+
+
+RUN_AS: Mapping[Any, Callable[..., Any]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+}
+"""What an island runs in the place of an op."""

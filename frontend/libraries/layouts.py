@@ -1,0 +1,143 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How tensors lie in memory where what a library computes meets compiled code, which gives and takes contiguous ones.
+
+A library takes views as they lie, so the views that an op reads become part of its island, down to a tensor that is
+contiguous: the three parts of one projection are taken out of it without a copy. What lies permuted (channels last, or
+heads before rows) passes the border in the order of its memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from retrograd.frontend.libraries.ops import LIBRARY, mark_library_ops
+from retrograd.frontend.size_nodes import SIZE
+
+aten = torch.ops.aten
+WITH = "retrograd_with"
+"""In a view's ``meta``: the op whose island it is part of."""
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.alias.default,
+    aten.detach.default,
+)
+_PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
+
+
+def attach_views(graph_module: GraphModule) -> None:
+    """Mark what libraries compute now, and bring all that they take and give into the order of memory, in place."""
+    graph = graph_module.graph
+    marked = mark_library_ops(graph)
+    for node in marked:
+        for value in list(node.all_input_nodes):
+            with graph.inserting_before(node):
+                node.replace_input_with(value, _taken(graph, node, value))
+        _give(graph, node)
+    if marked:
+        # Sizes stay: shapes are written in terms of them.
+        graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
+        graph_module.recompile()
+
+
+def _taken(graph: Graph, op: Node, value: Node) -> Node:
+    """What the op is to take in place of ``value``: a view of its own, of something contiguous."""
+    if _is_contiguous(value):
+        return value
+    source = _source_of(value)
+    if source is not None:
+        argument = _taken(graph, op, source)
+        copy = graph.node_copy(value, lambda n: argument if n is source else n)
+        return _belongs(copy, op)
+    order = _order_of(value)
+    return value if order is None else _permuted(graph, op, _permuted(graph, None, value, order), _inverse(order))
+
+
+def _source_of(view: Node) -> Node | None:
+    """The tensor that a node is a view of; of a part, the tuple that it is taken from."""
+    if view.target in _VIEWS:
+        return view.args[0] if isinstance(view.args[0], Node) else None
+    if view.target is operator.getitem and isinstance(view.args[0], Node) and view.args[0].target in _PARTS:
+        return view.args[0]
+    return view.args[0] if view.target in _PARTS and isinstance(view.args[0], Node) else None
+
+
+def _give(graph: Graph, op: Node) -> None:
+    """Have what the op gives pass the border in the order of its memory."""
+    given = [user for user in op.users if user.target is operator.getitem] or [op]
+    _lay_out_attention(op, given)
+    for node in given:
+        order = None if _is_contiguous(node) else _order_of(node)
+        if order is None:
+            continue
+        users = list(node.users)
+        with graph.inserting_after(node):
+            inside = _permuted(graph, op, node, order)
+        with graph.inserting_after(inside):
+            outside = _permuted(graph, None, inside, _inverse(order))
+        for user in users:
+            user.replace_input_with(node, outside)
+
+
+def _lay_out_attention(op: Node, given: list[Node]) -> None:
+    """Have what attention gives be known as lying as CUDA's kernels give it: as the query, and gradients as what they
+    are of. The trace has it as the CPU's lays it out."""
+    if op.target is FORWARD:
+        like: dict[Any, Any] = {0: op.args[0]}
+    elif op.target is BACKWARD:
+        like = dict(enumerate(op.args[1:4]))
+    else:
+        return
+    for node in given:
+        source, value = like.get(node.args[1]), node.meta["val"]
+        value = torch.empty_like(source.meta["val"]) if isinstance(source, Node) else value.contiguous()
+        node.meta = {**node.meta, "val": value}
+        node.meta.pop("tensor_meta", None)
+
+
+def _is_contiguous(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_contiguous()
+
+
+def _order_of(node: Node) -> list[int] | None:
+    """The axes of a dense tensor from the outermost in memory to the innermost; none where it is not dense."""
+    value: Any = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    order = sorted(range(value.dim()), key=lambda axis: (-value.stride(axis), axis))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def _permuted(graph: Graph, op: Node | None, value: Node, order: list[int]) -> Node:
+    """A permutation of a tensor, in the island of ``op`` or, without one, in compiled code."""
+    node = graph.call_function(aten.permute.default, (value, order))
+    node.meta = {"val": value.meta["val"].permute(order), "stack_trace": (op or value).stack_trace}
+    return node if op is None else _belongs(node, op)
+
+
+def _belongs(node: Node, op: Node) -> Node:
+    node.meta = {**node.meta, LIBRARY: op.meta[LIBRARY], WITH: op}
+    return node

@@ -1,0 +1,132 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which ops PyTorch's libraries (cuDNN, oneDNN, its attention kernels) compute, and from which size on.
+
+While :func:`library_ops` is open, a trace keeps these ops whole and marks them (:func:`mark_library_ops`). A marked op
+becomes an island: it runs in torch, on torch's current stream, between compiled functions. No file holds one: see
+``written_out.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from retrograd.frontend.outputs import hint
+
+aten = torch.ops.aten
+
+WORTH = 1 << 24
+"""Multiplications from which on a step of its own is worth its call from the host, some 50 microseconds."""
+LIBRARY = "retrograd_library"
+"""In a node's ``meta``: the library that computes it, or the op that it is a view for."""
+FLOPS = "retrograd_flops"
+"""In a node's ``meta``: the FLOPs of an op that a library computes, at the sizes of the trace."""
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not."""
+
+    cpu: int | None = None
+    cuda: int | None = None
+
+    def least(self, device: torch.device) -> int | None:
+        """The number for tensors on a device."""
+        return {"cpu": self.cpu, "cuda": self.cuda}.get(device.type)
+
+
+@dataclass(frozen=True)
+class LibraryOp:
+    """An op that a library computes: how many multiplications a call is, of numbers, and which library it is."""
+
+    count: Callable[..., int]
+    library: str
+
+
+def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
+    stride, padding, dilation, transposed, _ = how[:5]
+    if transposed:
+        return x.numel() * weight[0].numel()
+    windows = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=False)
+    ]
+    return x.shape[0] * math.prod(windows) * weight.numel()
+
+
+def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:
+    return _convolution(x, weight, None, *how)
+
+
+def _attention(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    return query.numel() * key.shape[2]
+
+
+def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    return _attention(query, key)
+
+
+LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
+    aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution"),
+    aten.convolution_backward.default: LibraryOp(_convolution_backward, "PyTorch's convolution"),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(_attention, "PyTorch's attention"),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
+        _attention_backward, "PyTorch's attention"
+    ),
+}
+
+NO_LIBRARIES = Libraries()
+_LIBRARIES: ContextVar[Libraries] = ContextVar("retrograd_libraries", default=NO_LIBRARIES)
+
+
+@contextmanager
+def library_ops(libraries: Libraries) -> Iterator[None]:
+    """While this is open, traces keep ops whole that ``libraries`` are to compute."""
+    token = _LIBRARIES.set(libraries)
+    try:
+        yield
+    finally:
+        _LIBRARIES.reset(token)
+
+
+def keeping_library_ops(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """``table`` of decompositions, less those of ops that are to be kept whole now."""
+    return {**table, **{op: partial(_decompose_rest, table[op], known) for op, known in LIBRARY_OPS.items()}}
+
+
+def _decompose_rest(decompose: Callable[..., Any], known: LibraryOp, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if _is_for_library(known, args, kwargs) else decompose(*args, **kwargs)
+
+
+def _is_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    least = _LIBRARIES.get().least(tensors[0].device)
+    if least is None or not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in tensors):
+        return False
+    # To compare open sizes would add a guard.
+    return hint(known.count(*args, **kwargs)) >= least
+
+
+def mark_library_ops(graph: Graph) -> list[Node]:
+    """Mark the ops of a graph that libraries are to compute now; gives them."""
+    if _LIBRARIES.get() == NO_LIBRARIES:
+        return []
+    marked = []
+    for op, known in LIBRARY_OPS.items():
+        for node in graph.find_nodes(op="call_function", target=op):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            if _is_for_library(known, args, kwargs):
+                node.meta |= {LIBRARY: known.library, FLOPS: 2 * hint(known.count(*args, **kwargs))}
+                marked.append(node)
+    return marked
