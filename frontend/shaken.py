@@ -107,7 +107,7 @@ def _find_taken_over(values: Tensor, taken: Sequence[Tensor], elementwise: bool)
             found |= values == tensor.double()
         return found
     flat = values.flatten()
-    sample = flat[torch.linspace(0, flat.numel() - 1, _SAMPLES, device=flat.device).long()]
+    sample = flat[torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1) // (_SAMPLES - 1)]
     # Whole numbers are kept in any case, and say nothing.
     telling = sample[sample != sample.round()]
     is_over = [any(bool((t.double() == number).any()) for t in tensors) for number in telling]
