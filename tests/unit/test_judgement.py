@@ -110,6 +110,20 @@ def test_comparisons_that_hang_on_rounding() -> None:
     assert judge(compare, x, lambda _: base ^ (torch.arange(8) == 6)) is not None
 
 
+def test_of_many_comparisons_a_few_may_hang_on_rounding() -> None:
+    """No run need show it of one in 100,000."""
+    x = torch.linspace(-1, 1, 200_000)
+
+    def compare(x: Tensor) -> Tensor:
+        return x > 0.5
+
+    def flip(count: int) -> Function:
+        return lambda _: compare(x) ^ (torch.arange(200_000) < count)
+
+    assert judge(compare, x, flip(2)) is None
+    assert judge(compare, x, flip(3)) is not None
+
+
 def test_infinities_in_the_same_places_are_right() -> None:
     x = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")])
     assert error_of(x, x.clone()) == 0.0
