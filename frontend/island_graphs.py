@@ -21,6 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from retrograd.contract.sizes import Size
 from retrograd.frontend.islands import Island, is_random
 from retrograd.frontend.libraries.attention import RUN_AS
+from retrograd.frontend.libraries.layouts import WITH
 from retrograd.frontend.libraries.ops import FLOPS, LIBRARY
 from retrograd.frontend.pack_hooks import PACKED_AS
 from retrograd.frontend.size_expressions import to_size
@@ -127,9 +128,9 @@ def _call_island(graph: Graph, number: int, group: Sequence[Node], copies: dict[
     arguments = ([copies[n] for n in sizes], [copies[n] for n in taken], number, random)
     call = graph.create_node("call_function", ISLAND, arguments, name=f"retrograd_island_{number}")
     call.meta = {"val": [n.meta["val"] for n in given], "stack_trace": group[0].stack_trace}
-    if all(LIBRARY in n.meta for n in group):
+    if all(LIBRARY in n.meta for n in group if n.target is not operator.getitem):
         # It gives the same again: what the user or a plan asks for may have it computed a second time.
-        tagged = {k: v for n in group for k, v in n.meta.items() if k in _TAGS}
+        tagged = {k: v for n in group if WITH not in n.meta for k, v in n.meta.items() if k in _TAGS}
         call.meta |= {FLOPS: sum(n.meta.get(FLOPS, 0) for n in group), **tagged}
     call.meta[PACKED_AS] = [next(iter(n.meta.get(PACKED_AS, ())), "") for n in given]
     for index, node in enumerate(given):

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.libraries.layouts import WITH
-from retrograd.frontend.libraries.ops import LIBRARY
+from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS
 from retrograd.frontend.matrix_checks import CHECK
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError, source_place
@@ -122,7 +122,8 @@ def _is_ours(node: Node) -> bool:
 
 def is_random(node: Node) -> bool:
     """Whether an op draws random numbers in torch's own way."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # A library's attention has the tag for its dropout, with which it is none of these.
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and node.target not in LIBRARY_OPS
 
 
 def _values(node: Node) -> list[torch.Tensor]:

@@ -155,9 +155,7 @@ def _run_shaken(
     graph_module: GraphModule, arguments: Sequence[Any], seed: int, most: Mapping[torch.dtype, float]
 ) -> Sequence[Any]:
     generator = torch.Generator().manual_seed(seed)
-    moved = [
-        move(a, generator, None, most) if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
-    ]
+    moved = [move(a, generator, most=most) if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
     with Rounded(seed, most):
         given: Sequence[Any] = graph_module(*moved)
     return given

@@ -8,7 +8,7 @@ ones), which keep no matrix of scores. What none of them takes is computed by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def attention(
     """
     if not query.is_cuda:
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
-        return op(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)  # type: ignore[no-any-return]
+        return op(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     match _choose(query, key, value, attn_mask, is_causal, scale):
         case SDPBackend.CUDNN_ATTENTION:
             op = aten._scaled_dot_product_cudnn_attention.default
@@ -76,30 +76,34 @@ def attention_backward(
     if not query.is_cuda:
         op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         how = (query, key, value, out, logsumexp, dropout_p, is_causal)
-        return op(grad, *how, attn_mask=attn_mask, scale=scale)  # type: ignore[no-any-return]
+        return op(grad, *how, attn_mask=attn_mask, scale=scale)
     # Of no dropout the state of the random numbers is not looked at.
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     lengths = (None, None, query.shape[2], key.shape[2])
+    found: Sequence[Tensor]
     match _choose(query, key, value, attn_mask, is_causal, scale):
         case SDPBackend.CUDNN_ATTENTION:
             op = aten._scaled_dot_product_cudnn_attention_backward.default
-            saved = (query, key, value, out, logsumexp.unsqueeze(-1), state[:1], state[1:])
-            found = op(grad, *saved, attn_mask, *lengths, 0.0, is_causal, scale=scale)
-            return found  # type: ignore[no-any-return]
+            drawn = (state[:1], state[1:], attn_mask)
+            found = op(
+                grad, query, key, value, out, logsumexp.unsqueeze(-1), *drawn, *lengths, 0.0, is_causal, scale=scale
+            )
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention_backward.default
-            saved = (query, key, value, out, logsumexp)
-            found = op(grad, *saved, *lengths, 0.0, is_causal, state, state, scale=scale)
-            return found  # type: ignore[no-any-return]
+            found = op(grad, query, key, value, out, logsumexp, *lengths, 0.0, is_causal, state, state, scale=scale)
         case SDPBackend.EFFICIENT_ATTENTION:
             keys, values = _for_all_heads(query, key, value)
-            lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+            mask, lse = _aligned(attn_mask, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+            wanted = [True, True, True, False]
             op = aten._scaled_dot_product_efficient_attention_backward.default
-            saved = (query, keys, values, _aligned(attn_mask, query, key), out, lse, state[:1], state[1:])
-            found = op(grad, *saved, 0.0, [True, True, True, False], is_causal, scale=scale)
-            return found[0], _summed(found[1], key), _summed(found[2], value)
-    saved = (query, key, value, out, logsumexp)
-    return flash_attention_backward(grad, *saved, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+            unused = (state[:1], state[1:])
+            dq, dk, dv, _ = op(grad, query, keys, values, mask, out, lse, *unused, 0.0, wanted, is_causal, scale=scale)
+            found = dq, _summed(dk, key), _summed(dv, value)
+        case _:
+            found = flash_attention_backward(
+                grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+            )
+    return found[0], found[1], found[2]
 
 
 def _choose(

@@ -123,7 +123,7 @@ def _order_of(node: Node) -> list[int] | None:
     value: Any = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
-    order = sorted(range(value.dim()), key=lambda axis: (-value.stride(axis), axis))
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
     return order if value.permute(order).is_contiguous() else None
 
 

@@ -1,0 +1,192 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Convolutions and attention that PyTorch's libraries compute, between compiled stages: ``kernels="library"``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import retrograd
+
+
+class Convolutions(nn.Module):
+    """Images [N, 3, 16, 16] to a loss: a strided, a grouped, a transposed convolution, and batch norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4)
+        self.up = nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        return self.up(F.gelu(self.grouped(x)) + x).square().mean()  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Rows [B, T, 24] to rows: queries, keys and values are parts of one projection; ``groups`` heads share a key."""
+
+    def __init__(self, groups: int = 1, is_causal: bool = True, masked: bool = False) -> None:
+        super().__init__()
+        self.projection, self.out = nn.Linear(24, 24 + 2 * 24 // groups), nn.Linear(24, 24)
+        self.groups, self.is_causal, self.masked = groups, is_causal, masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, rows, width = x.shape
+        q, *kv = self.projection(x).split([width, width // self.groups, width // self.groups], -1)
+        q, k, v = (t.view(batch, rows, -1, 4).transpose(1, 2) for t in (q, *kv))
+        mask = (torch.arange(rows) < rows - 2).unsqueeze(0) if self.masked else None
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal, enable_gqa=self.groups > 1)
+        return x + self.out(y.transpose(1, 2).reshape(batch, rows, width))  # type: ignore[no-any-return]
+
+
+def convolutions() -> tuple[nn.Module, Tensor]:
+    return Convolutions(), torch.randn(2, 3, 16, 16)
+
+
+def attention(**how: Any) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(Attention(**how), Attention(**how)), torch.randn(2, 10, 24, requires_grad=True)
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "convolutions": convolutions,
+    "causal": attention,
+    "grouped": lambda: attention(groups=2, is_causal=False),
+    "masked": lambda: attention(is_causal=False, masked=True),
+}
+
+
+def step(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The loss of one step and all gradients."""
+    model.zero_grad()
+    x.grad = None
+    loss = call(x).square().mean()
+    loss.backward()
+    grads = [p.grad for p in [*model.parameters(), x] if p.grad is not None]
+    return [loss.detach(), *(grad.clone() for grad in grads)]
+
+
+def islands(compiled: retrograd.CompiledBackward) -> list[str]:
+    return [island["what"] for island in compiled.explain().to_dict().get("islands", [])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ahead_of_time(name: str) -> None:
+    model, x = CASES[name]()
+    expected = step(model, model, x)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    torch.testing.assert_close(step(compiled, model, x), expected)
+    assert len(islands(compiled)) == (6 if name == "convolutions" else 4)
+    assert all("is faster" in text for text in islands(compiled))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_under_torch_compile(name: str) -> None:
+    model, x = CASES[name]()
+    expected = step(model, model, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd", options={"kernels": "library", "cache": False})
+    torch.testing.assert_close(step(compiled, model, x), expected)
+
+
+def test_under_enable() -> None:
+    model, x = CASES["convolutions"]()
+    expected = step(model, model, x)
+    with retrograd.enable(kernels="library", cache=False):
+        for _ in range(3):
+            torch.testing.assert_close(step(model, model, x), expected)
+    assert any("aten.convolution_backward" in str(entry) for entry in retrograd.explain_recompiles())
+
+
+def test_nothing_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    """A library's op is no op that could not be compiled."""
+    model, x = CASES["causal"]()
+    retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    assert not [w for w in recwarn if issubclass(w.category, retrograd.EagerIslandWarning)]
+
+
+@pytest.mark.parametrize("name", ["convolutions", "grouped"])
+def test_a_file_holds_them_compiled(name: str, tmp_path: Path) -> None:
+    model, x = CASES[name]()
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    expected = step(compiled, model, x)
+    compiled.save(tmp_path / "model.rgb")
+    loaded = retrograd.load(tmp_path / "model.rgb").bind(model)
+    torch.testing.assert_close(step(loaded, model, x), expected)
+    assert not islands(loaded)
+
+
+def test_views_are_part_of_the_step() -> None:
+    """The parts of a projection are no results of a compiled function: the library takes them out of it as they lie."""
+    model, x = CASES["causal"]()
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    calls = [line for line in compiled.mlir("imported").splitlines() if "retrograd.island" in line]
+    assert len(calls) == 4
+    assert sum(line.count("[2,10,72]") + line.count("[20,72]") for line in calls) >= 4
+
+
+def test_fallback_error_takes_them_too() -> None:
+    model, x = CASES["causal"]()
+    expected = step(model, model, x)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", fallback="error", cache=False)
+    torch.testing.assert_close(step(compiled, model, x), expected)
+
+
+def test_open_sizes() -> None:
+    model, x = CASES["convolutions"]()
+    sizes = ({0: torch.export.Dim("batch")},)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes, cache=False)
+    for batch in (2, 5):
+        other = torch.randn(batch, 3, 16, 16)
+        torch.testing.assert_close(step(compiled, model, other), step(model, model, other))
+
+
+def test_a_checkpointed_block_is_computed_again() -> None:
+    """A library's op gives the same again: what the user wants recomputed is."""
+    block, x = CASES["causal"]()
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.block, x.sin(), use_reentrant=False)  # type: ignore[no-any-return]
+
+    model = Checkpointed()
+    expected = step(model, model, x)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", partition="default", cache=False)
+    torch.testing.assert_close(step(compiled, model, x), expected)
+    assert compiled.mlir("scheduled").count("retrograd.island") == 0
+    ran = [entry for entry in compiled.mlir("partitioned").splitlines() if "retrograd.island" in entry]
+    assert len(ran) == 6
+
+
+def test_channels_last() -> None:
+    model, x = CASES["convolutions"]()
+    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    expected = step(model, model, x)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    torch.testing.assert_close(step(compiled, model, x), expected)
+
+
+def test_a_complex_convolution_is_four_of_numbers() -> None:
+    weight = torch.randn(2, 2, 3, dtype=torch.complex64)
+
+    def convolve(x: Tensor) -> Tensor:
+        return F.conv1d(x, weight).abs().sum()
+
+    x = torch.randn(1, 2, 8, dtype=torch.complex64, requires_grad=True)
+    convolve(x).backward()
+    expected, x.grad = x.grad, None
+    compiled = retrograd.compile_backward(convolve, (x,), kernels="library", cache=False)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, expected)
+    assert all("complex" not in text for text in islands(compiled))
