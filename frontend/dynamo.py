@@ -29,8 +29,8 @@ from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SYMBOLIC
 from retrograd.frontend.source import CaptureError
 
-# Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case, and there are no CUDA
-# graphs to turn on: each of them is the default.
+# Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
+# keep memory, are those of "reduce-overhead" alone.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _LOG = logging.getLogger(__name__)

@@ -69,6 +69,7 @@ def compile_backward(
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
     free_early: bool = False,
+    cuda_graphs: bool = False,
     cache: bool = True,
     portable: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -108,7 +109,13 @@ def compile_backward(
             them.
         kernels: for CUDA, what kernels of retrograd's own compute in place of code that IREE generates: ``auto``, all
             that there is one for, if Triton is installed; ``off``, nothing; or names of families of them,
-            ``["products"]``. ``explain()`` says which op took which.
+            ``["products"]``. ``library`` among them are convolutions and attention as PyTorch's own libraries compute
+            them, in steps between compiled code; ``auto`` has it on CUDA from some size on, and never on a CPU. A saved
+            file has these compiled. ``explain()`` says which op took which.
+        cuda_graphs: on CUDA, capture forward and backward after some calls, and replay each by one call of the host,
+            for models that keep the host busier than the device. The memory that a half works in stays taken; what cannot
+            be captured (ops that run in torch without a library's kernels, sizes left open) runs as without, and
+            ``explain()`` says why. Under ``torch.compile`` ``mode="reduce-overhead"`` is the same.
         free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed
             after the stage that needs them last, and a gradient has no memory before its own. Steps take longer.
         cache: keep the executable on disk and take it from there the next time.
@@ -135,7 +142,8 @@ def compile_backward(
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
     if portable and free_early:
         raise ValueError("a portable program has functions in one piece: leave out free_early, or portable and save()")
-    request = Request(target, partition, cache, memory_budget, save_policy, fallback, kernels, verify, free_early)
+    limits = (target, partition, cache, memory_budget, save_policy, fallback, kernels)
+    request = Request(*limits, verify, free_early, cuda_graphs)
     options = request.on(tensors_of(model, args, kwargs))
     if verify is True:
         # The whole step is compared.
@@ -190,6 +198,7 @@ def compile_backward(
         variants=texts,
         verification=built.checks or Unchecked(said),
         cut=built.cut_halves(),
+        captured=built.captured,
     )
     compiled = CompiledBackward(parts)
     once_more = partial(
@@ -204,6 +213,7 @@ def compile_backward(
         fallback=fallback,
         kernels=kernels,
         free_early=free_early,
+        cuda_graphs=cuda_graphs,
         cache=cache,
         progress=progress,
     )
@@ -276,7 +286,8 @@ def dynamo_backend(
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     check_choice("mode", mode or "default", MODES)
-    chosen = Request.read(options or {}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
+    graphs = {"cuda_graphs": True} if mode == "reduce-overhead" else {}
+    chosen = Request.read({**graphs, **(options or {})}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
     with library_ops(chosen.libraries):
         return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
 

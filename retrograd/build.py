@@ -81,6 +81,7 @@ def build(
         checks=_checks_of(options, work.store) if options.verify else None,
         plan=stager.plan,
         may_be_cut=work.may_be_cut,
+        cuda_graphs=options.cuda_graphs,
     )
 
 

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from retrograd.contract.plan import RunIsland, StagePlan, whole_plan
+from retrograd.contract.plan import RunIsland, RunStage, StagePlan, whole_plan
 from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.description import function_specs
@@ -20,6 +20,7 @@ from retrograd.frontend.pack_tracing import Packings
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.staged import StagedModule
 from retrograd.runtime.bound_function import BoundFunction
+from retrograd.runtime.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
@@ -32,7 +33,7 @@ class Build:
     """A module that went all the way: its stages, executable and loaded program; what of it runs in torch.
 
     ``plan`` is that of a backward that was captured as it ran. ``may_be_cut`` says that functions are cut into stages
-    where that lowers the peak.
+    where that lowers the peak, ``cuda_graphs`` that functions are captured, which then are in ``captured`` by name.
     """
 
     staged: StagedModule
@@ -46,6 +47,8 @@ class Build:
     checks: Checks | None = None
     plan: StagePlan | None = None
     may_be_cut: bool = False
+    cuda_graphs: bool = False
+    captured: list[tuple[str, CapturedCall]] = field(default_factory=list)
 
     def function(self, name: str) -> CompiledFunction:
         """One function of it, on the names that the frontend knows values by."""
@@ -82,6 +85,20 @@ class Build:
         return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
 
     def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        call, interface = self._plain_call(name), self.specs.get(name) or self.staged.function(name)
+        if not self.cuda_graphs or not self._is_queued(name) or interface.is_dynamic:
+            return call
+        captured = CapturedCall(call, interface, CudaRecorder(self.program.torch_device))
+        self.captured.append((name, captured))
+        return captured
+
+    def _is_queued(self, name: str) -> bool:
+        """Whether a call of a function waits for nothing."""
+        plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
+        stages = [step.function for step in plan.steps if isinstance(step, RunStage)]
+        return all(island.is_library for island in self.times.islands) and self.program.queues(stages)
+
+    def _plain_call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         if not self.times.islands and name not in self.staged.plans:
             return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))

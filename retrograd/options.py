@@ -38,7 +38,7 @@ class Options:
     ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
     that the device has to be there when the program is loaded; ``free_early`` that functions are cut into stages where
-    that lowers the peak.
+    that lowers the peak; ``cuda_graphs`` that each half is replayed as a CUDA graph.
     """
 
     target: Target
@@ -52,6 +52,7 @@ class Options:
     hook_schedule: str = "eager-order"
     free_early: bool = False
     libraries: Libraries = NO_LIBRARIES
+    cuda_graphs: bool = False
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -74,6 +75,7 @@ class Request:
     kernels: str | Sequence[str] = AUTO
     verify: bool | str = FIRST
     free_early: bool = False
+    cuda_graphs: bool = False
     budget: int | float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Request:
         check_kernels(self.kernels)
         check_flag("cache", self.cache)
         check_flag("free_early", self.free_early)
+        check_flag("cuda_graphs", self.cuda_graphs)
         if self.verify != FIRST:
             check_flag("verify", self.verify, FIRST)
         if not isinstance(self.save_policy, SavePolicy | None):
@@ -131,6 +134,7 @@ class Request:
             verify=self.verify,
             free_early=self.free_early,
             libraries=find_libraries(target, self.kernels),
+            cuda_graphs=self.cuda_graphs,
         )
 
 

@@ -17,6 +17,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.artifact import ArtifactError, write_artifact
 from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
+from retrograd.runtime.captured_calls import CapturedCall
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.peak import Half, measure_peak
@@ -27,7 +28,7 @@ Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 # What `explain` says of this process, and not of the file.
-_IN_PROCESS = ("backward_variants", "islands", "specializations", "verification")
+_IN_PROCESS = ("backward_variants", "cuda_graphs", "islands", "specializations", "verification")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Parts:
     ``bisect``, given arguments, finds the first op at fault; ``None`` where the model is not known. ``times`` are those
     of what runs in torch. ``variants`` says what each backward that was compiled since does without, and may grow;
     ``None`` where there can be no others. ``verification`` says how first calls were checked; ``cut`` are the halves
-    that are cut into stages, by name.
+    that are cut into stages, by name, and ``captured`` the functions that are replayed as CUDA graphs.
     """
 
     call: Call
@@ -104,6 +105,7 @@ class Parts:
     variants: Sequence[str] | None = None
     verification: Verification = dataclasses.field(default_factory=lambda: Unchecked("not verified"))
     cut: Mapping[str, Half] = dataclasses.field(default_factory=dict)
+    captured: Sequence[tuple[str, CapturedCall]] = ()
 
 
 class CompiledBackward:
@@ -230,6 +232,8 @@ class CompiledBackward:
             report["backward_variants"] = list(self._parts.variants)
         if self.specializations is not None and self.specializations.texts:
             report["specializations"] = list(self.specializations.texts)
+        if self._parts.captured:
+            report["cuda_graphs"] = [f"@{name}: {call.describe()}" for name, call in self._parts.captured]
         if self._parts.times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
             return Report({**report, "islands": self._parts.times.describe()})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 
-from retrograd.contract.roles import SAVED
+from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.call_times import CallTimes
 from retrograd.runtime.copied_call import CopiedCall, is_worth_copying
@@ -168,6 +168,11 @@ class Program:
             ExecutionError, OutOfDeviceMemory: as for `invoke`.
         """
         self._invoke(self._current(), name, arguments, results, _NO_STORAGES, same_step)
+
+    def queues(self, names: Sequence[str]) -> bool:
+        """Whether calls of all these functions, on storage for their results, queue their work and wait for nothing."""
+        launcher = self._current().launcher
+        return launcher is not None and all(launcher.takes(name + INTO) for name in names)
 
     def check_results(self, name: str, results: Sequence[torch.Tensor]) -> None:
         """See that the function `name` can write its results to tensors of these shapes and dtypes.

@@ -44,6 +44,7 @@ _TITLES = {
     "backward_variants": "backwards for outputs left out",
     "specializations": "compiled once more, for other values",
     "verification": "first calls, compared with torch",
+    "cuda_graphs": "CUDA graphs",
     "peak_bytes_planned": "peak of live bytes, planned",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
