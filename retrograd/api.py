@@ -113,9 +113,9 @@ def compile_backward(
             them, in steps between compiled code; ``auto`` has it on CUDA from some size on, and never on a CPU. A saved
             file has these compiled. ``explain()`` says which op took which.
         cuda_graphs: on CUDA, capture forward and backward after some calls, and replay each by one call of the host,
-            for models that keep the host busier than the device. The memory that a half works in stays taken; what cannot
-            be captured (ops that run in torch without a library's kernels, sizes left open) runs as without, and
-            ``explain()`` says why. Under ``torch.compile`` ``mode="reduce-overhead"`` is the same.
+            for models that keep the host busier than the device. The memory that a half works in stays taken. What
+            cannot be captured (ops that run in torch and are no library's, open sizes) runs as without, and
+            ``explain()`` says why. Under ``torch.compile``, ``mode="reduce-overhead"`` is the same.
         free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed
             after the stage that needs them last, and a gradient has no memory before its own. Steps take longer.
         cache: keep the executable on disk and take it from there the next time.

@@ -1,0 +1,164 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Convolutions and attention as PyTorch's libraries compute them on CUDA: as near to float64 as eager, and no matrix of
+scores in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models.case import Case
+from models.precision import mean_square
+from steps import gradients, relative_error, require_device
+from torch import Tensor, nn
+
+import retrograd
+
+# Eager is off by its own rounding; ours may be off by so many times that.
+SLACK = 3.0
+# Of a gradient whose rounding is next to nothing.
+FLOOR = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
+
+
+def setup_module() -> None:
+    require_device()
+
+
+class Attend(nn.Module):
+    """Attention of [B, H, L, D] on keys and values [B, H / groups, S, D]."""
+
+    def __init__(self, is_causal: bool, mask: Tensor | None = None, groups: int = 1) -> None:
+        super().__init__()
+        self.is_causal, self.mask, self.groups = is_causal, mask, groups
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = None if self.mask is None else self.mask if self.mask.dtype == torch.bool else self.mask.to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal, enable_gqa=self.groups > 1)
+
+
+def attention(
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    width: int,
+    is_causal: bool,
+    groups: int = 1,
+    mask: Tensor | None = None,
+) -> Case:
+    q = torch.randn(2, 4, rows, width, device="cuda", dtype=dtype, requires_grad=True)
+    k, v = (
+        torch.randn(2, 4 // groups, columns, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2)
+    )
+    return Case(Attend(is_causal, mask, groups), (q, k, v), mean_square)
+
+
+def assert_as_near_as_eager(case: Case, call: Any) -> None:
+    """Gradients against float64: ours are as far off as eager's, but for a factor."""
+    dtype = case.args[0].dtype
+    found = {name: grad.clone() for name, grad in gradients(case, call).items()}
+    eager = {name: grad.clone() for name, grad in gradients(case, case.model).items()}
+    assert isinstance(case.model, nn.Module)
+    for parameter in case.model.parameters():
+        parameter.data = parameter.data.double()
+    wide = tuple(a.detach().double().requires_grad_(a.requires_grad) for a in case.args)
+    precise = gradients(Case(case.model, wide, mean_square), case.model)
+    for name, expected in precise.items():
+        allowed = max(FLOOR[dtype], SLACK * relative_error(eager[name], expected))
+        assert relative_error(found[name], expected) <= allowed, name
+
+
+ATTENTIONS = {
+    "causal": (128, 128, 64, True, 1),
+    "odd rows": (77, 77, 64, True, 1),
+    "causal of other keys": (64, 128, 32, True, 1),
+    "wide heads": (96, 160, 128, False, 1),
+    "a head of 5": (64, 64, 5, False, 1),
+    "grouped": (128, 128, 64, True, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention(name: str, dtype: torch.dtype) -> None:
+    rows, columns, width, is_causal, groups = ATTENTIONS[name]
+    case = attention(dtype, rows, columns, width, Attend(is_causal, groups=groups))
+    compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
+    assert len(compiled.explain().to_dict()["islands"]) == 2
+    assert_as_near_as_eager(case, compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [64, 61])
+def test_masked_attention(dtype: torch.dtype, columns: int) -> None:
+    for mask in (torch.rand(2, 1, 48, columns, device="cuda") < 0.7, torch.randn(48, columns, device="cuda")):
+        case = attention(dtype, 48, columns, 32, Attend(False, mask))
+        compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
+        assert_as_near_as_eager(case, compiled)
+
+
+def test_attention_keeps_no_scores() -> None:
+    """At 4096 rows scores alone would take 512 MiB in bfloat16; ours take what eager takes."""
+    q, k, v = (torch.randn(1, 16, 4096, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    case = Case(Attend(is_causal=True), (q, k, v), mean_square)
+    compiled = retrograd.compile_backward(case.model, case.args, cache=False)
+    peaks = []
+    for call in (case.model, compiled):
+        for _ in range(2):
+            gradients(case, call)
+        for leaf in case.leaves().values():
+            leaf.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        gradients(case, call)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] <= 1.1 * peaks[0]
+
+
+class Block(nn.Module):
+    """A residual block [N, 32, H, W], with a strided, a grouped and a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        self.grouped = nn.Conv2d(64, 64, 3, padding=1, groups=8)
+        self.up = nn.ConvTranspose2d(64, 32, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.norm(self.down(x)))
+        return x + self.up(F.gelu(self.grouped(y)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_convolutions(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    model = Block().to("cuda", dtype)
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=layout)
+    x = torch.randn(4, 32, 24, 24, device="cuda", dtype=dtype).to(memory_format=layout).requires_grad_()
+    case = Case(model, (x,), mean_square)
+    compiled = retrograd.compile_backward(model, case.args, kernels="library", cache=False)
+    assert len(compiled.explain().to_dict()["islands"]) == 6
+    assert not [line for line in compiled.explain().to_dict()["kernels"] if "waits for the device" in line]
+    assert_as_near_as_eager(case, compiled)
+
+
+def test_small_ones_stay_compiled() -> None:
+    model = nn.Conv2d(3, 4, 3).cuda()
+    compiled = retrograd.compile_backward(model, (torch.randn(1, 3, 8, 8, device="cuda"),), cache=False)
+    assert "islands" not in compiled.explain().to_dict()
+
+
+def test_a_file_of_them(tmp_path: Path) -> None:
+    model = Block().cuda()
+    x = torch.randn(2, 32, 16, 16, device="cuda")
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    case = Case(model, (x,), mean_square)
+    expected = {name: grad.clone() for name, grad in gradients(case, compiled).items()}
+    compiled.save(tmp_path / "block.rgb")
+    found = gradients(case, retrograd.load(tmp_path / "block.rgb").bind(model))
+    assert all(relative_error(found[name], grad) < 1e-4 for name, grad in expected.items())
