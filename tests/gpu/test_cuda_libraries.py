@@ -38,20 +38,10 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal, enable_gqa=self.groups > 1)
 
 
-def attention(
-    dtype: torch.dtype,
-    rows: int,
-    columns: int,
-    width: int,
-    is_causal: bool,
-    groups: int = 1,
-    mask: Tensor | None = None,
-) -> Case:
-    q = torch.randn(2, 4, rows, width, device="cuda", dtype=dtype, requires_grad=True)
-    k, v = (
-        torch.randn(2, 4 // groups, columns, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2)
-    )
-    return Case(Attend(is_causal, mask, groups), (q, k, v), mean_square)
+def attention(dtype: torch.dtype, rows: int, columns: int, width: int, attend: Attend) -> Case:
+    shapes = [(2, 4, rows, width), *[(2, 4 // attend.groups, columns, width)] * 2]
+    args = tuple(torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes)
+    return Case(attend, args, mean_square)
 
 
 def assert_as_near_as_eager(case: Case, call: Any) -> None:
