@@ -8,6 +8,7 @@ ones), which keep no matrix of scores. What none of them takes is computed by it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from retrograd.frontend.decompositions.attention import flash_attention, flash_a
 aten = torch.ops.aten
 # Rows of a mask and of log-sum-exps are taken in steps of so many elements.
 _MASK_STEP, _ROW_STEP = 16, 32
+_HEAD_STEP = 8
 
 
 def attention(
@@ -48,8 +50,9 @@ def attention(
             return output, lse.squeeze(-1)
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention.default
-            output, lse, *_ = op(query, key, value, 0.0, is_causal, scale=scale)
-            return output, lse
+            wide = [_widened(t) for t in (query, key, value)]
+            output, lse, *_ = op(*wide, 0.0, is_causal, scale=_scale(query, scale))
+            return output[..., : value.shape[-1]], lse
         case SDPBackend.EFFICIENT_ATTENTION:
             keys, values = _for_all_heads(query, key, value)
             op = aten._scaled_dot_product_efficient_attention.default
@@ -84,13 +87,13 @@ def attention_backward(
     match _choose(query, key, value, attn_mask, is_causal, scale):
         case SDPBackend.CUDNN_ATTENTION:
             op = aten._scaled_dot_product_cudnn_attention_backward.default
-            drawn = (state[:1], state[1:], attn_mask)
-            found = op(
-                grad, query, key, value, out, logsumexp.unsqueeze(-1), *drawn, *lengths, 0.0, is_causal, scale=scale
-            )
+            lse, masked = logsumexp.unsqueeze(-1), (state[:1], state[1:], attn_mask)
+            found = op(grad, query, key, value, out, lse, *masked, *lengths, 0.0, is_causal, scale=scale)
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention_backward.default
-            found = op(grad, query, key, value, out, logsumexp, *lengths, 0.0, is_causal, state, state, scale=scale)
+            wide = [_widened(t) for t in (grad, query, key, value, out)]
+            drawn = (*lengths, 0.0, is_causal, state, state)
+            found = [g[..., : query.shape[-1]] for g in op(*wide, logsumexp, *drawn, scale=_scale(query, scale))]
         case SDPBackend.EFFICIENT_ATTENTION:
             keys, values = _for_all_heads(query, key, value)
             mask, lse = _aligned(attn_mask, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
@@ -113,6 +116,16 @@ def _choose(
     grouped = query.shape[1] != key.shape[1]
     choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
     return SDPBackend(choice)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Heads as wide as flash kernels take them, with zeros behind."""
+    return F.pad(tensor, (0, -tensor.shape[-1] % _HEAD_STEP)) if tensor.shape[-1] % _HEAD_STEP else tensor
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    """What scores are multiplied by, which the width of a head decides before it is widened."""
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,7 @@ def assert_as_near_as_eager(case: Case, call: Any) -> None:
     found = {name: grad.clone() for name, grad in gradients(case, call).items()}
     eager = {name: grad.clone() for name, grad in gradients(case, case.model).items()}
     assert isinstance(case.model, nn.Module)
-    for parameter in case.model.parameters():
-        parameter.data = parameter.data.double()
+    case.model.double()
     wide = tuple(a.detach().double().requires_grad_(a.requires_grad) for a in case.args)
     precise = gradients(Case(case.model, wide, mean_square), case.model)
     for name, expected in precise.items():
