@@ -90,6 +90,11 @@ def test_fills_are_patterns_of_bytes() -> None:
     assert found.steps == (Fill(target, 64, 0, 1), Fill(target, 64, 0x3F800000, 4))
 
 
+def test_a_fill_in_the_queue() -> None:
+    fill = f"hal.device.queue.fill{PUT} target(%b1 : !hal.buffer)[%c4] length(%c64) pattern(%c0_i8 : i8)"
+    assert plan(f'{fill} flags("None")\n').steps == (Fill(Place("argument", 1, 4), 64, 0, 1),)
+
+
 def test_copies_in_commands_and_in_the_queue() -> None:
     where = "source(%b0 : !hal.buffer)[%c4] target(%b1 : !hal.buffer)[%c0] length(%c64) flags"
     found = plan(

@@ -195,6 +195,20 @@ def test_functions_of_the_seed_alone_are_constants(context: Any, role: str) -> N
     assert kinds["torch.aten.neg"] is OpKind.POINTWISE
 
 
+@pytest.mark.parametrize(
+    ("attributes", "kind", "flops"), [("", OpKind.OPAQUE, 0), ("{bwd.flops = 512 : i64}", OpKind.COMPUTE, 512)]
+)
+def test_an_op_that_runs_in_torch_may_say_what_it_costs(
+    context: Any, attributes: str, kind: OpKind, flops: int
+) -> None:
+    """It then gives the same each time, and may be computed again."""
+    call = f'%y = torch.operator "torch.retrograd.island"(%x) {attributes} : (!rows) -> !rows'
+    text = SEEDED.replace("%y = torch.aten.mul.Tensor %x, %keep : !rows, !mask -> !rows", call).replace("ROLE", "seed")
+    module = ir.Module.parse(text)
+    (op,) = [op for op in read_joint(first_function(module)).graph.ops if "island" in op.name]
+    assert (op.kind, op.flops) == (kind, flops)
+
+
 def test_a_number_is_reduced_along_no_axis(context: Any) -> None:
     """PyTorch takes it for a row of one element, which has an axis 0."""
     module = ir.Module.parse(

@@ -49,3 +49,10 @@ def test_a_file_without_code_for_cuda_has_no_ptx() -> None:
 def test_formats_are_told_by_their_first_bytes() -> None:
     file = vmfb(module=b"", cuda=PTX, cpu=b"\x7fELF....", other=b"NEW1....")
     assert read_formats(file) == {"cuda-nvptx-fb": 1, "embedded-elf": 1, "4e455731": 1}
+
+
+def test_constants_in_files_of_their_own_are_no_executables() -> None:
+    stream = io.BytesIO(vmfb(module=b"", cuda=PTX))
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr("_const.bin", bytes(64))
+    assert read_formats(stream.getvalue()) == {"cuda-nvptx-fb": 1}
