@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.libraries.attention import LibraryInterpreter
 from retrograd.frontend.rounding import find_tolerances
 from retrograd.frontend.verification import relative_error, to_double, tolerance_of
 
@@ -83,7 +84,7 @@ def record_run(graph_module: GraphModule, arguments: Sequence[Any]) -> EagerValu
     return EagerValues(recorder.tensors, {node.name: tolerance for node, tolerance in tolerances.items()})
 
 
-class _Recorder(Interpreter):
+class _Recorder(LibraryInterpreter):
     """Runs a graph and keeps what each node gives."""
 
     def __init__(self, graph_module: GraphModule) -> None:

@@ -215,6 +215,16 @@ def _shape_text(value: Any, names: Names) -> str:
     return format_shape(to_shape(value, names))
 
 
+def _traced(node: torch.fx.Node, index: int, place: int, count: int) -> Mapping[int, Any]:
+    """What was traced of results of the op that gives a node's value, by place: of one that takes a list of tensors
+    apart all ``count``, also those that nobody asked for."""
+    source = node.args[0].meta.get("val") if node.target is operator.getitem else None  # type: ignore[union-attr]
+    if isinstance(source, tuple | list) and len(source) == count:
+        return dict(enumerate(source))
+    traced = node.meta.get("val")
+    return {place: traced[index] if isinstance(traced, tuple | list) else traced}
+
+
 def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: torch.fx.Graph) -> None:
     """Write on each op the shapes of its results that differ from call to call, and on the module the sizes that the
     trace was made with."""
@@ -226,11 +236,10 @@ def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: to
     for (node, index), value in node_importer._v.items():
         if not isinstance(value, ir.OpResult):
             continue
-        traced = node.meta.get("val")
-        text = _shape_text(traced[index] if isinstance(traced, (tuple, list)) else traced, names)
-        if text:
-            results = value.owner.results
-            shapes.setdefault(results[0], [""] * len(results))[value.result_number] = text
+        results, place = value.owner.results, value.result_number
+        for number, traced in _traced(node, index, place, len(results)).items():
+            if text := _shape_text(traced, names):
+                shapes.setdefault(results[0], [""] * len(results))[number] = text
     for first, texts in shapes.items():
         first.owner.attributes["bwd.shapes"] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
     i64 = ir.IntegerType.get_signless(64)

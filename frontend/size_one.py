@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.sizes import evaluate_size, holds
 from retrograd.frontend.capture import CapturedGraph, capture_joint
 from retrograd.frontend.dynamic_shapes import OpenSizes
 from retrograd.frontend.eager_values import find_primals
+from retrograd.frontend.libraries.attention import LibraryInterpreter
 from retrograd.frontend.source import CaptureError
 from retrograd.frontend.verification import relative_error, tolerance_of
 
@@ -126,7 +127,7 @@ def _run(graph_module: GraphModule, like: GraphModule, primals: Sequence[torch.T
         nodes = like.graph.find_nodes(op="placeholder")
         values = [n.meta["val"] for n in nodes if isinstance(n.meta["desc"], TangentAOTInput)]
         tangents = [torch.randn(tuple(v.shape), dtype=v.dtype, device=v.device) for v in values]
-        result = Interpreter(graph_module).run(
+        result = LibraryInterpreter(graph_module).run(
             *[p.detach().clone() for p in primals], *tangents, enable_io_processing=False
         )
     return pytree.tree_leaves(result, is_leaf=lambda leaf: leaf is None)

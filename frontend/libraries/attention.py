@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Interpreter
 from torch.nn.attention import SDPBackend
 
 from retrograd.frontend.decompositions.attention import flash_attention, flash_attention_backward
@@ -154,3 +155,11 @@ RUN_AS: Mapping[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
 }
 """What an island runs in the place of an op."""
+
+
+class LibraryInterpreter(Interpreter):
+    """Runs a graph on the device that its tensors are on, whichever its ops were traced for."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What an island would give."""
+        return super().call_function(RUN_AS.get(target, target), args, kwargs)

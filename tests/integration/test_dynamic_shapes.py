@@ -341,3 +341,20 @@ def test_what_depends_on_fixed_sizes_is_refused() -> None:
         retrograd.compile_backward(
             nn.LSTM(2, 2, batch_first=True), (torch.randn(2, 3, 2),), dynamic_shapes=({1: TOKENS},)
         )
+
+
+def test_a_part_of_a_split_that_nobody_reads() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(8, 12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, _ = self.projection(x).split([4, 4, 4], -1)
+            return torch.sum(first * second)
+
+    model = Parts()
+    step = retrograd.compile_backward(model, (torch.randn(3, 8),), dynamic_shapes=({0: BATCH},))
+    for rows in (2, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(step(x), model(x))

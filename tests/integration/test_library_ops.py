@@ -148,6 +148,24 @@ def test_open_sizes() -> None:
         torch.testing.assert_close(step(compiled, model, other), step(model, model, other))
 
 
+def test_open_sizes_in_a_file(tmp_path: Path) -> None:
+    model, x = CASES["causal"]()
+    sizes = ({0: torch.export.Dim("batch")},)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes, cache=False)
+    compiled.save(tmp_path / "model.rgb")
+    loaded = retrograd.load(tmp_path / "model.rgb").bind(model)
+    for batch in (2, 4):
+        other = torch.randn(batch, 10, 24, requires_grad=True)
+        torch.testing.assert_close(step(loaded, model, other), step(model, model, other))
+
+
+def test_bisect_runs_them_as_they_run() -> None:
+    model, x = CASES["causal"]()
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", verify=True, cache=False)
+    torch.testing.assert_close(step(compiled, model, x), step(model, model, x))
+    assert not compiled.bisect(x)
+
+
 def test_a_checkpointed_block_is_computed_again() -> None:
     """A library's op gives the same again: what the user wants recomputed is."""
     block, x = CASES["causal"]()
