@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from retrograd.contract.sizes import evaluate_size
+from retrograd.frontend.deferred_code import make_graph_module
 from retrograd.frontend.function_changes import FunctionChange
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SYMBOLIC, find_axis
@@ -113,7 +114,7 @@ def without_tangents(graph_module: torch.fx.GraphModule, absent: Collection[str]
                 node.replace_input_with(operand, zeros)
     # Where a sum has become one of its terms, that is the result.
     output.args = (tuple(None if result in gone else result for result in output.args[0]),)
-    return torch.fx.GraphModule(graph_module, graph)
+    return make_graph_module(graph_module, graph)
 
 
 def _find_kept(node: torch.fx.Node, missing: Collection[torch.fx.Node]) -> torch.fx.Node | None:

@@ -9,6 +9,8 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from retrograd.frontend.deferred_code import recompile_when_called
+
 aten = torch.ops.aten
 
 
@@ -28,7 +30,7 @@ def fill_empty_tensors(graph_module: GraphModule) -> None:
             node.args = ([t for t in node.args[0] if not is_empty(t)], *node.args[1:])
         unused += [n for n in before if not n.users and n not in unused]
     _erase(graph_module, unused)
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 def _erase(graph_module: GraphModule, unused: list[Node]) -> None:

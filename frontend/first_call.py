@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import arg_tree_leaves
 
+from retrograd.frontend.deferred_code import make_graph_module, recompile_when_called
 from retrograd.frontend.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.judgement import Difference, allowed_errors, find_difference, reruns
 from retrograd.frontend.libraries.attention import RUN_AS
@@ -260,7 +261,7 @@ def _on_any_strides(graph_module: GraphModule) -> GraphModule:
         node.target = RUN_AS.get(node.target, node.target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
-    return GraphModule(graph_module, graph)
+    return make_graph_module(graph_module, graph)
 
 
 def _fix_seed(graph_module: GraphModule) -> GraphModule:
@@ -270,11 +271,11 @@ def _fix_seed(graph_module: GraphModule) -> GraphModule:
         return graph_module
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
-    fixed = GraphModule(graph_module, graph)
+    fixed = make_graph_module(graph_module, graph)
     fixed.register_buffer("_retrograd_seed", draw_seed())
     node = next(node for node in graph.nodes if node.name == seed.name)
     node.op, node.target, node.args = "get_attr", "_retrograd_seed", ()
-    fixed.recompile()
+    recompile_when_called(fixed)
     return fixed
 
 

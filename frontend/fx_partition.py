@@ -20,6 +20,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_part
 
 from retrograd.frontend.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
 from retrograd.frontend.capture import CapturedGraph, capture_joint
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.graph_calls import CompiledFunction, backward_caller, boxed, graph_caller, size_values
 from retrograd.frontend.narrowing import narrow_graphs, part_names
 from retrograd.frontend.pack_hooks import hidden_hooks
@@ -166,5 +167,5 @@ def _hand_over(
         restore_heads(forward_graph.graph, {size.name: value})
         head = next(node for node in forward_graph.graph.nodes if node.name == size.name)
         output.args = ((*output.args[0], head),)
-    forward_graph.recompile()
-    backward_graph.recompile()
+    recompile_when_called(forward_graph)
+    recompile_when_called(backward_graph)

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.contract.sizes import Size
+from retrograd.frontend.deferred_code import make_graph_module
 from retrograd.frontend.islands import Island, is_random
 from retrograd.frontend.libraries.attention import RUN_AS
 from retrograd.frontend.libraries.layouts import WITH
@@ -63,7 +64,7 @@ def outline_islands(graph_module: GraphModule, islands: Sequence[Island]) -> Gra
             _call_island(graph, item, groups[item], copies)
     # Numbers that only islands need are no part of what is compiled.
     graph.eliminate_dead_code(lambda node: node.is_impure() or not isinstance(node.meta.get("val"), SYMBOLIC))
-    return GraphModule(graph_module, graph)
+    return make_graph_module(graph_module, graph)
 
 
 def extract_islands(graph_module: GraphModule, islands: Sequence[Island]) -> list[IslandProgram]:
@@ -156,7 +157,7 @@ def _extract(graph_module: GraphModule, group: Sequence[Node]) -> IslandProgram:
     graph.output(tuple(copies[n] for n in given))
     names = find_names(graph_module.graph)
     layouts = tuple(_layout(n.meta["val"], names) for n in taken)
-    return IslandProgram(GraphModule(graph_module, graph), tuple(n.meta[SIZE] for n in sizes), layouts)
+    return IslandProgram(make_graph_module(graph_module, graph), tuple(n.meta[SIZE] for n in sizes), layouts)
 
 
 def _copy_number(graph: Graph, node: Node, copies: dict[Node, Node]) -> None:

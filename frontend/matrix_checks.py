@@ -16,6 +16,8 @@ from unittest import mock
 import torch
 from torch.fx import GraphModule
 
+from retrograd.frontend.deferred_code import recompile_when_called
+
 CHECK = torch.ops.aten._linalg_check_errors.default
 torch.fx.node.has_side_effect(CHECK)
 
@@ -35,4 +37,4 @@ def drop_settled_checks(graph_module: GraphModule) -> None:
         (info, *_) = node.args
         if not (isinstance(info, torch.fx.Node) and info.target is operator.getitem):
             graph_module.graph.erase_node(node)
-    graph_module.recompile()
+    recompile_when_called(graph_module)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.formats import BLOCK, FLOAT8_MAX, FORMATS, INT8_MAX, TINY, part_name
+from retrograd.frontend.deferred_code import recompile_when_called
 
 
 def pack(tensor: Tensor, format: str) -> tuple[Tensor, ...]:
@@ -85,12 +86,12 @@ def narrow_graphs(
         with forward.graph.inserting_before(output):
             results += _pack_node(forward.graph, node, narrowed[node.name]) if is_narrowed else [node]
     output.args = (type(output.args[0])(results),)
-    forward.recompile()
+    recompile_when_called(forward)
     packed = {node.name: node for node in results if isinstance(node, torch.fx.Node)}
     for node in backward.graph.find_nodes(op="placeholder"):
         if node.name in narrowed:
             _unpack_placeholder(backward.graph, node, narrowed[node.name], packed)
-    backward.recompile()
+    recompile_when_called(backward)
 
 
 def _pack_node(graph: torch.fx.Graph, node: torch.fx.Node, packer: Packer) -> list[torch.fx.Node]:

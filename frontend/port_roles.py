@@ -29,6 +29,7 @@ from retrograd.contract.roles import (
     name_in_role,
 )
 from retrograd.contract.signature import CONSTANT, Signature
+from retrograd.frontend.deferred_code import make_graph_module, recompile_when_called
 from retrograd.frontend.flat_module import state_name
 from retrograd.frontend.source import CaptureError, shared_memory_error
 from retrograd.frontend.tensor_graphs import SeedAOTInput, SizeAOTInput
@@ -64,7 +65,7 @@ def describe_results(graph_module: torch.fx.GraphModule, prefix: str) -> None:
     output.args = (tuple(flat),)
     output.meta["desc"] = [RuntimeResult(OUTPUT, f"{prefix}{i}") for i in range(len(flat))]
     graph.set_codegen(torch.fx.graph.CodeGen())
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 def describe_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -80,7 +81,7 @@ def describe_graph(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     described.meta["desc"] = [RuntimeResult(OUTPUT, f"result{i}") for i in range(len(results))]
     for node in graph.find_nodes(op="placeholder"):
         node.meta["desc"] = RuntimeInput(INPUT, node.name)
-    return torch.fx.GraphModule(graph_module, graph)
+    return make_graph_module(graph_module, graph)
 
 
 def argument_role(desc: Any, signature: Signature | None) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from retrograd.frontend.autograd.reads import finish_reads
 from retrograd.frontend.complex_numbers.split import split_complex
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.empty_tensors import fill_empty_tensors
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.matrix_checks import drop_settled_checks
@@ -57,7 +58,7 @@ def _number_rest(traced: Traced) -> None:
         if isinstance(value, SYMBOLIC) and value.node.expr.is_number:
             node.replace_all_uses_with(to_number(value))
     graph.eliminate_dead_code()
-    traced.graph_module.recompile()
+    recompile_when_called(traced.graph_module)
 
 
 def _respell_quotients(traced: Traced) -> None:

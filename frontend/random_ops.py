@@ -15,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.source import CaptureError
 
 _MASK = 0xFFFFFFFF
@@ -110,7 +111,7 @@ def share_seed(graph_module: torch.fx.GraphModule) -> None:
     if not first.users:
         graph.erase_node(first)
     graph.lint()
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 def find_seed(graph: torch.fx.Graph) -> torch.fx.Node | None:

@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.size_expressions import emit
 from retrograd.frontend.source import CaptureError
 
@@ -49,7 +50,7 @@ def share_sizes(graph_module: torch.fx.GraphModule, names: Mapping[sympy.Symbol,
     _turn_differences(graph)
     # A head that no op takes stays: shapes are written in terms of it.
     graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 def _turn_differences(graph: torch.fx.Graph) -> None:

@@ -12,6 +12,7 @@ from torch import SymFloat, SymInt
 from torch._functorch._aot_autograd import descriptors as d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from retrograd.frontend.deferred_code import make_graph_module
 from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.size_nodes import SIZE, find_heads
 
@@ -59,7 +60,7 @@ def on_tensors(graph_module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule
     _take_seed(graph)
     _take_sizes(graph)
     # The constants among the module's attributes come along with the graph.
-    on_tensors = torch.fx.GraphModule(graph_module, graph)
+    on_tensors = make_graph_module(graph_module, graph)
     _bring_constants(on_tensors)
     return on_tensors, [desc for _, desc in kept]
 

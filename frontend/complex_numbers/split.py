@@ -18,6 +18,7 @@ from retrograd.frontend.complex_numbers import arithmetic, fourier, partwise
 from retrograd.frontend.complex_numbers.graph_writer import GraphWriter
 from retrograd.frontend.complex_numbers.pair import REAL_DTYPES, Pair
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.deferred_code import recompile_when_called
 
 aten = torch.ops.aten
 RULES: Mapping[Any, Callable[..., Any]] = {**partwise.RULES, **arithmetic.RULES, **fourier.RULES}
@@ -44,7 +45,7 @@ def split_complex(graph_module: GraphModule) -> None:
     with torch.no_grad():
         Splitter(graph_module, GraphWriter(graph_module, mode, decomposition_table())).run()
     graph_module.graph.lint()
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 def is_border(node: Node) -> bool:
