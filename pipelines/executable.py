@@ -18,7 +18,7 @@ from pathlib import Path
 from retrograd.contract.launches import Launches
 from retrograd.contract.roles import INTO
 from retrograd.pipelines.bindings import widest_kernel
-from retrograd.pipelines.device_targets import IN_ORDER, SHARED_BINDINGS
+from retrograd.pipelines.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
 from retrograd.pipelines.kernels.family import CHOICES
@@ -37,6 +37,9 @@ from retrograd.pipelines.vmfb import add_launches, read_formats
 _PHASES, _PASSES = "phases", "passes"
 # IREE's compiler with our passes in its stream phase.
 _OWN = "retrograd.tools.iree_compile"
+# LLVM has no instructions for a kernel, and ends the process: for products of bf16 whose operands are packed, on a CPU
+# with fewer features than its model has. A set of flags that packs them too would end there as well, as late.
+_LLVM_GAVE_UP = "LLVM ERROR: Do not know how to"
 # iree-compile refuses a module without functions, which is what is left where all of a graph runs in torch.
 _FUNCTION, _NOTHING = "func.func", "func.func @nothing() { return }"
 # Constants are worked out on the device when a program is loaded: worked out now, on a CPU, they are data in the file,
@@ -246,6 +249,8 @@ def _climb(
             attempts.insert(0, ((*flags, SHARED_BINDINGS), script))
         elif result.returncode == 0:
             attempts = [other for other in attempts if _fusion_flags(other[0]) != _fusion_flags(flags)]
+        elif DATA_TILING in flags and result.crashed and _LLVM_GAVE_UP in result.stderr:
+            attempts = [other for other in attempts if DATA_TILING not in other[0]]
     kept = keep_for_replay(source)
     name = ["python", "-m", _OWN] if IN_ORDER in flags else ["iree-compile"]
     replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])

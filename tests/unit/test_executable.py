@@ -5,22 +5,33 @@
 import importlib.util
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retrograd.pipelines import executable
 from retrograd.pipelines.bindings import Kernel, widest_kernel
-from retrograd.pipelines.device_targets import FEWER_FUSIONS, IN_ORDER, PLAIN_REDUCTIONS, SHARED_BINDINGS
+from retrograd.pipelines.device_targets import (
+    DATA_TILING,
+    FEWER_FUSIONS,
+    IN_ORDER,
+    PACKING_MARK,
+    PLAIN_REDUCTIONS,
+    SHARED_BINDINGS,
+)
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable, iree_tool, measure_scratch
 from retrograd.pipelines.lowering import lower_to_linalg
+from retrograd.pipelines.subprocesses import ToolResult, run_tool
 from retrograd.pipelines.targets import CPU, Target
 
 GOOD = """
@@ -104,6 +115,26 @@ def test_the_next_set_of_flags_is_tried_where_one_fails(scratch: Path) -> None:
     assert tried == [("--no-such-flag",), ("--iree-opt-level=O1",)]
     assert made.flags == ("--iree-opt-level=O1",)
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "skipped"),
+    [("LLVM ERROR: Do not know how to split this operator's operand!", True), ("PLEASE submit a bug report", False)],
+)
+def test_where_llvm_lacks_instructions_for_packed_operands_no_other_flags_pack_them(
+    monkeypatch: pytest.MonkeyPatch, said: str, skipped: bool
+) -> None:
+    packing, plain = [(DATA_TILING, "--iree-opt-level=O1"), (DATA_TILING,)], ("--iree-opt-level=O1",)
+
+    def run(command: Sequence[str | Path], **options: Any) -> ToolResult:
+        return ToolResult(-signal.SIGABRT, said) if DATA_TILING in command else run_tool(command, **options)
+
+    monkeypatch.setattr(executable, "run_tool", run)
+    tried: list[tuple[str, ...]] = []
+    marked = GOOD.replace("linalg.matmul", f"linalg.matmul {{{PACKING_MARK}}}")
+    made = compile_executable(marked, with_ladder(*packing, plain), on_attempt=tried.append)
+    assert made.flags == plain
+    assert tried == ([packing[0], plain] if skipped else [*packing, plain])
 
 
 @pytest.mark.parametrize("flags", [(), (IN_ORDER,)], ids=["iree-compile", "our passes in it"])
