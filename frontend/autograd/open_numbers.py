@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.source import CaptureError, source_place
 
 _ATEN = torch.ops.aten
@@ -53,7 +54,7 @@ def take_floats(graph_module: GraphModule, mode: FakeTensorMode) -> None:
         elif node.op == "output" and any(n in floats.tensors for n in node.all_input_nodes):
             raise CaptureError("a result of the backward is a number", "report it")
     graph.eliminate_dead_code()
-    graph_module.recompile()
+    recompile_when_called(graph_module)
 
 
 class _Floats:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.libraries.ops import LIBRARY, mark_library_ops
 from retrograd.frontend.size_nodes import SIZE
 
@@ -55,7 +56,7 @@ def attach_views(graph_module: GraphModule) -> None:
     if marked:
         # Sizes stay: shapes are written in terms of them.
         graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
-        graph_module.recompile()
+        recompile_when_called(graph_module)
 
 
 def _taken(graph: Graph, op: Node, value: Node) -> Node:
