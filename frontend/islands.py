@@ -194,7 +194,8 @@ def _find_late(nodes: Sequence[Node]) -> set[Node]:
         if isinstance(node.meta.get("desc"), TangentAOTInput) or not late.isdisjoint(node.all_input_nodes):
             late.add(node)
     # What only an op of the backward looks at is seen there.
-    late.update(node for node in nodes if node.meta.get(WITH) in late)
+    names = {node.name for node in late}
+    late.update(node for node in nodes if node.meta.get(WITH) in names)
     return late
 
 

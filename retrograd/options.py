@@ -133,9 +133,15 @@ class Request:
             cache=self.cache,
             verify=self.verify,
             free_early=self.free_early,
-            libraries=find_libraries(target, self.kernels),
+            libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
         )
+
+    def _libraries(self, target: Target) -> Libraries:
+        """What libraries compute. What they take to work in nobody knows beforehand: a budget has them where they are
+        asked for by name alone."""
+        is_kept = self.partition == "budget" and self.kernels == AUTO
+        return NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
 
 
 @dataclass(frozen=True)

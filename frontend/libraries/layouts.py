@@ -22,7 +22,7 @@ from retrograd.frontend.size_nodes import SIZE
 
 aten = torch.ops.aten
 WITH = "retrograd_with"
-"""In a view's ``meta``: the op whose island it is part of."""
+"""In a view's ``meta``: the name of the op whose island it is part of."""
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _VIEWS = (
@@ -140,5 +140,5 @@ def _permuted(graph: Graph, op: Node | None, value: Node, order: list[int]) -> N
 
 
 def _belongs(node: Node, op: Node) -> Node:
-    node.meta = {**node.meta, LIBRARY: op.meta[LIBRARY], WITH: op}
+    node.meta = {**node.meta, LIBRARY: op.meta[LIBRARY], WITH: op.name}
     return node

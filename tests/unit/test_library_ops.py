@@ -1,0 +1,126 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which ops libraries compute: by what was asked for, by device and by size."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.libraries import attention
+from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, NO_LIBRARIES, WORTH, Libraries, library_ops
+from retrograd.frontend.libraries.written_out import uses_libraries, write_out
+from retrograd.options import BackwardRequest, Request, find_libraries
+from retrograd.pipelines.targets import find_target
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("target", "kernels", "expected"),
+    [
+        ("cuda:sm_90", "auto", Libraries(cuda=WORTH)),
+        ("cuda:sm_90", "off", NO_LIBRARIES),
+        ("cuda:sm_90", "library", Libraries(cuda=0)),
+        ("cuda:sm_90", ["products"], NO_LIBRARIES),
+        ("cuda:sm_90", ["products", "library"], Libraries(cuda=0)),
+        ("cpu", "auto", NO_LIBRARIES),
+        ("cpu", "library", Libraries(cpu=0)),
+        (("cpu", "cuda"), "library", NO_LIBRARIES),
+        ("vulkan", "library", NO_LIBRARIES),
+    ],
+)
+def test_what_they_are_asked_for(target: Any, kernels: Any, expected: Libraries) -> None:
+    assert find_libraries(find_target(target), kernels) == expected
+
+
+def test_a_budget_does_without_unless_they_are_named() -> None:
+    x = [torch.randn(3)]
+    budget: dict[str, Any] = {"target": "cuda:sm_90", "partition": "budget", "memory_budget": 0.5}
+    assert Request(**budget).on(x).libraries == NO_LIBRARIES
+    assert Request(**budget, kernels=["library"]).on(x).libraries == Libraries(cuda=0)
+    assert Request(target="cuda:sm_90").on(x).libraries == Libraries(cuda=WORTH)
+
+
+def test_of_a_backward_on_any_device() -> None:
+    assert BackwardRequest(None, "eager-order", True).libraries == Libraries(cuda=WORTH)
+    assert BackwardRequest(None, "eager-order", True, kernels="library").libraries == Libraries(0, 0)
+    assert BackwardRequest("cpu", "eager-order", True, kernels="library").libraries == Libraries(cpu=0)
+
+
+def test_the_work_of_a_convolution() -> None:
+    x, how = torch.randn(2, 4, 9, 8), ([2, 1], [1, 1], [1, 2], False, [0, 0], 2)
+    weight = torch.randn(6, 2, 3, 3)
+    y = aten.convolution.default(x, weight, None, *how)
+    count = LIBRARY_OPS[aten.convolution.default].count
+    assert count(x, weight, None, *how) == y.numel() * 2 * 9
+    backward = LIBRARY_OPS[aten.convolution_backward.default].count
+    assert backward(y, x, weight, [0], *how, [True] * 3) == y.numel() * 2 * 9
+    turned = ([2, 2], [0, 0], [1, 1], True, [0, 0], 1)
+    assert count(x, torch.randn(4, 6, 3, 3), None, *turned) == x.numel() * 6 * 9
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x).flatten(2).unsqueeze(1).transpose(2, 3)
+        return F.scaled_dot_product_attention(y, y, y).square().mean()
+
+
+def capture(libraries: Libraries) -> torch.fx.GraphModule:
+    with contextlib.ExitStack() as stack, library_ops(libraries):
+        return capture_joint(stack, Small(), (torch.randn(2, 3, 4, 4),)).graph_module
+
+
+def test_smaller_ones_are_written_out_in_the_trace() -> None:
+    # 2 x 8 x 16 x 27 of the convolution, 2 x 16 x 8 x 16 of attention.
+    marked = {node.target for node in capture(Libraries(cpu=5000)).graph.nodes if LIBRARY in node.meta}
+    assert marked >= {aten.convolution.default, aten.convolution_backward.default}
+    assert aten._scaled_dot_product_flash_attention_for_cpu.default not in marked
+    assert not uses_libraries(capture(NO_LIBRARIES))
+    assert not uses_libraries(capture(Libraries(cuda=0)))
+
+
+def test_views_belong_to_ops_that_there_are() -> None:
+    graph = capture(Libraries(cpu=0)).graph
+    views = [node for node in graph.nodes if WITH in node.meta]
+    assert views
+    assert {node.meta[WITH] for node in views} <= {node.name for node in graph.nodes if node.target in LIBRARY_OPS}
+
+
+def test_written_out_no_op_is_a_librarys() -> None:
+    captured = capture(Libraries(cpu=0))
+    written = write_out(captured)
+    assert uses_libraries(captured)
+    assert not uses_libraries(written)
+    names = [[n.name for n in g.graph.find_nodes(op="placeholder")] for g in (captured, written)]
+    assert names[0] == names[1]
+    assert not [node for node in written.graph.nodes if node.target is aten.convolution_backward.default]
+
+
+def test_attention_on_a_cpu_is_the_cpus_op() -> None:
+    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    out, lse = attention.attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert lse.shape == (1, 2, 6)
+    grads = attention.attention_backward(torch.ones_like(out), q, k, v, out, lse, 0.0, True)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    F.scaled_dot_product_attention(*leaves, is_causal=True).sum().backward()
+    torch.testing.assert_close(list(grads), [t.grad for t in leaves])
+
+
+def test_heads_are_widened_for_flash_kernels_with_zeros() -> None:
+    """What is computed of widened heads is what it was, with the scale of the narrow ones."""
+    q, k, v = (torch.randn(1, 2, 6, 5) for _ in range(3))
+    wide = [attention._widened(t) for t in (q, k, v)]
+    assert {t.shape[-1] for t in wide} == {8}
+    out = F.scaled_dot_product_attention(*wide, scale=attention._scale(q, None))
+    torch.testing.assert_close(out[..., :5], F.scaled_dot_product_attention(q, k, v))
