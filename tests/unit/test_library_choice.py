@@ -113,7 +113,7 @@ def test_attention_on_a_cpu_is_the_cpus_op() -> None:
     assert lse.shape == (1, 2, 6)
     grads = attention.attention_backward(torch.ones_like(out), q, k, v, out, lse, 0.0, True)
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
-    F.scaled_dot_product_attention(*leaves, is_causal=True).sum().backward()
+    F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=True).sum().backward()
     torch.testing.assert_close(list(grads), [t.grad for t in leaves])
 
 
@@ -122,5 +122,5 @@ def test_heads_are_widened_for_flash_kernels_with_zeros() -> None:
     q, k, v = (torch.randn(1, 2, 6, 5) for _ in range(3))
     wide = [attention._widened(t) for t in (q, k, v)]
     assert {t.shape[-1] for t in wide} == {8}
-    out = F.scaled_dot_product_attention(*wide, scale=attention._scale(q, None))
+    out = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], scale=attention._scale(q, None))
     torch.testing.assert_close(out[..., :5], F.scaled_dot_product_attention(q, k, v))
