@@ -24,8 +24,33 @@ def find_tangents(staged: StagedModule) -> tuple[str, ...]:
     return tuple(a.value for a in staged.function(BACKWARD).arguments if a.role == TANGENT)
 
 
-def stage_variant(staged: StagedModule, absent: Collection[str], progress: Progress) -> StagedModule:
-    """``@backward`` of a module that went through all stages, without the tangents ``absent``, up to ``scheduled``.
+def find_left_out(staged: StagedModule) -> frozenset[str]:
+    """The tangents that the backward of a loss does without, by the names of the captured values: where one output is a
+    number and others are not, as a loss beside the logits, those of the others."""
+    tangents = [a for a in staged.function(BACKWARD).arguments if a.role == TANGENT]
+    others = [a.value for a in tangents if a.shape]
+    return frozenset(others) if len(tangents) - len(others) == 1 else frozenset()
+
+
+def stage_first(staged: StagedModule, absent: Collection[str], progress: Progress) -> StagedModule:
+    """A module that went through all stages with the backward that does without the tangents ``absent`` in the place of
+    the whole one, which is in ``whole``; as it is, where that backward would give nothing.
+
+    Raises:
+        PipelineError: a pass refused it; names the op.
+    """
+    first = stage_variant(staged, absent, progress, keep_forward=True)
+    if not first.function(BACKWARD).results:
+        return staged
+    texts = {**staged.texts, "scheduled": first.texts["scheduled"]}
+    return replace(first, texts=texts, partition=staged.partition, whole=staged)
+
+
+def stage_variant(
+    staged: StagedModule, absent: Collection[str], progress: Progress, *, keep_forward: bool = False
+) -> StagedModule:
+    """``@backward`` of a module that went through all stages, without the tangents ``absent``, up to ``scheduled``; the
+    forward beside it where that is to be kept.
 
     Raises:
         PipelineError: a pass refused it; names the op.
@@ -33,9 +58,10 @@ def stage_variant(staged: StagedModule, absent: Collection[str], progress: Progr
     places = [str(place) for place, name in enumerate(find_tangents(staged)) if name in absent]
     with ir.make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.texts["partitioned"])
-        with progress.phase("drop tangents"):
-            run_passes(module, [f"bwd-drop-tangents{{absent={','.join(places)}}}"])
-        forward = find_function(module.operation, FORWARD)
+        if places:
+            with progress.phase("drop tangents"):
+                run_passes(module, [f"bwd-drop-tangents{{absent={','.join(places)}}}"])
+        forward = None if keep_forward else find_function(module.operation, FORWARD)
         if forward is not None:
             forward.erase()
         del forward

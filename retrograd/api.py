@@ -18,6 +18,7 @@ from retrograd.build import build, build_functions, tell_notes
 from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
+from retrograd.frontend.absent_tangents import LEAVES_OUT
 from retrograd.frontend.autograd.family_lock import make_lock
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import MODES, compile_with_dynamo
@@ -153,10 +154,12 @@ def compile_backward(
         with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
             python = captured.module.python or PythonValues()
-        built = build(captured.for_build(), options, phases, portable=portable)
+        # Steps are compared whole where that is wanted, by a backward of all outputs.
+        for_loss = LEAVES_OUT and verify is not True
+        built = build(captured.for_build(), options, phases, portable=portable, for_loss=for_loss)
         tell_notes(built)
         variants = variants_of(built, options, phases)
-        backward = replace(built.function(BACKWARD), without=variants)
+        backward = built.function(BACKWARD) if variants is None else variants.all_outputs()
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
         if verify is True:
             drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)

@@ -47,14 +47,16 @@ def build(
     phases: Progress | None = None,
     *,
     portable: bool = False,
+    for_loss: bool = False,
     reasons: Mapping[str, str] | None = None,
     seen: Callable[[str], None] = lambda _: None,
 ) -> Build:
     """Compile a captured graph and load what it became, with islands for what does not compile.
 
     ``portable`` says whether it has what others than the runtime call, a file for ``iree-run-module``; otherwise that
-    is compiled when it is asked for. ``reasons`` says why which nodes are to be islands in any case, by name. ``seen``
-    is as for :class:`AsItRan`.
+    is compiled when it is asked for. ``for_loss`` says that where one output is a loss, its backward is enough for the
+    time being; that of all outputs is then in ``staged.whole``. ``reasons`` says why which nodes are to be islands in
+    any case, by name. ``seen`` is as for :class:`AsItRan`.
 
     Raises:
         CaptureError: an op that cannot be imported, or has no compiled form, without a fallback.
@@ -63,7 +65,7 @@ def build(
         InfeasibleBudget: no plan stays within the budget.
         ValueError: a budget for a part of a model, of open sizes.
     """
-    work = Work(captured, options, phases or Progress(), open_store(options), portable)
+    work = Work(captured, options, phases or Progress(), open_store(options), portable, for_loss)
     stager: Stager = AsItRan(work, seen) if captured.as_it_ran else AheadOfTime(work)
     fallback = Fallback(options.fallback, options.target, find_versions(), work.store, reasons)
     (staged, executable, cached), islands = fallback.compile(captured.graph_module, stager.stage, stager.finish)

@@ -59,7 +59,7 @@ class Build:
             copied=frozenset(r.value for r in interface.results if r.role == SAVED),
             call=self._call(name),
             merged=self.staged.merged,
-            narrowed={value: self._packer(how) for value, how in self.staged.narrowed.items()},
+            narrowed=self.packers(self.staged),
             device=self.program.torch_device,
             check=self._check(name),
         )
@@ -74,6 +74,10 @@ class Build:
         """The halves that are cut into stages, by name."""
         stages = [self.specs[function.name] for function in self.staged.stages]
         return {name: Half(self.specs[name], plan, stages) for name, plan in self.staged.plans.items()}
+
+    def packers(self, staged: StagedModule) -> dict[str, Packer]:
+        """How values are packed that are not saved as they are, by name."""
+        return {value: self._packer(how) for value, how in staged.narrowed.items()}
 
     def _check(self, name: str) -> Check | None:
         # Where residuals stay on the device, torch cannot read what a forward gives.

@@ -18,6 +18,7 @@ from retrograd.frontend.islands import Island
 from retrograd.options import Options
 from retrograd.pipelines.analysis.policies import BUDGET
 from retrograd.pipelines.analysis.read_graph import read_hints
+from retrograd.pipelines.backward_variants import find_left_out, stage_first
 from retrograd.pipelines.budgeted import BudgetBuilder
 from retrograd.pipelines.executable import Executable
 from retrograd.pipelines.functions import find_function
@@ -57,6 +58,8 @@ class Work:
     phases: Progress
     store: ExecutableStore | None
     portable: bool = False
+    # Where one output is a loss, its backward is compiled at once, and that of all outputs when it is first used.
+    for_loss: bool = False
 
     @property
     def may_be_cut(self) -> bool:
@@ -99,10 +102,19 @@ class AheadOfTime:
         work = self.work
         if self._builder is None or work.options.budget is None:
             work.captured.packings.check_saved(staged.saved)
-            return work.compile(shorten_lifetimes(staged) if work.may_be_cut else staged)
+            return work.compile(shorten_lifetimes(staged) if work.may_be_cut else self._first(staged))
         built = self._builder.build(work.options.budget)
         work.captured.packings.check_saved(built[0].saved)
         return built
+
+    def _first(self, staged: StagedModule) -> StagedModule:
+        """What is compiled at once: the backward of the loss, where one output is one. A file holds that of all
+        outputs, and on Vulkan a program finds its own residuals alone."""
+        work = self.work
+        if not work.for_loss or work.portable or not {"cpu", "cuda"}.issuperset(work.options.target.kinds):
+            return staged
+        absent = find_left_out(staged)
+        return stage_first(staged, absent, work.phases) if absent else staged
 
 
 @dataclass

@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT, name_without_role
 from retrograd.description import find_versions
-from retrograd.frontend.graph_calls import CompiledFunction
+from retrograd.fallback import EagerIslandWarning
+from retrograd.frontend.first_call import Graph
+from retrograd.frontend.graph_calls import Caller, CompiledFunction
 from retrograd.options import Options
 from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
 from retrograd.pipelines.budgeted import half_peak
 from retrograd.pipelines.diagnostics import PipelineError
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.shortened import shorten_lifetimes
-from retrograd.pipelines.staged import Progress, build_executable
+from retrograd.pipelines.staged import Progress, StagedModule, build_executable
 from retrograd.pipelines.targets import Target
 from retrograd.store import open_store
 
@@ -32,8 +35,9 @@ class ZeroTangentWarning(UserWarning):
 class BackwardVariants:
     """The backwards of a build by the outputs that are left out; ``texts`` says which there are.
 
-    Calls may come from several threads, in the middle of a backward: nothing is traced, and the first to ask for a
-    variant compiles it while others wait.
+    A build for a loss has the backward that leaves out all other outputs; that of all outputs is then compiled when it
+    is first used. Calls may come from several threads, in the middle of a backward: nothing is traced, and the first to
+    ask for a variant compiles it while others wait.
     """
 
     built: Build
@@ -42,6 +46,68 @@ class BackwardVariants:
     texts: list[str] = field(default_factory=list)
     _kept: dict[frozenset[str], CompiledFunction | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def whole(self) -> StagedModule:
+        """The module with the backward of all outputs."""
+        return self.built.staged.whole or self.built.staged
+
+    def all_outputs(self) -> CompiledFunction:
+        """The backward of all outputs, which calls others where some are left out."""
+        function = self.built.function(BACKWARD)
+        if not self._left_out():
+            return replace(function, without=self)
+        interface = self.whole.function(BACKWARD)
+        return replace(
+            function,
+            arguments=tuple(a.value for a in interface.arguments),
+            results=tuple(r.value for r in interface.results),
+            call=_compiled_when_checked,
+            merged=self.whole.merged,
+            narrowed=self.built.packers(self.whole),
+            without=self,
+            check=self._check_all,
+        )
+
+    def _check_all(self, call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
+        """What compiles the backward of all outputs at its first call, and checks that as any other."""
+        opened: list[Caller] = []
+
+        def run(tensors: list[Any]) -> list[Any]:
+            with self._lock:
+                if not opened:
+                    opened.append(self._open_all(graph, bind))
+            return opened[0](tensors)
+
+        return run
+
+    def _open_all(self, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
+        """The backward of all outputs, compiled; the traced one in torch where it does not compile.
+
+        Raises:
+            PipelineError, CompileError: it does not, and ``fallback`` is ``error``.
+        """
+        try:
+            staged = stage_variant(self.whole, (), self.progress)
+            executable, cached = build_executable(
+                staged, self.options.target, find_versions(), self.progress, open_store(self.options), standalone=False
+            )
+        except (PipelineError, CompileError) as error:
+            if self.options.fallback == "error":
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(
+                f"the backward of all outputs is not compiled, and runs in torch: {reason}; that of the loss alone is",
+                EagerIslandWarning,
+                stacklevel=2,
+            )
+            return graph.run
+        function = self.built.with_part(staged, executable, cached=cached).function(BACKWARD)
+        return bind(function) if function.check is None else function.check(bind(function), graph, bind)
+
+    def _left_out(self) -> frozenset[str]:
+        """The tangents that the backward does without that was compiled at once."""
+        return frozenset(find_tangents(self.whole)).difference(find_tangents(self.built.staged))
 
     def __call__(self, absent: frozenset[str]) -> CompiledFunction | None:
         """The backward without these tangents, by the names of the captured values; ``None`` where zeros are to be
@@ -58,7 +124,7 @@ class BackwardVariants:
     def _compile(self, absent: frozenset[str]) -> CompiledFunction | None:
         names = self._output_names(absent)
         try:
-            function = self._build(absent)
+            function = self._built_at_once() if absent == self._left_out() else self._build(absent)
         except (PipelineError, CompileError) as error:
             if self.options.fallback == "error":
                 raise
@@ -77,15 +143,21 @@ class BackwardVariants:
         )
         return None
 
+    def _built_at_once(self) -> CompiledFunction:
+        """The backward of the loss."""
+        function = self.built.function(BACKWARD)
+        given = {r.value for r in self.whole.function(BACKWARD).results}
+        return replace(function, dropped=frozenset(given.difference(function.results)))
+
     def _build(self, absent: Collection[str]) -> CompiledFunction | None:
         """The variant; ``None`` where none stays within the memory budget."""
         usual = self.built.function(BACKWARD)
-        staged = stage_variant(self.built.staged, absent, self.progress)
+        staged = stage_variant(self.whole, absent, self.progress)
         if self.built.may_be_cut:
             forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
             staged = shorten_lifetimes(staged, forward)
         given = tuple(r.value for r in staged.function(BACKWARD).results)
-        dropped = frozenset(usual.results) - set(given)
+        dropped = frozenset(r.value for r in self.whole.function(BACKWARD).results) - set(given)
         if not given:
             # Whatever the loss uses has no gradient that depends on it.
             return replace(usual, arguments=(), results=(), dropped=dropped, call=lambda _tensors: [], check=None)
@@ -110,8 +182,12 @@ class BackwardVariants:
 
     def _output_names(self, absent: Collection[str]) -> str:
         """The outputs that the loss leaves out, as the user knows them."""
-        arguments = self.built.staged.function(BACKWARD).arguments
+        arguments = self.whole.function(BACKWARD).arguments
         return ", ".join(name_without_role(TANGENT, a.name) for a in arguments if a.value in absent)
+
+
+def _compiled_when_checked(_tensors: Any) -> Any:
+    raise AssertionError("the backward of all outputs is compiled by its check")
 
 
 def variants_of(built: Build, options: Options, progress: Progress) -> BackwardVariants | None:

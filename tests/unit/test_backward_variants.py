@@ -3,7 +3,7 @@
 """Backwards without some tangents, of a module that went through all stages: what they take, give, and keep alive."""
 
 from retrograd.dialects import ir
-from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
+from retrograd.pipelines.backward_variants import find_left_out, find_tangents, stage_first, stage_variant, variant_peak
 from retrograd.pipelines.budgeted import step_peak
 from retrograd.pipelines.staged import Progress, StagedModule, stage_module
 
@@ -63,3 +63,44 @@ def test_the_peak_of_a_step_with_a_variant() -> None:
     assert variant_peak(staged, variant, {}) == 4 * VALUE
     assert variant_peak(staged, variant, {"backward_into": 1000}) == 4 * VALUE + 1000
     assert variant_peak(staged, variant, {"forward_into": 1000}) == 3 * VALUE + 1000
+
+
+NUMBER = "!torch.vtensor<[],f32>"
+OF_LOSS = {
+    "%t: !v": f"%t: {NUMBER}",
+    '(!v {bwd.role = "output", bwd.name = "a"}': f'({NUMBER} {{bwd.role = "output", bwd.name = "a"}}',
+    "%a = torch.aten.neg %x : !v -> !v": f"%a = torch.aten.sum %x, %none : !v, !torch.none -> {NUMBER}",
+    "torch.aten.neg %t": "torch.aten.mul.Tensor %x, %t",
+    '["gx"]} : !v -> !v': f'["gx"]}} : !v, {NUMBER} -> !v',
+    "%gw : !v,": f"%gw : {NUMBER},",
+}
+
+
+def with_loss() -> StagedModule:
+    """The module with the sum of what was its first output."""
+    joint = JOINT
+    for old, new in OF_LOSS.items():
+        joint = joint.replace(old, new)
+    with ir.make_context(), ir.Location.unknown():
+        return stage_module(ir.Module.parse(joint), "default", Progress())
+
+
+def test_the_backward_of_a_loss_leaves_out_what_is_no_number() -> None:
+    assert find_left_out(stage()) == frozenset()
+    assert find_left_out(with_loss()) == {"tangents_2"}
+
+
+def test_the_first_module_has_the_whole_one() -> None:
+    staged = with_loss()
+    first = stage_first(staged, {"tangents_2"}, Progress())
+    assert first.whole is staged
+    assert [f.name for f in first.functions] == ["forward", "backward"]
+    assert [r.name for r in first.function("backward").results] == ["grad.x"]
+    # The forward saves what the backward of all outputs takes.
+    assert first.function("forward") == staged.function("forward")
+    assert first.texts["partitioned"] == staged.texts["partitioned"]
+
+
+def test_a_loss_without_gradients_is_no_reason() -> None:
+    staged = with_loss()
+    assert stage_first(staged, {"tangents_1", "tangents_2"}, Progress()) is staged
