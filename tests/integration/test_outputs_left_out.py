@@ -246,7 +246,9 @@ def test_a_backward_of_all_outputs_that_does_not_compile(fallback: Any, monkeypa
     check_same(gradients(step, leaves, args, (0,)), gradients(model, leaves, args, (0,)))
 
 
-def test_the_cache_has_it_the_next_time() -> None:
+def test_the_cache_has_it_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of the run compile this too.
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 3), Twice()), torch.randn(2, 4)
     for compiles in (True, False):
