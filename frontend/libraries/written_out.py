@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.deferred_code import make_graph_module
+from retrograd.frontend.graph_writer import GraphWriter
 from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS
 
 
@@ -25,57 +27,38 @@ def uses_libraries(graph_module: GraphModule) -> bool:
 def write_out(graph_module: GraphModule) -> GraphModule:
     """A copy of a graph in which what libraries compute is written in ops that are compiled; other nodes keep their
     names."""
-    graph = Graph()
-    copies: dict[Node, Any] = {}
+    graph, copies = Graph(), dict[Node, Node]()
     for node in graph_module.graph.nodes:
-        if LIBRARY in node.meta and node.target in LIBRARY_OPS:
-            copies[node] = _write(graph, node, copies)
-            continue
-        source = copies.get(node.args[0]) if node.target is operator.getitem else None
-        if isinstance(source, tuple):
-            copies[node] = source[node.args[1]]
-            continue
-        copies[node] = graph.node_copy(node, lambda n: copies[n])
-        copies[node].meta = {k: v for k, v in node.meta.items() if k != LIBRARY}
-    return GraphModule(graph_module, graph)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    written = make_graph_module(graph_module, graph)
+    marked = [node for node in graph.nodes if node.meta.pop(LIBRARY, None) is not None]
+    writer = GraphWriter(written, _mode_of(marked), decomposition_table())
+    with torch.no_grad():
+        for op in marked:
+            if op.target in LIBRARY_OPS:
+                _write(writer, op)
+    graph.lint()
+    return written
 
 
-def _write(graph: Graph, op: Node, copies: dict[Node, Any]) -> Any:
-    """What an op gives, by ops that are compiled: a node, or a tuple of nodes."""
-    table = decomposition_table()
-    nodes = list(op.all_input_nodes)
-    values = [node.meta["val"] for node in nodes]
-
-    def run(*tensors: Tensor) -> Any:
-        given = dict(zip(nodes, tensors, strict=True))
-        args, kwargs = torch.fx.node.map_arg((op.args, op.kwargs), given.__getitem__)
-        return op.target(*args, **kwargs)  # type: ignore[operator]
-
-    with _mode_of(values):
-        traced = make_fx(run, table, tracing_mode="real")(*values)
-    inner: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), map(copies.get, nodes), strict=True))
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            results = node.args[0]
-            break
-        if node.op == "get_attr":
-            setattr(op.graph.owning_module, f"{op.name}_{node.target}", getattr(traced, str(node.target)))
-        inner[node] = graph.node_copy(node, lambda n: inner[n])
-        if node.op == "get_attr":
-            inner[node].target = f"{op.name}_{node.target}"
-        inner[node].meta = {**_meant(op), "val": node.meta.get("val")}
-    return (
-        torch.fx.node.map_arg(results, inner.__getitem__)
-        if isinstance(results, Node)
-        else tuple(None if r is None else inner[r] for r in results)
-    )
+def _write(writer: GraphWriter, op: Node) -> None:
+    """Put ops that are compiled in the place of one, in front of which they stand."""
+    del op.meta[FLOPS]
+    with writer.at(op):
+        args, kwargs = map_arg((op.args, op.kwargs), writer.value)
+        results = op.target(*args, **kwargs)  # type: ignore[operator]
+    if isinstance(results, Tensor):
+        op.replace_all_uses_with(writer.node(results))
+    for element in list(op.users):
+        result = results[element.args[1]]
+        if result is not None:
+            element.replace_all_uses_with(writer.node(result))
+            op.graph.erase_node(element)
+    if not op.users:
+        op.graph.erase_node(op)
 
 
-def _meant(op: Node) -> dict[str, Any]:
-    return {k: v for k, v in op.meta.items() if k not in (LIBRARY, FLOPS, "val", "tensor_meta")}
-
-
-def _mode_of(values: list[Any]) -> Any:
+def _mode_of(nodes: Sequence[Node]) -> FakeTensorMode:
+    """The mode that a graph was traced in."""
+    values = tree_leaves([node.meta.get("val") for node in nodes])
     return next(value.fake_mode for value in values if isinstance(value, FakeTensor))

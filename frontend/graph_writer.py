@@ -55,7 +55,7 @@ class GraphWriter(TorchDispatchMode):
     def node(self, tensor: Tensor) -> Node:
         """The node that gives a tensor."""
         if id(tensor) not in self._nodes and isinstance(tensor, FakeTensor):
-            raise AssertionError("an op on complex numbers takes a traced tensor that no node of the graph gives")
+            raise AssertionError("an op takes a traced tensor that no node of the graph gives")
         return self._nodes[id(tensor)][1] if id(tensor) in self._nodes else self._constant(tensor)[2]
 
     def stand_in(self, node: Node, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -83,6 +83,9 @@ class GraphWriter(TorchDispatchMode):
         given, named = pytree.tree_map(self._as_argument, (args, kwargs))
         with self._mode:
             result = func(*pytree.tree_map_only(Tensor, self._as_fake, args), **pytree.tree_map(self._as_fake, kwargs))
+        if not any(isinstance(leaf, (Tensor, *SYMBOLIC)) for leaf in pytree.tree_leaves(result)):
+            # The device of a tensor, say: known by now.
+            return result
         node = self._create(func, given, named, result)
         if isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
