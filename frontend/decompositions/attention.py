@@ -37,7 +37,7 @@ def flash_attention(
     """
     _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu")
     repeats = query.shape[1] // key.shape[1]
-    q, k, v = _computed(query), _heads(_computed(key), repeats), _heads(_computed(value), repeats)
+    q, k, v = _computed(query), all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
     scores = _scores(q, k, is_causal, attn_mask, scale)
     highest = scores.amax(-1, keepdim=True)
     highest = torch.where(highest == -math.inf, 0.0, highest)
@@ -66,14 +66,14 @@ def flash_attention_backward(
     _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu_backward")
     repeats = query.shape[1] // key.shape[1]
     g, q, o = _computed(grad), _computed(query), _computed(out)
-    k, v = _heads(_computed(key), repeats), _heads(_computed(value), repeats)
+    k, v = all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
     weights = torch.exp(_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
     grad_weights = torch.matmul(g, v.transpose(-1, -2))
     centred = grad_weights - (g * o).sum(-1, keepdim=True)
-    grad_scores = weights * centred * _scale(q, scale)
+    grad_scores = weights * centred * score_scale(q, scale)
     grad_query = torch.matmul(grad_scores, k)
-    grad_key = _summed_heads(torch.matmul(grad_scores.transpose(-1, -2), q), repeats)
-    grad_value = _summed_heads(torch.matmul(weights.transpose(-1, -2), g), repeats)
+    grad_key = summed_heads(torch.matmul(grad_scores.transpose(-1, -2), q), repeats)
+    grad_value = summed_heads(torch.matmul(weights.transpose(-1, -2), g), repeats)
     return (
         _swapped_layout(grad_query.to(query.dtype)),
         _swapped_layout(grad_key.to(key.dtype)),
@@ -82,7 +82,7 @@ def flash_attention_backward(
 
 
 def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
-    scores = torch.matmul(q, k.transpose(-1, -2)) * _scale(q, scale)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * score_scale(q, scale)
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
     if is_causal:
@@ -91,16 +91,18 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: f
     return scores
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
+def score_scale(q: Tensor, scale: float | None) -> float:
+    """What scores are multiplied by: unless it is given, by the width of a head."""
     return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _heads(x: Tensor, repeats: int) -> Tensor:
+def all_heads(x: Tensor, repeats: int) -> Tensor:
     """Grouped query attention: each key head serves ``repeats`` query heads in a row."""
     return x if repeats == 1 else x.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2)
 
 
-def _summed_heads(x: Tensor, repeats: int) -> Tensor:
+def summed_heads(x: Tensor, repeats: int) -> Tensor:
+    """The gradient of a key or value out of those of the query heads that it serves, ``repeats`` in a row."""
     return x if repeats == 1 else x.unflatten(1, (-1, repeats)).sum(2)
 
 

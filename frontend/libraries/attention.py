@@ -8,7 +8,6 @@ ones), which keep no matrix of scores. What none of them takes is computed by it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,13 @@ from torch import Tensor
 from torch.fx import Interpreter
 from torch.nn.attention import SDPBackend
 
-from retrograd.frontend.decompositions.attention import flash_attention, flash_attention_backward
+from retrograd.frontend.decompositions.attention import (
+    all_heads,
+    flash_attention,
+    flash_attention_backward,
+    score_scale,
+    summed_heads,
+)
 
 aten = torch.ops.aten
 # Rows of a mask and of log-sum-exps are taken in steps of so many elements.
@@ -52,10 +57,11 @@ def attention(
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention.default
             wide = [_widened(t) for t in (query, key, value)]
-            output, lse, *_ = op(*wide, 0.0, is_causal, scale=_scale(query, scale))
+            output, lse, *_ = op(*wide, 0.0, is_causal, scale=score_scale(query, scale))
             return output[..., : value.shape[-1]], lse
         case SDPBackend.EFFICIENT_ATTENTION:
-            keys, values = _for_all_heads(query, key, value)
+            repeats = query.shape[1] // key.shape[1]
+            keys, values = all_heads(key, repeats), all_heads(value, repeats)
             op = aten._scaled_dot_product_efficient_attention.default
             mask = _aligned(attn_mask, query, key)
             output, lse, *_ = op(query, keys, values, mask, True, 0.0, is_causal, scale=scale)
@@ -94,15 +100,16 @@ def attention_backward(
             op = aten._scaled_dot_product_flash_attention_backward.default
             wide = [_widened(t) for t in (grad, query, key, value, out)]
             drawn = (*lengths, 0.0, is_causal, state, state)
-            found = [g[..., : query.shape[-1]] for g in op(*wide, logsumexp, *drawn, scale=_scale(query, scale))]
+            found = [g[..., : query.shape[-1]] for g in op(*wide, logsumexp, *drawn, scale=score_scale(query, scale))]
         case SDPBackend.EFFICIENT_ATTENTION:
-            keys, values = _for_all_heads(query, key, value)
+            repeats = query.shape[1] // key.shape[1]
+            keys, values = all_heads(key, repeats), all_heads(value, repeats)
             mask, lse = _aligned(attn_mask, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
             wanted = [True, True, True, False]
             op = aten._scaled_dot_product_efficient_attention_backward.default
             unused = (state[:1], state[1:])
             dq, dk, dv, _ = op(grad, query, keys, values, mask, out, lse, *unused, 0.0, wanted, is_causal, scale=scale)
-            found = dq, _summed(dk, key), _summed(dv, value)
+            found = dq, summed_heads(dk, repeats), summed_heads(dv, repeats)
         case _:
             found = flash_attention_backward(
                 grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -120,25 +127,8 @@ def _choose(
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Heads as wide as flash kernels take them, with zeros behind."""
+    """Heads as wide as flash kernels take them, with zeros behind; the scale of scores is that of the narrow ones."""
     return F.pad(tensor, (0, -tensor.shape[-1] % _HEAD_STEP)) if tensor.shape[-1] % _HEAD_STEP else tensor
-
-
-def _scale(query: Tensor, scale: float | None) -> float:
-    """What scores are multiplied by, which the width of a head decides before it is widened."""
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    repeats = query.shape[1] // key.shape[1]
-    if repeats == 1:
-        return key, value
-    return key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-
-
-def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    repeats = gradient.shape[1] // like.shape[1]
-    return gradient if repeats == 1 else gradient.unflatten(1, (-1, repeats)).sum(2)
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

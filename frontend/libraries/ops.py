@@ -48,9 +48,10 @@ class Libraries:
 
 @dataclass(frozen=True)
 class LibraryOp:
-    """An op that a library computes: how many multiplications a call is, of numbers, and which library it is."""
+    """An op that a library computes: how many multiplications a call is, of numbers (``None``: a call that is not for
+    it), and which library it is."""
 
-    count: Callable[..., int]
+    count: Callable[..., int | None]
     library: str
 
 
@@ -69,12 +70,13 @@ def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any,
     return _convolution(x, weight, None, *how)
 
 
-def _attention(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
-    return query.numel() * key.shape[2]
+def _attention(query: Tensor, key: Tensor, _value: Tensor, dropout_p: float = 0.0, *_: Any, **__: Any) -> int | None:
+    return None if dropout_p else query.numel() * key.shape[2]
 
 
-def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
-    return _attention(query, key)
+def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
+    query, key, value, _out, _lse, dropout_p, *_ = given
+    return _attention(query, key, value, dropout_p)
 
 
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
@@ -106,16 +108,18 @@ def keeping_library_ops(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Ca
 
 
 def _decompose_rest(decompose: Callable[..., Any], known: LibraryOp, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented if _is_for_library(known, args, kwargs) else decompose(*args, **kwargs)
+    return decompose(*args, **kwargs) if _count_for_library(known, args, kwargs) is None else NotImplemented
 
 
-def _is_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> bool:
+def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> int | None:
+    """The multiplications of a call that a library is to compute now, at the sizes of the trace; ``None`` of others."""
     tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     least = _LIBRARIES.get().least(tensors[0].device)
     if least is None or not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in tensors):
-        return False
+        return None
+    count = known.count(*args, **kwargs)
     # To compare open sizes would add a guard.
-    return hint(known.count(*args, **kwargs)) >= least
+    return None if count is None or hint(count) < least else hint(count)
 
 
 def mark_library_ops(graph: Graph) -> list[Node]:
@@ -125,8 +129,12 @@ def mark_library_ops(graph: Graph) -> list[Node]:
     marked = []
     for op, known in LIBRARY_OPS.items():
         for node in graph.find_nodes(op="call_function", target=op):
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            if _is_for_library(known, args, kwargs):
-                node.meta |= {LIBRARY: known.library, FLOPS: 2 * hint(known.count(*args, **kwargs))}
+            count = _count_for_library(known, *torch.fx.node.map_arg((node.args, node.kwargs), _value_of))
+            if count is not None:
+                node.meta |= {LIBRARY: known.library, FLOPS: 2 * count}
                 marked.append(node)
     return marked
+
+
+def _value_of(node: Node) -> Any:
+    return node.meta["val"]

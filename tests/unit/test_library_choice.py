@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.attention import score_scale
 from retrograd.frontend.libraries import attention
 from retrograd.frontend.libraries.layouts import WITH
 from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, NO_LIBRARIES, WORTH, Libraries, library_ops
@@ -89,6 +91,19 @@ def test_smaller_ones_are_written_out_in_the_trace() -> None:
     assert not uses_libraries(capture(Libraries(cuda=0)))
 
 
+def test_attention_with_dropout_is_not_for_a_library() -> None:
+    """The op has no dropout on any device, and says so where it is written out."""
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    q, out, lse = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6)
+    assert LIBRARY_OPS[attend].count(q, q, q, 0.0, True) == q.numel() * 6
+    assert LIBRARY_OPS[attend].count(q, q, q, 0.5) is None
+    backward = LIBRARY_OPS[aten._scaled_dot_product_flash_attention_for_cpu_backward.default]
+    assert backward.count(out, q, q, q, out, lse, 0.0, True) == q.numel() * 6
+    assert backward.count(out, q, q, q, out, lse, 0.5, True) is None
+    with library_ops(Libraries(cpu=0)), pytest.raises(NotImplementedError, match="dropout"):
+        tracing_table()[attend](q, q, q, 0.5)
+
+
 def test_views_belong_to_ops_that_there_are() -> None:
     graph = capture(Libraries(cpu=0)).graph
     views = [node for node in graph.nodes if WITH in node.meta]
@@ -122,5 +137,5 @@ def test_heads_are_widened_for_flash_kernels_with_zeros() -> None:
     q, k, v = (torch.randn(1, 2, 6, 5) for _ in range(3))
     wide = [attention._widened(t) for t in (q, k, v)]
     assert {t.shape[-1] for t in wide} == {8}
-    out = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], scale=attention._scale(q, None))
+    out = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], scale=score_scale(q, None))
     torch.testing.assert_close(out[..., :5], F.scaled_dot_product_attention(q, k, v))
