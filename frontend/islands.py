@@ -89,13 +89,14 @@ def draws_numbers(graph_module: GraphModule) -> bool:
     return any(can_be_island(n) and is_random(n) for n in graph_module.graph.nodes)
 
 
-def refuse_uncompiled(graph_module: GraphModule) -> None:
-    """Raise :class:`CaptureError` at the first of the nodes that `find_uncompiled` finds."""
-    for name, reason in find_uncompiled(graph_module).items():
-        node = next(n for n in graph_module.graph.nodes if n.name == name)
-        if LIBRARY in node.meta:
-            continue
-        raise CaptureError(f"{node.target}{_at(node)} is not compiled: {reason}", _REMEDY)
+def refuse_uncompiled(graph_module: GraphModule) -> dict[str, str]:
+    """Raise :class:`CaptureError` at the first of the nodes that `find_uncompiled` finds and no library computes; those
+    that one does, with reasons."""
+    reasons = find_uncompiled(graph_module)
+    for node in graph_module.graph.nodes:
+        if node.name in reasons and LIBRARY not in node.meta:
+            raise CaptureError(f"{node.target}{_at(node)} is not compiled: {reasons[node.name]}", _REMEDY)
+    return reasons
 
 
 def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple[Island, ...]:

@@ -66,9 +66,7 @@ class Fallback:
                 are not wanted.
         """
         if self.kind == "error":
-            refuse_uncompiled(graph_module)
-            reasons = find_uncompiled(graph_module)
-            islands = plan_islands(graph_module, reasons)
+            islands = plan_islands(graph_module, refuse_uncompiled(graph_module))
             return compile_staged(stage(islands)), self._settle(graph_module, islands, {})
         reasons = {**find_uncompiled(graph_module), **self._recall(graph_module), **(self.known or {})}
         for _ in range(_ROUNDS):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -155,7 +156,8 @@ class BackwardRequest:
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
 
-    @property
+    # Asked for by each backward.
+    @cached_property
     def libraries(self) -> Libraries:
         """What PyTorch's libraries compute, on any device."""
         kinds = ["cpu", "cuda"] if self.target is None else [self.target]
