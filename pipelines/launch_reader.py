@@ -323,19 +323,21 @@ class _Reader:
 
     def fill(self, m: re.Match[str]) -> None:
         """`hal.command_buffer.fill_buffer`."""
-        target, width = self._place(*m.group(2, 3, 4)), int(m[7]) // 8
-        if width not in (1, 2, 4):
-            raise Unknown(f"a fill with patterns of {width} bytes")
-        length, pattern = self._number(m[5]), self._number(m[6]) & (1 << 8 * width) - 1
+        target, length = self._place(*m.group(2, 3, 4)), self._number(m[5])
+        pattern, width = self._pattern(*m.group(6, 7))
         self._add(m[1], lambda at: Fill(at(target), length, pattern, width))
 
     def queue_fill(self, m: re.Match[str]) -> None:
         """`hal.device.queue.fill`."""
-        target, width = self._place(*m.group(1, 2, 3)), int(m[6]) // 8
+        target = self._place(*m.group(1, 2, 3))
+        self.steps.append(Fill(_own(target), self._number(m[4]), *self._pattern(*m.group(5, 6))))
+
+    def _pattern(self, name: str, bits: str) -> tuple[int, int]:
+        """What a fill writes, and its width in bytes."""
+        width = int(bits) // 8
         if width not in (1, 2, 4):
             raise Unknown(f"a fill with patterns of {width} bytes")
-        pattern = self._number(m[5]) & (1 << 8 * width) - 1
-        self.steps.append(Fill(_own(target), self._number(m[4]), pattern, width))
+        return self._number(name) & (1 << 8 * width) - 1, width
 
     def copy(self, m: re.Match[str]) -> None:
         """`hal.command_buffer.copy_buffer`."""

@@ -97,8 +97,7 @@ def _compile_portable(work: Work, staged: StagedModule, executable: Executable) 
     whole, filed, _ = replace(work, options=same, phases=Progress(), portable=True).compile(staged.whole or staged)
     if staged.whole is None:
         return Portable(filed.vmfb)
-    functions = function_specs(whole, filed)
-    return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
+    return _describe_filed(whole, filed)
 
 
 def _compile_written_out(work: Work) -> Portable:
@@ -106,6 +105,11 @@ def _compile_written_out(work: Work) -> Portable:
     captured = replace(work.captured, graph_module=write_out(work.captured.graph_module))
     stager = AheadOfTime(replace(work, captured=captured, phases=Progress(), portable=True))
     whole, filed, _ = stager.finish(stager.stage(()))
+    return _describe_filed(whole, filed)
+
+
+def _describe_filed(whole: StagedModule, filed: Executable) -> Portable:
+    """What a file is to hold, with functions of its own."""
     functions = function_specs(whole, filed)
     return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
 

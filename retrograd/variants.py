@@ -44,8 +44,12 @@ class BackwardVariants:
     options: Options
     progress: Progress
     texts: list[str] = field(default_factory=list)
+    _at_once: CompiledFunction = field(init=False)
     _kept: dict[frozenset[str], CompiledFunction | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._at_once = self.built.function(BACKWARD)
 
     @property
     def whole(self) -> StagedModule:
@@ -54,12 +58,11 @@ class BackwardVariants:
 
     def all_outputs(self) -> CompiledFunction:
         """The backward of all outputs, which calls others where some are left out."""
-        function = self.built.function(BACKWARD)
         if not self._left_out():
-            return replace(function, without=self)
+            return replace(self._at_once, without=self)
         interface = self.whole.function(BACKWARD)
         return replace(
-            function,
+            self._at_once,
             arguments=tuple(a.value for a in interface.arguments),
             results=tuple(r.value for r in interface.results),
             call=_compiled_when_checked,
@@ -145,22 +148,24 @@ class BackwardVariants:
 
     def _built_at_once(self) -> CompiledFunction:
         """The backward of the loss."""
-        function = self.built.function(BACKWARD)
-        given = {r.value for r in self.whole.function(BACKWARD).results}
-        return replace(function, dropped=frozenset(given.difference(function.results)))
+        return replace(self._at_once, dropped=self._dropped(self._at_once.results))
+
+    def _dropped(self, given: Collection[str]) -> frozenset[str]:
+        """The gradients that are not among those given."""
+        return frozenset(r.value for r in self.whole.function(BACKWARD).results).difference(given)
 
     def _build(self, absent: Collection[str]) -> CompiledFunction | None:
         """The variant; ``None`` where none stays within the memory budget."""
-        usual = self.built.function(BACKWARD)
         staged = stage_variant(self.whole, absent, self.progress)
         if self.built.may_be_cut:
             forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
             staged = shorten_lifetimes(staged, forward)
         given = tuple(r.value for r in staged.function(BACKWARD).results)
-        dropped = frozenset(r.value for r in self.whole.function(BACKWARD).results) - set(given)
+        dropped = self._dropped(given)
         if not given:
             # Whatever the loss uses has no gradient that depends on it.
-            return replace(usual, arguments=(), results=(), dropped=dropped, call=lambda _tensors: [], check=None)
+            nothing = replace(self._at_once, arguments=(), results=(), call=lambda _tensors: [])
+            return replace(nothing, dropped=dropped, check=None)
         limit = self.built.staged.partition.get("memory_budget")
         for target in self._targets(limit):
             executable, cached = build_executable(

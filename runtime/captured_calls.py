@@ -93,8 +93,8 @@ class _Capture:
     addresses: list[int]
     copies: dict[int, Tensor]
     held: list[Tensor]
-    storages: list[torch.UntypedStorage] = field(default_factory=list)
-    holders: list[int] = field(default_factory=list)
+    storages: list[torch.UntypedStorage] = field(init=False)
+    holders: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.storages = [result.untyped_storage() for result in self.recording.results]
@@ -117,7 +117,7 @@ class CapturedCall:
     others call it as it is."""
 
     def __init__(self, call: Call, function: FunctionSpec, recorder: Recorder) -> None:
-        self._call, self._function, self._recorder = call, function, recorder
+        self._call, self._recorder = call, recorder
         self._lock = threading.Lock()
         self._capture: _Capture | None = None
         self._roles = [argument.role for argument in function.arguments]
