@@ -16,12 +16,9 @@ import torch
 
 from retrograd.contract.sizes import evaluate_size
 from retrograd.frontend.deferred_code import make_graph_module
-from retrograd.frontend.function_changes import CHANGES, FunctionChange
+from retrograd.frontend.function_changes import FunctionChange
 from retrograd.frontend.size_expressions import to_shape
 from retrograd.frontend.size_nodes import SYMBOLIC, find_axis
-
-LEAVES_OUT = CHANGES
-"""Whether this PyTorch lets backwards know which tangents are absent."""
 
 Call = Callable[..., list[Any]]
 _TANGENT = "tangents"

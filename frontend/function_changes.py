@@ -14,8 +14,8 @@ from torch._functorch._aot_autograd import runtime_wrappers
 
 # Releases of PyTorch before 2.13 have none: what AOTAutograd builds stays as it is there.
 _FACTORY: Any = getattr(runtime_wrappers, "_AOTDispatchAutogradFunctionFactory", None)
-CHANGES = _FACTORY is not None
-"""Whether there is anything to change."""
+CAN_CHANGE = _FACTORY is not None
+"""Whether this PyTorch has what :class:`FunctionChange` changes."""
 
 
 class FunctionChange:

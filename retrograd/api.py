@@ -18,11 +18,11 @@ from retrograd.build import build, build_functions, tell_notes
 from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
-from retrograd.frontend.absent_tangents import LEAVES_OUT
 from retrograd.frontend.autograd.family_lock import make_lock
 from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.dynamo import MODES, compile_with_dynamo
 from retrograd.frontend.eager_values import find_primals, record_values
+from retrograd.frontend.function_changes import CAN_CHANGE
 from retrograd.frontend.fx_partition import bind, bind_traced
 from retrograd.frontend.islands import draws_numbers
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
@@ -154,8 +154,9 @@ def compile_backward(
         with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
             python = captured.module.python or PythonValues()
-        # Steps are compared whole where that is wanted, by a backward of all outputs.
-        for_loss = LEAVES_OUT and verify is not True
+        # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the comparison
+        # of a whole step.
+        for_loss = CAN_CHANGE and verify is not True
         built = build(captured.for_build(), options, phases, portable=portable, for_loss=for_loss)
         tell_notes(built)
         variants = variants_of(built, options, phases)
