@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from retrograd.contract.roles import INTO, SIZE
 from retrograd.contract.sizes import evaluate_size, parse_shape
+
+Value = TypeVar("Value")
 
 LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 """After this pass of IREE's, one of the last of its stream phase, :func:`read_transients` reads."""
@@ -21,19 +25,22 @@ LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 _FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
 _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
 _ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")
-_RESULT = re.compile(r"^ *(%[\w-]+) = ([\w.]+) ?(.*)", flags=re.MULTILINE)
 _VALUE = re.compile(r"%[\w-]+|(?<=\[)\d+(?=\])")
-# What defines or waits for timepoints, and allocates or frees on the way.
-_EVENT = re.compile(
-    r"^    (?P<results>%[^=]*) = stream\.(?P<op>resource\.alloca|resource\.dealloca|timepoint\.\w+|cmd\.execute)\b"
-    r"(?P<rest>[^\n]*)",
+_NAME = re.compile(r"%[\w-]+")
+# A block's label with what it takes, or an op of a function's body; not those of an op's regions.
+_LINE = re.compile(
+    r"^(?:  \^(?P<label>\w+)(?P<taken>.*)|    (?:(?P<results>%[^=]*?) = )?(?P<op>[a-z_]+\.[\w.]+) ?(?P<rest>.*))",
     flags=re.MULTILINE,
 )
+_TAKEN = re.compile(r"(%[\w-]+): ")
+_JUMP = re.compile(r"\^(\w+)(?:\((.*?) : [^)]*\))?")
+_JUMPS = ("cf.br", "cf.cond_br")
+_EXECUTE = "stream.cmd.execute"
+_ALLOCA, _DEALLOCA, _AWAIT = "stream.resource.alloca", "stream.resource.dealloca", "stream.timepoint.await"
 _SCRATCH = re.compile(r"!stream\.resource<transient>\{(%[\w-]+)\}")
 # What a function allocates that takes storage for all its results: one of them that it writes somewhere else first, as
 # where two results are one value.
 _ALLOCATED = re.compile(r"!stream\.resource<(?:transient|external)>\{(%[\w-]+)\}")
-_NAME = re.compile(r"%[\w-]+")
 _OPERATIONS: dict[str, Callable[..., int]] = {
     "addi": operator.add,
     "subi": operator.sub,
@@ -69,46 +76,200 @@ def read_transients(stream: str, *, frees_late: bool = False) -> dict[str, int]:
     """Peak scratch bytes of each exported function, at the sizes of the trace; functions of which they cannot be told
     are left out.
 
-    Transient resources are allocated and freed in program order; where a driver ``frees_late``, when the host has
-    waited for it: it runs ahead of the device, and what it allocates is there at once. (The statistics that IREE can
-    write add up all functions.)
+    Transient resources are allocated and freed as the function runs, step by step through its loops; where a driver
+    ``frees_late``, when the host has waited for it: it runs ahead of the device, and what it allocates is there at
+    once. (The statistics that IREE can write add up all functions.)
     """
     found = _HINTS.search(stream)
     hints = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", found[1])} if found else {}
     peaks: dict[str, int] = {}
     for name, signature, body in _FUNCTION.findall(stream):
-        values = _read_arguments(signature, hints)
-        values.update(_evaluate(body, values))
-        peak = _find_peak(body, values, frees_late, _ALLOCATED if name.endswith(INTO) else _SCRATCH)
-        if peak is not None:
-            peaks[name] = peak
+        blocks = _read_blocks(body)
+        run = _Run(frees_late, _ALLOCATED if name.endswith(INTO) else _SCRATCH, _read_arguments(signature, hints))
+        try:
+            run.follow(blocks)
+        except _UnknownSize:
+            continue
+        peaks[name] = run.peak
     return peaks
 
 
-def _find_peak(body: str, values: Mapping[str, int], frees_late: bool, counted: re.Pattern[str]) -> int | None:
-    """The most that is allocated in a function at one time, of the resources ``counted``; None where a size is not
-    known."""
-    live = peak = 0
-    # By timepoint, what is free once it is reached and is not free yet: the names that freed it, with bytes.
-    behind: dict[str, dict[str, int]] = {}
-    freed: set[str] = set()
-    for event in _EVENT.finditer(body):
-        results, operands = _NAME.findall(event["results"]), _NAME.findall(event["rest"])
-        reached = {name: size for operand in operands for name, size in behind.get(operand, {}).items()}
-        scratch = counted.search(event["rest"]) if event["op"].startswith("resource.") else None
-        if scratch is not None and scratch[1] not in values:
+class _UnknownSize(Exception):
+    """A size is not known, nor what it follows from."""
+
+
+@dataclass(frozen=True)
+class _Op:
+    """One op: its results, name, what is written after it, and the values that are named there."""
+
+    results: tuple[str, ...]
+    name: str
+    rest: str
+    used: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Block:
+    """A block of a function: what it takes and its ops; and of the values from before it those that are read from its
+    begin on, ``live``, and from its end on, ``after``."""
+
+    label: str
+    taken: tuple[str, ...] = ()
+    ops: list[_Op] = field(default_factory=list)
+    live: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+
+    def jumps(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The blocks that may follow, by label, with what each is given."""
+        if not self.ops or self.ops[-1].name not in _JUMPS:
+            return []
+        return [(label, tuple(_NAME.findall(given))) for label, given in _JUMP.findall(self.ops[-1].rest)]
+
+    def find_live(self, number: int = 0) -> frozenset[str]:
+        """What is read from the op of that number on, of what was there before it."""
+        ops = self.ops[number:]
+        return self.after.union(*(op.used for op in ops)).difference(*(op.results for op in ops))
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """What was allocated: its bytes."""
+
+    size: int
+
+
+@dataclass
+class _Run:
+    """Runs a function for what it allocates, of the resources ``counted``; ``values`` are the numbers that are known,
+    ``peak`` is the most bytes that there were at one time."""
+
+    frees_late: bool
+    counted: re.Pattern[str]
+    values: dict[str, int]
+    peak: int = 0
+    # What is allocated and not free yet.
+    held: set[_Buffer] = field(default_factory=set)
+    # By name, what a resource is part of, and what is free once a timepoint is reached and is not free yet.
+    buffers: dict[str, frozenset[_Buffer]] = field(default_factory=dict)
+    behind: dict[str, frozenset[_Buffer]] = field(default_factory=dict)
+    # What nothing refers to any longer, while the device may be at work on it.
+    dropped: set[_Buffer] = field(default_factory=set)
+    in_order: bool = False
+
+    def follow(self, blocks: Mapping[str, _Block]) -> None:
+        """Run from the first block to the last; from a jump on that depends on data, each block once.
+
+        Raises:
+            _UnknownSize: something is allocated of a size that is not known.
+        """
+        order = list(blocks.values())
+        block: _Block | None = order[0]
+        while block is not None:
+            for number, op in enumerate(block.ops):
+                if op.name == _ALLOCA and len(order) > 1 and not self.in_order:
+                    self._keep(block.find_live(number))
+                self._run(op)
+            block = self._jump(block, blocks)
+
+    def _run(self, op: _Op) -> None:
+        """One op: a number, or memory that is taken or given back."""
+        for name in op.results:
+            self.values.pop(name, None)
+        number = _work_out(op.name, op.rest, self.values)
+        if number is not None:
+            self.values[op.results[0]] = number
+            return
+        reached, given = _united(self.behind, op.used), _united(self.buffers, op.used)
+        if op.name == _ALLOCA:
+            # Its second result is a timepoint, which refers to no memory.
+            self.buffers[op.results[0]] = self._allocate(op)
+        elif op.name == _DEALLOCA:
+            reached |= given
+        elif op.name != _EXECUTE:
+            self.buffers.update(dict.fromkeys(op.results, given))
+        if op.name == _AWAIT or not self.frees_late:
+            self.held -= reached
+        if op.name == _AWAIT:
+            self.held -= self.dropped
+            self.dropped.clear()
+        self.behind.update(dict.fromkeys(op.results, reached & self.held))
+
+    def _allocate(self, op: _Op) -> frozenset[_Buffer]:
+        found = self.counted.search(op.rest)
+        if found is None:
+            return frozenset()
+        if found[1] not in self.values:
+            raise _UnknownSize(found[1])
+        buffer = _Buffer(self.values[found[1]])
+        self.held.add(buffer)
+        self.peak = max(self.peak, sum(one.size for one in self.held))
+        return frozenset([buffer])
+
+    def _keep(self, names: Set[str]) -> None:
+        """Free what none of the values refers to that are still read, ``names``: in a function with jumps IREE frees
+        little by name, and the rest as its last reference goes."""
+        kept = {name: buffers for name, buffers in self.buffers.items() if name in names}
+        lost = self.held - _united(kept, kept) - _united(self.behind, self.behind)
+        self.buffers = kept
+        if self.frees_late:
+            self.dropped |= lost
+        else:
+            self.held -= lost
+
+    def _jump(self, block: _Block, blocks: Mapping[str, _Block]) -> _Block | None:
+        """The block that comes next, which is given what it takes."""
+        jumps = block.jumps()
+        if len(jumps) == 2:
+            condition = self.values.get(block.ops[-1].used[0])
+            self.in_order = self.in_order or condition is None
+            jumps = jumps[:1] if condition else jumps[1:]
+        if self.in_order:
+            labels = list(blocks)
+            following = labels[labels.index(block.label) + 1 :]
+            return blocks[following[0]] if following else None
+        if not jumps:
             return None
-        size = values[scratch[1]] if scratch is not None else 0
-        if event["op"] == "resource.alloca":
-            live += size
-            peak = max(peak, live)
-        elif event["op"] == "resource.dealloca":
-            reached[results[0]] = size
-        if event["op"] == "timepoint.await" or not frees_late:
-            live -= sum(count for name, count in reached.items() if name not in freed)
-            freed.update(reached)
-        behind.update(dict.fromkeys(results, reached))
-    return peak
+        ((label, given),) = jumps
+        after = blocks[label]
+        _hand_over(self.values, given, after.taken)
+        _hand_over(self.buffers, given, after.taken)
+        _hand_over(self.behind, given, after.taken)
+        self._keep(after.live | {*after.taken})
+        return after
+
+
+def _united(table: Mapping[str, frozenset[_Buffer]], names: Iterable[str]) -> frozenset[_Buffer]:
+    return frozenset[_Buffer]().union(*(table.get(name, ()) for name in names))
+
+
+def _hand_over(table: dict[str, Value], given: Sequence[str], taken: Sequence[str]) -> None:
+    """Have a block's arguments, ``taken``, be what it is ``given``."""
+    moved = {new: table[old] for new, old in zip(taken, given, strict=True) if old in table}
+    for name in taken:
+        table.pop(name, None)
+    table.update(moved)
+
+
+def _read_blocks(body: str) -> dict[str, _Block]:
+    """The blocks of a function by label, the first first, whose label is empty."""
+    block = _Block("")
+    blocks = {"": block}
+    for line in _LINE.finditer(body):
+        if line["label"]:
+            block = blocks[line["label"]] = _Block(line["label"], tuple(_TAKEN.findall(line["taken"])))
+            continue
+        results = tuple(_NAME.findall(line["results"] or ""))
+        block.ops.append(_Op(results, line["op"], line["rest"], tuple(_NAME.findall(line["rest"]))))
+    # What a block reads may be of any block before it, a later round of a loop's among them.
+    changed = len(blocks) > 1
+    while changed:
+        changed = False
+        for one in blocks.values():
+            one.after = frozenset[str]().union(*(blocks[label].live for label, _ in one.jumps()))
+            live = one.find_live().difference(one.taken)
+            changed = changed or live != one.live
+            one.live = live
+    return blocks
 
 
 def _read_arguments(signature: str, hints: Mapping[str, int]) -> dict[str, int]:
@@ -123,16 +284,6 @@ def _read_arguments(signature: str, hints: Mapping[str, int]) -> dict[str, int]:
     return values
 
 
-def _evaluate(body: str, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """The numbers that a function works out, by name, as far as they follow from those that are known."""
-    values = dict(known)
-    for name, op, rest in _RESULT.findall(body):
-        number = _work_out(op, rest, values)
-        if number is not None:
-            values[name] = number
-            yield name, number
-
-
 def _work_out(op: str, rest: str, values: Mapping[str, int]) -> int | None:
     if op == "arith.constant":
         constant = re.match(r"(-?\d+) : ", rest)
@@ -144,6 +295,8 @@ def _work_out(op: str, rest: str, values: Mapping[str, int]) -> int | None:
     operands = [values[n] for n in names if n in values]
     if not operands or len(operands) < len(names):
         return None
+    if op == "util.optimization_barrier" and len(operands) == 1:
+        return operands[0]
     if op == "util.align":
         return -(-operands[0] // operands[1]) * operands[1]
     if op == "arith.cmpi":

@@ -105,3 +105,72 @@ def test_a_driver_that_runs_ahead_frees_where_the_host_waits() -> None:
     """Of 64 that are freed before 100 are allocated, both are there until the host has waited for the freeing."""
     assert read_transients(AHEAD) == {"ahead": 100, "waits": 100, "elsewhere": 100}
     assert read_transients(AHEAD, frees_late=True) == {"ahead": 164, "waits": 100, "elsewhere": 164}
+
+
+def test_a_number_behind_a_barrier_is_that_number() -> None:
+    """Storage that a loop carries has such a size."""
+    stream = """module {
+  util.func public @forward(%arg0: !hal.buffer_view) -> !hal.buffer_view attributes {} {
+    %c64 = arith.constant 64 : index
+    %0 = util.optimization_barrier %c64 : index
+    %1 = arith.muli %0, %c64 : index
+    %2, %3 = stream.resource.alloca uninitialized : !stream.resource<transient>{%1} => !stream.timepoint
+  }
+}
+"""
+    assert read_transients(stream) == {"forward": 64 * 64}
+
+
+# Each round's state is allocated while the one before is there: 100 at the first, 10 later; and 3 is freed by name.
+LOOP = """module {
+  util.func public @rounds(%arg0: !hal.buffer_view, %arg1: i1) -> !hal.buffer_view attributes {} {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c3 = arith.constant 3 : index
+    %c10 = arith.constant 10 : index
+    %c100 = arith.constant 100 : index
+    %r, %t = stream.resource.alloca on(#a) : !stream.resource<transient>{%c100} => !stream.timepoint
+    cf.br ^bb1(%c0, %r, %c100, %t : index, !stream.resource<transient>, index, !stream.timepoint) loc(#loc)
+  ^bb1(%0: index loc(callsite(#loc3 at #loc1)), %1: !stream.resource<transient>, %2: index, %3: !stream.timepoint):
+    %4 = arith.cmpi slt, %0, %c{rounds} : index
+    cf.cond_br %{condition}, ^bb2, ^bb3 loc(#loc)
+  ^bb2:  // pred: ^bb1
+    %r_0, %t_0 = stream.resource.alloca on(#a) await(%3) => !stream.resource<transient>{%c10} => !stream.timepoint
+    %r_1, %t_1 = stream.resource.alloca on(#a) await(%3) => !stream.resource<transient>{%c3} => !stream.timepoint
+    %5 = stream.cmd.execute on(#a) await(%t_1) => with(%1 as %arg2: !stream.resource<transient>{%2}) {
+    } => !stream.timepoint
+    %6 = stream.resource.dealloca on(#a) await(%5) => %r_1 : !stream.resource<transient>{%c3} => !stream.timepoint
+    %7 = arith.addi %0, %c1 : index
+    cf.br ^bb1(%7, %r_0, %c10, %6 : index, !stream.resource<transient>, index, !stream.timepoint) loc(#loc)
+  ^bb3:  // pred: ^bb1
+    %r_2, %t_2 = stream.resource.alloca on(#a) await(%3) => !stream.resource<transient>{%{last}} => !stream.timepoint
+    %8 = stream.cmd.execute on(#a) await(%t_2) => with(%r_2 as %arg2: !stream.resource<transient>{%{last}}) {
+    } => !stream.timepoint
+    util.return %arg0 : !hal.buffer_view
+  }
+}
+"""
+
+
+def _rounds(*, rounds: str = "10", condition: str = "4", last: str = "c100") -> str:
+    parts = {"{rounds}": rounds, "{condition}": condition, "{last}": last}
+    text = LOOP
+    for name, part in parts.items():
+        text = text.replace(name, part)
+    return text
+
+
+def test_what_a_loop_carries_lives_until_nothing_refers_to_it() -> None:
+    assert read_transients(_rounds(last="c3")) == {"rounds": 100 + 10 + 3}
+    # Behind the loop there are the last state, which nothing reads any longer, and what is allocated then.
+    assert read_transients(_rounds()) == {"rounds": 100 + 10 + 3}
+    assert read_transients(_rounds(rounds="0")) == {"rounds": 100}
+    assert read_transients(_rounds(rounds="1", last="2")) == {"rounds": 100 + 10 + 3}
+
+
+def test_a_driver_that_runs_ahead_holds_all_rounds() -> None:
+    assert read_transients(_rounds(rounds="3"), frees_late=True) == {"rounds": 100 + 3 * (10 + 3) + 100}
+
+
+def test_a_loop_that_depends_on_data_is_run_once() -> None:
+    assert read_transients(_rounds(condition="arg1")) == {"rounds": 100 + 10 + 100}
