@@ -1,6 +1,9 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Recurrent networks where PyTorch's own decomposition is wrong.
+"""Recurrent networks: LSTMs as loops, and what PyTorch's own decomposition has wrong.
+
+While :func:`recurrent_loops` is open, a direction of an LSTM's layer of ``LEAST_STEPS`` or more is one op
+(``recurrence_ops.py``), which is compiled as a loop; other recurrent layers are written out, an op by step.
 
 ``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
 it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
@@ -11,13 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch._decomp import decompositions
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+
+from retrograd.frontend.recurrence_ops import LSTM
+
+# Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
+LEAST_STEPS = 16
+_HAS_LOOPS: ContextVar[bool] = ContextVar("retrograd_recurrent_loops", default=False)
+
+
+@contextmanager
+def recurrent_loops(are_wanted: bool) -> Iterator[None]:
+    """While this is open, traces have layers as loops that can be, or none if they are not wanted."""
+    token = _HAS_LOOPS.set(are_wanted)
+    try:
+        yield
+    finally:
+        _HAS_LOOPS.reset(token)
 
 
 @contextmanager
@@ -45,7 +67,7 @@ def dropout_between_layers() -> Iterator[None]:
                 inputs = torch.dropout(inputs, dropout, train=True)
             own = slice(i * directions, (i + 1) * directions)
             inputs, states = original(
-                inputs, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
+                inputs, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, step_or_loop(layer)
             )
             last += [_shaped(state, first) for state, first in zip(states, hidden[own], strict=True)]
         return inputs.transpose(0, 1) if batch_first else inputs, last
@@ -55,6 +77,42 @@ def dropout_between_layers() -> Iterator[None]:
         yield
     finally:
         decompositions._rnn_helper = original
+
+
+def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """``layer``, one direction of a layer in PyTorch's decomposition, as a loop where it can be one."""
+    if layer is not decompositions.one_layer_lstm:
+        return layer
+
+    def lstm_layer(
+        inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if not can_be_loop(inputs, states, params, has_biases):
+            return layer(inputs, states, params, has_biases, reverse=reverse)
+        bias = params[2] + params[3] if has_biases else None
+        gates = F.linear(inputs, params[0], bias)
+        outputs, cell, _, _ = LSTM(gates.flip(0) if reverse else gates, states[0], states[1], params[1])
+        return outputs.flip(0) if reverse else outputs, (outputs[-1], cell)
+
+    return lstm_layer
+
+
+def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
+    """Whether one direction of an LSTM is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or more, in
+    f32 on a CPU, of sizes that are known, without a projection."""
+    tensors = (inputs, *states, *params)
+    # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
+    is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return (
+        _HAS_LOOPS.get()
+        and not is_transformed
+        and not torch.is_autocast_enabled("cpu")
+        and len(params) == (4 if has_biases else 2)
+        and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
+        and all(isinstance(n, int) for t in tensors for n in t.shape)
+        and inputs.shape[0] >= LEAST_STEPS
+        and inputs.shape[1] > 0
+    )
 
 
 def _shaped(state: Any, first: Any) -> Any:

@@ -6,8 +6,8 @@ Dynamo leaves any function that calls an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` t
 option of all its backends says otherwise. Here the option is set while Dynamo captures for a backend that takes such
 layers, and for others it stays as it is. (Options of Dynamo's belong to a thread.)
 
-AOTAutograd writes such a layer as a loop over its sequence, an op by step. What is too long for that is left to eager
-with a word.
+A layer that does not become a loop in compiled code (``recurrent.py``) is written out, an op by step. What is too long
+for that is left to eager with a word.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._dynamo import config, convert_frame
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
+from retrograd.frontend.recurrent import can_be_loop
 from retrograd.frontend.source import source_place
 
 Backend = TypeVar("Backend", bound=Callable[..., Any])
 
-# Steps of all layers and directions of one call. 50 compile in about the time of a ResNet-50.
+# Steps of all layers and directions of one call that is written out. 50 compile in about the time of a ResNet-50.
 MOST_STEPS = 100
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
@@ -52,14 +55,34 @@ def _innermost(converter: Any) -> Any:
 
 
 def find_long_recurrence(graph_module: GraphModule) -> str | None:
-    """Why a graph of Dynamo's has a recurrent layer that is not to be written as a loop, with its place and a remedy;
+    """Why a graph of Dynamo's has a recurrent layer that is not to be written out, with its place and a remedy;
     ``None`` where each may be."""
+    casts = any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph_module.graph.nodes)
     for node in graph_module.graph.nodes:
+        if not casts and _is_loop(node):
+            continue
         reason = _reason(node) if node.op == "call_function" and node.target in _LAYERS else None
         if reason is not None:
             place = source_place(node.meta.get("stack_trace"))
             return f"{node.target.__name__}{f' at {place}' if place else ''}: {reason}"
     return None
+
+
+def _is_loop(node: Node) -> bool:
+    """Whether a call is of an LSTM that becomes a loop, however long it is."""
+    if node.op != "call_function" or node.target is not torch.lstm or not isinstance(node.args[3], bool):
+        return False
+    sequence, states, weights, has_biases, batch_first = *node.args[:4], node.args[-1]
+    leaves = tree_leaves((sequence, states, weights))
+    found = [leaf.meta.get("example_value") for leaf in leaves if isinstance(leaf, Node)]
+    values = [value for value in found if isinstance(value, Tensor)]
+    if len(values) != len(leaves) or len(values) < 5:
+        return False
+    inputs, hidden, cell, *params = values
+    inputs = inputs.transpose(0, 1) if batch_first and inputs.dim() == 3 else inputs
+    a_layer = params[: 4 if has_biases else 2]
+    is_projected = hidden.shape[-1] != cell.shape[-1]
+    return inputs.dim() == 3 and not is_projected and can_be_loop(inputs, (hidden, cell), a_layer, bool(has_biases))
 
 
 def _reason(node: Node) -> str | None:
@@ -76,5 +99,5 @@ def _reason(node: Node) -> str | None:
     assert isinstance(layers, int)
     steps = length * layers * (2 if bidirectional else 1)
     if steps > MOST_STEPS:
-        return f"a loop of {steps} steps takes long to compile (at most {MOST_STEPS}); compile the rest of the model"
+        return f"{steps} steps, written out, take long to compile (at most {MOST_STEPS}); compile the rest of the model"
     return None

@@ -76,6 +76,11 @@ def _convert_to_kernels(family: str, why: str) -> Step:
 LOWERING: tuple[Step, ...] = (
     # What is in the torch dialect yet.
     Step("bwd-functionalize-rng", ALL, "torch-mlir has no random op that gives the same numbers on every device"),
+    Step(
+        "convert-recurrence-to-scf",
+        ALL,
+        "torch-mlir knows no such op; written out, each step would be compiled by itself",
+    ),
     Step("convert-torch-complex-to-pairs", ALL, "torch-mlir lowers few complex ops; pairs are ordinary tensors"),
     Step("convert-torch-view-to-tensor", ALL, "views that torch-mlir refuses, or whose open sizes it loses"),
     Step("func.func(torch-match-quantized-custom-ops)", ALL, "the first of torch-mlir's own pipeline"),
@@ -88,6 +93,11 @@ LOWERING: tuple[Step, ...] = (
     # What every device needs, on linalg.
     Step("bwd-verify-legality{level=linalg}", ALL, "no op of torch or bwd is left: later passes look for none"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
+    Step(
+        "bwd-isolate-loops",
+        CPU_ALONE,
+        "IREE copies whole what a loop carries, at each step, and has two loops write into one buffer",
+    ),
     Step("bwd-isolate-constants", ALL, "IREE makes one of two equal tensors that are both written into"),
     Step("bwd-isolate-arguments", ALL, "IREE updates an argument in place at its last use"),
     Step(

@@ -28,6 +28,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-arguments": "retrograd.pipelines.transforms.bwd_isolate_arguments:BwdIsolateArguments",
     "bwd-isolate-constants": "retrograd.pipelines.transforms.bwd_isolate_constants:BwdIsolateConstants",
     "bwd-isolate-gathers": "retrograd.pipelines.transforms.bwd_isolate_gathers:BwdIsolateGathers",
+    "bwd-isolate-loops": "retrograd.pipelines.transforms.bwd_isolate_loops:BwdIsolateLoops",
     "bwd-isolate-products": "retrograd.pipelines.transforms.bwd_isolate_products:BwdIsolateProducts",
     "bwd-isolate-reductions": "retrograd.pipelines.transforms.bwd_isolate_reductions:BwdIsolateReductions",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.bwd_isolate_scatters:BwdIsolateScatters",
@@ -50,6 +51,7 @@ PASSES: dict[str, str] = {
     "bwd-verify-legality": "retrograd.pipelines.transforms.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",
+    "convert-recurrence-to-scf": ("retrograd.pipelines.conversions.convert_recurrence_to_scf:ConvertRecurrenceToScf"),
     "convert-torch-complex-to-pairs": (
         "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"
     ),

@@ -29,6 +29,7 @@ from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.random_ops import find_seed
+from retrograd.frontend.recurrent import recurrent_loops
 from retrograd.frontend.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.size_one import admit_ones
 from retrograd.frontend.source import CaptureError
@@ -150,7 +151,7 @@ def compile_backward(
         # The whole step is compared.
         options = replace(options, verify=False)
     phases, hooks = Progress(progress), find_open_pair()
-    with COMPILING, contextlib.ExitStack() as stack:
+    with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
         with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
             captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
             python = captured.module.python or PythonValues()
@@ -175,7 +176,7 @@ def compile_backward(
         )
     if captured.sizes.sizes:
         # Outside of the trace, in which every tensor would be a fake one.
-        with COMPILING, phases.phase("check sizes of 1"):
+        with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
             captured = admit_ones(captured, model, args, kwargs)
     manifest = describe(captured, built, options, _name_of(model), phases)
     if captured.module.checks:
@@ -253,7 +254,7 @@ def bisect(
     tensors = tensors_of(model, args, kwargs)
     chosen = "error" if artifact is not None else fallback
     options = Request(target, partition, True, memory_budget, save_policy, chosen).on(tensors)
-    with COMPILING, contextlib.ExitStack() as stack:
+    with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
         captured = capture_joint(stack, model, args, kwargs)
         graph, executable = captured.for_build(), None
         try:
@@ -292,7 +293,7 @@ def dynamo_backend(
     check_choice("mode", mode or "default", MODES)
     graphs = {"cuda_graphs": True} if mode == "reduce-overhead" else {}
     chosen = Request.read({**graphs, **(options or {})}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
-    with library_ops(chosen.libraries):
+    with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
 
 

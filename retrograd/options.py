@@ -58,6 +58,12 @@ class Options:
     needs_device: bool = False
 
     @property
+    def loops(self) -> bool:
+        """Whether recurrent layers become loops: in code for a CPU alone, and not under a budget, which chooses of the
+        values of each step what to keep, and finds one value of all steps in a loop."""
+        return self.target.kinds == ("cpu",) and self.partition != "budget"
+
+    @property
     def uri(self) -> str:
         """IREE's name of the device to run on: that of the tensors, if there is code for it."""
         return choose_uri(self.target.names, choose_device(self.target.names, [self.device]))

@@ -78,6 +78,8 @@ KINDS: dict[str, OpKind] = (
         "torch.vtensor.literal": OpKind.CONSTANT,
         # Library ops, with no op of their own in the torch dialect.
         "torch.retrograd.uniform": OpKind.POINTWISE,
+        "torch.retrograd.lstm": OpKind.COMPUTE,
+        "torch.retrograd.lstm_backward": OpKind.COMPUTE,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
     }
     | {

@@ -46,6 +46,15 @@ def test_the_backward_of_a_convolution_costs_both_gradients() -> None:
     assert count_flops("torch.aten.convolution_backward", operands, results) == 2 * forward
 
 
+def test_a_recurrent_layer_costs_a_product_with_its_state_at_each_step() -> None:
+    """7 steps of 2 sequences, 4 gates of 3 features."""
+    every, state, gates, weight = (7, 2, 3), (2, 3), (7, 2, 12), (12, 3)
+    flops = 7 * 2 * 2 * 12 * 3
+    assert count_flops("torch.retrograd.lstm", [gates, state, state, weight], [every, state, every, gates]) == flops
+    taken: list[Shape] = [every, state, state, weight, every, gates]
+    assert count_flops("torch.retrograd.lstm_backward", taken, [gates, state, state]) == flops
+
+
 def test_what_gives_no_tensor_costs_nothing() -> None:
     assert count_flops("torch.constant.int", [], [None]) == 0
     assert count_flops("torch.aten.sum", [(3,)], []) == 0

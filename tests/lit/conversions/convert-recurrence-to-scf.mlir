@@ -1,0 +1,31 @@
+// RUN: retrograd-opt %s --split-input-file -p 'convert-recurrence-to-scf' | FileCheck %s
+
+// One product, one elementwise op a step; what all steps give is inserted into carried tensors.
+// CHECK-LABEL: func.func @forward(
+// CHECK: %[[R:.*]]:5 = scf.for %{{.*}} = %{{.*}} to %{{.*}} step %{{.*}} iter_args(%[[H:[a-z0-9]+]] = %{{[a-z0-9]+}}, %[[C:[a-z0-9]+]] = %{{.*}},
+// CHECK: tensor.extract_slice %{{.*}} [1, 2, 12] [1, 1, 1] : tensor<5x2x12xf32> to tensor<2x12xf32>
+// CHECK: linalg.matmul {{.*}} ins(%[[H]], %{{.*}} : tensor<2x3xf32>, tensor<12x3xf32>)
+// CHECK: linalg.generic {{.*}} ins({{.*}}, %[[C]] : tensor
+// CHECK: math.tanh
+// CHECK-COUNT-3: tensor.insert_slice
+// CHECK: scf.yield
+// CHECK: torch_c.from_builtin_tensor %[[R]]#2 : tensor<5x2x3xf32>
+// CHECK: torch_c.from_builtin_tensor %[[R]]#1 : tensor<2x3xf32>
+func.func @forward(%g: !torch.vtensor<[5,2,12],f32>, %h: !torch.vtensor<[2,3],f32>, %c: !torch.vtensor<[2,3],f32>, %w: !torch.vtensor<[12,3],f32>) -> (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>) {
+  %r:4 = torch.operator "torch.retrograd.lstm"(%g, %h, %c, %w) : (!torch.vtensor<[5,2,12],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[12,3],f32>) -> (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,2,12],f32>)
+  return %r#0, %r#1 : !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>
+}
+
+// -----
+
+// The last step first; a step's cell state before it is the first one or that of the step before.
+// CHECK-LABEL: func.func @backward(
+// CHECK: tensor.concat dim(0)
+// CHECK: scf.for
+// CHECK: arith.subi
+// CHECK: linalg.matmul ins(%{{.*}} : tensor<2x12xf32>, tensor<12x3xf32>)
+// CHECK: tensor.insert_slice
+func.func @backward(%y: !torch.vtensor<[5,2,3],f32>, %l: !torch.vtensor<[2,3],f32>, %c: !torch.vtensor<[2,3],f32>, %w: !torch.vtensor<[12,3],f32>, %cs: !torch.vtensor<[5,2,3],f32>, %a: !torch.vtensor<[5,2,12],f32>) -> !torch.vtensor<[5,2,12],f32> {
+  %r:3 = torch.operator "torch.retrograd.lstm_backward"(%y, %l, %c, %w, %cs, %a) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[12,3],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,2,12],f32>) -> (!torch.vtensor<[5,2,12],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>)
+  return %r#0 : !torch.vtensor<[5,2,12],f32>
+}
