@@ -1,15 +1,16 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One direction of one LSTM layer over all of its steps, as an op of its own, which compiled code has as a loop.
+"""One direction of one layer of an LSTM or a GRU over all of its steps, as an op, which compiled code has as a loop.
 
-``retrograd::lstm`` takes the input's part of the gates for all steps, one product outside of it. Its gradient,
-``retrograd::lstm_backward``, gives that of the gates for all steps, from which those of the input, of the weights and
-of the biases are one product or sum each, ordinary ops again. The kernels here, in plain torch, are what eager runs;
-``convert-recurrence-to-scf`` emits the same.
+``retrograd::lstm`` and ``retrograd::gru`` take the input's part of the gates for all steps, one product outside of
+them. Their gradients, ``retrograd::lstm_backward`` and ``retrograd::gru_backward``, give that of the gates for all
+steps, from which those of the input, of the weights and of the biases are one product or sum each, ordinary ops again.
+The kernels here, in plain torch, are what eager runs; ``convert-recurrence-to-scf`` emits the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "lstm_backward(Tensor grad_outputs, Tensor grad_last, Tensor cell, Tensor weight, Tensor cells, Tensor active)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+_LIBRARY.define("gru(Tensor gates, Tensor hidden, Tensor weight, Tensor bias) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "gru_backward(Tensor grad_outputs, Tensor hidden, Tensor weight, Tensor states, Tensor active)"
     " -> (Tensor, Tensor, Tensor)",
 )
 
@@ -75,6 +81,50 @@ def lstm_backward(
     return torch.stack(grad_gates[::-1]), grad_hidden, grad_cell.clone()
 
 
+def gru(gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a GRU over all steps, one or more.
+
+    ``gates`` (steps, batch, 3 * width) is the input's part of the gates (reset, update, new) with its biases,
+    ``hidden`` (batch, width) is the first state, ``weight`` (3 * width, width) is the states' weight and ``bias``
+    (3 * width) theirs; all of one floating-point type. Gives hidden states (steps, batch, width), and what the gradient
+    needs (steps, batch, 4 * width): the gates after their sigmoids and tanh, and the state's part of the new ones.
+    """
+    outputs, active = [], []
+    for step in gates:
+        reset_i, update_i, new_i = step.chunk(3, -1)
+        reset_h, update_h, inner = (hidden @ weight.t() + bias).chunk(3, -1)
+        reset, update = (reset_i + reset_h).sigmoid(), (update_i + update_h).sigmoid()
+        new = (new_i + reset * inner).tanh()
+        hidden = new + update * (hidden - new)
+        outputs.append(hidden)
+        active.append(torch.cat((reset, update, new, inner), -1))
+    return torch.stack(outputs), torch.stack(active)
+
+
+def gru_backward(
+    grad_outputs: Tensor, hidden: Tensor, weight: Tensor, states: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the states' part of the gates, of the input's part of the new ones, and of ``hidden`` of
+    :func:`gru`, from that of its first result. That of the input's part of the other gates is that of the states' part.
+
+    Shapes are those of :func:`gru`; ``states`` and ``active`` are its results.
+    """
+    grad = torch.zeros_like(hidden)
+    grad_gates: list[Tensor] = []
+    grad_new: list[Tensor] = []
+    for number in reversed(range(len(active))):
+        reset, update, new, inner = active[number].chunk(4, -1)
+        before = states[number - 1] if number else hidden
+        grad = grad + grad_outputs[number]
+        step = (grad - grad * update) * (1 - new * new)
+        of_update = grad * (before - new) * update * (1 - update)
+        of_reset = step * inner * reset * (1 - reset)
+        grad_gates.append(torch.cat((of_reset, of_update, step * reset), -1))
+        grad_new.append(step)
+        grad = grad * update + grad_gates[-1] @ weight
+    return torch.stack(grad_gates[::-1]), torch.stack(grad_new[::-1]), grad
+
+
 def _fake_lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     states = gates.new_empty((gates.shape[0], *cell.shape))
     return states, torch.empty_like(cell), torch.empty_like(states), gates.new_empty(gates.shape)
@@ -86,33 +136,78 @@ def _fake_lstm_backward(
     return active.new_empty(active.shape), cell.new_empty(cell.shape), cell.new_empty(cell.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+def _fake_gru(gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    steps, (batch, width) = gates.shape[0], hidden.shape
+    return gates.new_empty((steps, batch, width)), gates.new_empty((steps, batch, 4 * width))
+
+
+def _fake_gru_backward(
+    grad_outputs: Tensor, hidden: Tensor, weight: Tensor, states: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = active.new_empty((*active.shape[:2], weight.shape[0]))
+    return gates, active.new_empty(states.shape), hidden.new_empty(hidden.shape)
+
+
+def _written_out(
+    formula: Callable[..., tuple[Tensor, ...]], given: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The gradient of ``given`` by way of a layer's first results, step by step: in ops that have derivatives of every
+    order, where it is differentiated again."""
+    leaves = [t.view_as(t) for t in given]
+    for tensor in leaves:
+        if not tensor.requires_grad:
+            tensor.requires_grad_()
+    results = formula(*leaves)[: len(gradients)]
+    return torch.autograd.grad(results, leaves, gradients, create_graph=True)
+
+
+def _by_weight(grad_gates: Tensor, hidden: Tensor, outputs: Tensor) -> Tensor:
+    """The gradient of the states' weight: one product over all steps."""
+    before = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
+    return grad_gates.flatten(0, 1).t() @ before.flatten(0, 1)
+
+
+def _keep_lstm(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     outputs, _, cells, active = output
     ctx.save_for_backward(*inputs, outputs, cells, active)
     ctx.mark_non_differentiable(cells, active)
 
 
-def _differentiate(ctx: Any, grad_outputs: Tensor, grad_last: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+def _keep_gru(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate_lstm(ctx: Any, grad_outputs: Tensor, grad_last: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
     gates, hidden, cell, weight, outputs, cells, active = ctx.saved_tensors
     if torch.is_grad_enabled():
-        # The gradient is differentiated again: step by step, in ops that have derivatives of every order.
-        given = [t.view_as(t) for t in (gates, hidden, cell, weight)]
-        for tensor in given:
-            if not tensor.requires_grad:
-                tensor.requires_grad_()
-        return torch.autograd.grad(lstm(*given)[:2], given, (grad_outputs, grad_last), create_graph=True)
+        return _written_out(lstm, (gates, hidden, cell, weight), (grad_outputs, grad_last))
     grad_gates, grad_hidden, grad_cell = LSTM_BACKWARD(grad_outputs, grad_last, cell, weight, cells, active)
-    # One product over all steps.
-    before = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
-    grad_weight = grad_gates.flatten(0, 1).t() @ before.flatten(0, 1)
-    return grad_gates, grad_hidden, grad_cell, grad_weight
+    return grad_gates, grad_hidden, grad_cell, _by_weight(grad_gates, hidden, outputs)
 
 
-_LIBRARY.impl("lstm", lstm, "CompositeExplicitAutograd")
-_LIBRARY.impl("lstm_backward", lstm_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::lstm", _fake_lstm, lib=_LIBRARY)
-torch.library.register_fake("retrograd::lstm_backward", _fake_lstm_backward, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::lstm", _differentiate, setup_context=_keep, lib=_LIBRARY)
+def _differentiate_gru(ctx: Any, grad_outputs: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    gates, hidden, weight, bias, outputs, active = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return _written_out(gru, (gates, hidden, weight, bias), (grad_outputs,))
+    of_states, grad_new, grad_hidden = GRU_BACKWARD(grad_outputs, hidden, weight, outputs, active)
+    grad_gates = torch.cat((of_states[..., : 2 * hidden.shape[-1]], grad_new), -1)
+    return grad_gates, grad_hidden, _by_weight(of_states, hidden, outputs), of_states.sum((0, 1))
+
+
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "lstm": (lstm, _fake_lstm),
+    "lstm_backward": (lstm_backward, _fake_lstm_backward),
+    "gru": (gru, _fake_gru),
+    "gru_backward": (gru_backward, _fake_gru_backward),
+}
+for _name, (_kernel, _fake) in _KERNELS.items():
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_LIBRARY)
+torch.library.register_autograd("retrograd::lstm", _differentiate_lstm, setup_context=_keep_lstm, lib=_LIBRARY)
+torch.library.register_autograd("retrograd::gru", _differentiate_gru, setup_context=_keep_gru, lib=_LIBRARY)
 
 LSTM = torch.ops.retrograd.lstm.default
 LSTM_BACKWARD = torch.ops.retrograd.lstm_backward.default
+GRU = torch.ops.retrograd.gru.default
+GRU_BACKWARD = torch.ops.retrograd.gru_backward.default

@@ -1,8 +1,8 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Recurrent networks: LSTMs as loops, and what PyTorch's own decomposition has wrong.
+"""Recurrent networks: LSTMs and GRUs as loops, and what PyTorch's own decomposition has wrong.
 
-While :func:`recurrent_loops` is open, a direction of an LSTM's layer of ``LEAST_STEPS`` or more is one op
+While :func:`recurrent_loops` is open, a direction of an LSTM's or a GRU's layer of ``LEAST_STEPS`` or more is one op
 (``recurrence_ops.py``), which is compiled as a loop; other recurrent layers are written out, an op by step.
 
 ``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch._decomp import decompositions
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from retrograd.frontend.recurrence_ops import LSTM
+from retrograd.frontend.recurrence_ops import GRU, LSTM
 
 # Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
 LEAST_STEPS = 16
@@ -81,25 +82,42 @@ def dropout_between_layers() -> Iterator[None]:
 
 def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
     """``layer``, one direction of a layer in PyTorch's decomposition, as a loop where it can be one."""
-    if layer is not decompositions.one_layer_lstm:
+    loop: Callable[..., tuple[Tensor, Any]]
+    if layer is decompositions.one_layer_lstm:
+        loop = _lstm_loop
+    elif isinstance(layer, partial) and layer.keywords.get("hidden_fn") is decompositions.gru_cell:
+        loop = _gru_loop
+    else:
         return layer
 
-    def lstm_layer(
-        inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        if not can_be_loop(inputs, states, params, has_biases):
+    def layer_or_loop(
+        inputs: Tensor, states: Any, params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+    ) -> tuple[Tensor, Any]:
+        if not can_be_loop(inputs, (states,) if isinstance(states, Tensor) else states, params, has_biases):
             return layer(inputs, states, params, has_biases, reverse=reverse)
-        bias = params[2] + params[3] if has_biases else None
-        gates = F.linear(inputs, params[0], bias)
-        outputs, cell, _, _ = LSTM(gates.flip(0) if reverse else gates, states[0], states[1], params[1])
-        return outputs.flip(0) if reverse else outputs, (outputs[-1], cell)
+        outputs, last = loop(inputs.flip(0) if reverse else inputs, states, params)
+        return outputs.flip(0) if reverse else outputs, last
 
-    return lstm_layer
+    return layer_or_loop
+
+
+def _lstm_loop(
+    inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    bias = params[2] + params[3] if len(params) == 4 else None
+    outputs, cell, _, _ = LSTM(F.linear(inputs, params[0], bias), states[0], states[1], params[1])
+    return outputs, (outputs[-1], cell)
+
+
+def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    of_input, of_state = params[2:] if len(params) == 4 else (None, params[1].new_zeros(params[1].shape[0]))
+    outputs, _ = GRU(F.linear(inputs, params[0], of_input), hidden, params[1], of_state)
+    return outputs, outputs[-1]
 
 
 def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
-    """Whether one direction of an LSTM is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or more, in
-    f32 on a CPU, of sizes that are known, without a projection."""
+    """Whether one direction of an LSTM or a GRU is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or
+    more, in f32 on a CPU, of sizes that are known, without a projection."""
     tensors = (inputs, *states, *params)
     # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
     is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -30,6 +30,8 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 # Steps of all layers and directions of one call that is written out. 50 compile in about the time of a ResNet-50.
 MOST_STEPS = 100
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+# How many states a layer has, of those that may become loops.
+_STATES: dict[Any, int] = {torch.lstm: 2, torch.gru: 1}
 
 
 def takes_recurrent_layers(backend: Backend) -> Backend:
@@ -69,20 +71,21 @@ def find_long_recurrence(graph_module: GraphModule) -> str | None:
 
 
 def _is_loop(node: Node) -> bool:
-    """Whether a call is of an LSTM that becomes a loop, however long it is."""
-    if node.op != "call_function" or node.target is not torch.lstm or not isinstance(node.args[3], bool):
+    """Whether a call is of an LSTM or a GRU that becomes a loop, however long it is."""
+    count = _STATES.get(node.target) if node.op == "call_function" else None
+    if count is None or not isinstance(node.args[3], bool):
         return False
     sequence, states, weights, has_biases, batch_first = *node.args[:4], node.args[-1]
     leaves = tree_leaves((sequence, states, weights))
     found = [leaf.meta.get("example_value") for leaf in leaves if isinstance(leaf, Node)]
     values = [value for value in found if isinstance(value, Tensor)]
-    if len(values) != len(leaves) or len(values) < 5:
+    a_layer = 4 if has_biases else 2
+    if len(values) != len(leaves) or len(values) < 1 + count + a_layer:
         return False
-    inputs, hidden, cell, *params = values
+    inputs, first, params = values[0], values[1 : 1 + count], values[1 + count :]
     inputs = inputs.transpose(0, 1) if batch_first and inputs.dim() == 3 else inputs
-    a_layer = params[: 4 if has_biases else 2]
-    is_projected = hidden.shape[-1] != cell.shape[-1]
-    return inputs.dim() == 3 and not is_projected and can_be_loop(inputs, (hidden, cell), a_layer, bool(has_biases))
+    is_projected = first[0].shape[-1] != first[-1].shape[-1]
+    return inputs.dim() == 3 and not is_projected and can_be_loop(inputs, first, params[:a_layer], bool(has_biases))
 
 
 def _reason(node: Node) -> str | None:

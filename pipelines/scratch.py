@@ -37,10 +37,11 @@ _JUMP = re.compile(r"\^(\w+)(?:\((.*?) : [^)]*\))?")
 _JUMPS = ("cf.br", "cf.cond_br")
 _EXECUTE = "stream.cmd.execute"
 _ALLOCA, _DEALLOCA, _AWAIT = "stream.resource.alloca", "stream.resource.dealloca", "stream.timepoint.await"
-_SCRATCH = re.compile(r"!stream\.resource<transient>\{(%[\w-]+)\}")
+# What a loop carries that starts with a constant is of that kind.
+_SCRATCH = re.compile(r"!stream\.resource<(?:transient|constant)>\{(%[\w-]+)\}")
 # What a function allocates that takes storage for all its results: one of them that it writes somewhere else first, as
 # where two results are one value.
-_ALLOCATED = re.compile(r"!stream\.resource<(?:transient|external)>\{(%[\w-]+)\}")
+_ALLOCATED = re.compile(r"!stream\.resource<(?:transient|constant|external)>\{(%[\w-]+)\}")
 _OPERATIONS: dict[str, Callable[..., int]] = {
     "addi": operator.add,
     "subi": operator.sub,

@@ -20,8 +20,9 @@ def count_flops(name: str, operands: Sequence[Shape], results: Sequence[Shape]) 
         return 0
     match name.removeprefix("torch.").removeprefix("aten."):
         case "retrograd.lstm" | "retrograd.lstm_backward":
-            # Gates are the operand of all steps that is widest; the product of a step is with a state's features.
-            return 2 * max(prod(s) for s in tensors if len(s) == 3) * tensors[2][-1]
+            return 2 * prod(tensors[0][:2]) * prod(tensors[3])
+        case "retrograd.gru" | "retrograd.gru_backward":
+            return 2 * prod(tensors[0][:2]) * prod(tensors[2])
         case "mm" | "bmm" | "matmul" | "mv" | "dot" | "linear":
             return 2 * prod(produced[0]) * tensors[0][-1]
         case "addmm" | "baddbmm":

@@ -80,6 +80,8 @@ KINDS: dict[str, OpKind] = (
         "torch.retrograd.uniform": OpKind.POINTWISE,
         "torch.retrograd.lstm": OpKind.COMPUTE,
         "torch.retrograd.lstm_backward": OpKind.COMPUTE,
+        "torch.retrograd.gru": OpKind.COMPUTE,
+        "torch.retrograd.gru_backward": OpKind.COMPUTE,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
     }
     | {

@@ -4,26 +4,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.read_graph import operator_name
 from retrograd.pipelines.analysis.tensor_types import tensor_shape
-from retrograd.pipelines.conversions.recurrence_forms import Sizes, lstm_backward_form, lstm_form
+from retrograd.pipelines.conversions.gru_forms import gru_backward_form, gru_form
+from retrograd.pipelines.conversions.lstm_forms import lstm_backward_form, lstm_form
+from retrograd.pipelines.conversions.recurrence_text import Sizes
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.copies import copy_form
 
-_FORMS = {"torch.retrograd.lstm": lstm_form, "torch.retrograd.lstm_backward": lstm_backward_form}
-# The operand that says the sizes: gates of all steps.
-_GATES = {"torch.retrograd.lstm": 0, "torch.retrograd.lstm_backward": 5}
+
+@dataclass(frozen=True)
+class _Layer:
+    """The loop of an op, and which operand says the sizes: so many gates of all steps."""
+
+    form: Callable[[Sizes], str]
+    operand: int
+    gates: int
+
+
+_LAYERS = {
+    "torch.retrograd.lstm": _Layer(lstm_form, 0, 4),
+    "torch.retrograd.lstm_backward": _Layer(lstm_backward_form, 5, 4),
+    "torch.retrograd.gru": _Layer(gru_form, 0, 3),
+    "torch.retrograd.gru_backward": _Layer(gru_backward_form, 4, 4),
+}
 
 
 @dataclass(frozen=True)
 class ConvertRecurrenceToScf(ModulePass):
-    """``retrograd.lstm`` and ``retrograd.lstm_backward`` become an ``scf.for`` over linalg on tensors.
+    """``retrograd.lstm``, ``retrograd.gru`` and their backwards become an ``scf.for`` each, over linalg on tensors.
 
     States are carried from step to step; what is kept of all steps is carried as well, and each step inserts its part,
     in place once bwd-isolate-loops has run.
@@ -38,7 +53,7 @@ class ConvertRecurrenceToScf(ModulePass):
             for func in functions(module)
             for block in func.regions[0].blocks
             for view in block.operations
-            if operator_name(view.operation) in _FORMS
+            if operator_name(view.operation) in _LAYERS
         ]
         for op in found:
             convert_recurrence(op)
@@ -50,19 +65,19 @@ def convert_recurrence(op: ir.Operation) -> None:
     Raises:
         PassFailure: a size is open, there is no step, or elements are not f32.
     """
-    name = operator_name(op)
-    form = ir.Module.parse(_FORMS[name](read_sizes(op, op.operands[_GATES[name]].type)))
+    layer = _LAYERS[operator_name(op)]
+    form = ir.Module.parse(layer.form(read_sizes(op, op.operands[layer.operand].type, layer.gates)))
     results: Sequence[ir.Value] = copy_form(form, list(op.operands), op)
     for old, new in zip(op.results, results, strict=True):
         old.replace_all_uses_with(new)
     op.erase()
 
 
-def read_sizes(op: ir.Operation, gates: ir.Type) -> Sizes:
-    """Steps, batch and width, from the type of the gates."""
+def read_sizes(op: ir.Operation, gates: ir.Type, count: int) -> Sizes:
+    """Steps, batch and width, from the type of so many gates."""
     shape = tensor_shape(gates)
     if shape is None or len(shape) != 3 or None in shape or not str(gates).endswith(",f32>") or not shape[0]:
-        message = f"convert-recurrence-to-scf: expected gates of f32, steps x batch x 4 * width, found {gates}"
+        message = f"convert-recurrence-to-scf: expected gates of f32, steps x batch x {count} * width, found {gates}"
         raise PassFailure(op, message, "leave other recurrent layers to be written out step by step")
     steps, batch, gates_wide = (int(n) for n in shape if n is not None)
-    return Sizes(steps, batch, gates_wide // 4)
+    return Sizes(steps, batch, gates_wide // count)

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""LSTMs that are compiled as loops, against eager in float64, through each door that they come by."""
+"""LSTMs and GRUs that are compiled as loops, against eager in float64, through each door that they come by."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ STEPS = 17
 
 
 class Weighed(nn.Module):
-    """A number of all that an LSTM gives."""
+    """A number of all that a layer gives."""
 
-    def __init__(self, lstm: nn.LSTM) -> None:
+    def __init__(self, layer: nn.LSTM | nn.GRU) -> None:
         super().__init__()
-        self.lstm = lstm
+        self.layer = layer
 
     def forward(self, x: Tensor, *states: Tensor) -> Tensor:
-        y: Tensor
-        y, (h, c) = self.lstm(x, states or None)
+        given = states if len(states) == 2 else states[0] if states else None
+        y, last = self.layer(x, given)
+        h, c = last if isinstance(last, tuple) else (last, last.sin())
         loss: Tensor = (y * y.sin()).mean() + 0.1 * h.square().sum() + 0.3 * c.sum()
         return loss
 
@@ -52,7 +53,7 @@ def _check_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert (ours.double() - theirs).norm() <= 2e-6 * theirs.norm()
 
 
-CASES: dict[str, tuple[nn.LSTM, list[tuple[int, ...]]]] = {
+CASES: dict[str, tuple[nn.LSTM | nn.GRU, list[tuple[int, ...]]]] = {
     "one layer": (nn.LSTM(5, 7), [(STEPS, 3, 5)]),
     "one layer, states": (nn.LSTM(9, 17), [(STEPS, 1, 9), (1, 1, 17), (1, 1, 17)]),
     "both directions, states": (nn.LSTM(5, 7, 2, bidirectional=True), [(STEPS, 3, 5), (4, 3, 7), (4, 3, 7)]),
@@ -60,16 +61,21 @@ CASES: dict[str, tuple[nn.LSTM, list[tuple[int, ...]]]] = {
     "two layers, no bias": (nn.LSTM(5, 33, 2, bias=False), [(LEAST_STEPS, 3, 5)]),
     "ones": (nn.LSTM(1, 1), [(LEAST_STEPS, 1, 1)]),
     "unbatched": (nn.LSTM(3, 4), [(STEPS, 3), (1, 4), (1, 4)]),
+    "GRU, state": (nn.GRU(9, 17), [(STEPS, 1, 9), (1, 1, 17)]),
+    "GRU, both directions": (nn.GRU(5, 7, 2, bidirectional=True), [(STEPS, 3, 5), (4, 3, 7)]),
+    "GRU, no bias, batch first": (nn.GRU(5, 33, 2, bias=False, batch_first=True), [(2, LEAST_STEPS, 5)]),
+    "GRU, unbatched": (nn.GRU(1, 1), [(STEPS, 1)]),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_exact(name: str) -> None:
-    lstm, shapes = CASES[name]
-    model, given = Weighed(lstm), [torch.randn(shape) for shape in shapes]
+    layer, shapes = CASES[name]
+    model, given = Weighed(layer), [torch.randn(shape) for shape in shapes]
     leaves = tuple(t.clone().requires_grad_() for t in given)
     step = retrograd.compile_backward(model, leaves, fallback="error")
-    assert "torch.retrograd.lstm_backward" in step.mlir("scheduled") and "scf.for" in step.mlir("linalg")
+    op = f"torch.retrograd.{type(layer).__name__.lower()}_backward"
+    assert op in step.mlir("scheduled") and "scf.for" in step.mlir("linalg")
     _check(model, given, step)
     report = step.explain().to_dict()
     assert report["peak_bytes_predicted"] == report["peak_bytes_measured"]
@@ -91,10 +97,11 @@ def test_a_budget_has_steps_written_out() -> None:
     _check(model, given, step)
 
 
-def test_values_are_recomputed() -> None:
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_values_are_recomputed(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
     """A policy that has what a loop gives computed once more has the loop run once more."""
-    model, given = Weighed(nn.LSTM(5, 7)), [torch.randn(STEPS, 3, 5)]
-    policy = retrograd.must_recompute(op="retrograd.lstm")
+    model, given = Weighed(kind(5, 7)), [torch.randn(STEPS, 3, 5)]
+    policy = retrograd.must_recompute(op=f"retrograd.{kind.__name__.lower()}")
     leaves = (given[0].clone().requires_grad_(),)
     step = retrograd.compile_backward(model, leaves, save_policy=policy, fallback="error")
     assert step.explain().to_dict()["recomputed_ops"]
@@ -151,9 +158,10 @@ def test_inference() -> None:
         _check_close([compiled(x)[0]], [copy.deepcopy(model).double()(x.double())[0]])
 
 
-def test_torch_compile_takes_long_sequences() -> None:
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_torch_compile_takes_long_sequences(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
     """However many steps a loop has, it is compiled: written out, 300 would be left to eager."""
-    model, given = Weighed(nn.LSTM(5, 7, 2)), [torch.randn(150, 3, 5)]
+    model, given = Weighed(kind(5, 7, 2, batch_first=True)), [torch.randn(3, 150, 5)]
     _check(model, given, torch.compile(model, backend="retrograd", fullgraph=True, options={"fallback": "error"}))
 
 

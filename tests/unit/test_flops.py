@@ -53,6 +53,11 @@ def test_a_recurrent_layer_costs_a_product_with_its_state_at_each_step() -> None
     assert count_flops("torch.retrograd.lstm", [gates, state, state, weight], [every, state, every, gates]) == flops
     taken: list[Shape] = [every, state, state, weight, every, gates]
     assert count_flops("torch.retrograd.lstm_backward", taken, [gates, state, state]) == flops
+    gates, weight = (7, 2, 9), (9, 3)
+    flops = 7 * 2 * 2 * 9 * 3
+    assert count_flops("torch.retrograd.gru", [gates, state, weight, (9,)], [every, (7, 2, 12)]) == flops
+    taken = [every, state, weight, every, (7, 2, 12)]
+    assert count_flops("torch.retrograd.gru_backward", taken, [gates, every, state]) == flops
 
 
 def test_what_gives_no_tensor_costs_nothing() -> None:

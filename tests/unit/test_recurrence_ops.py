@@ -1,52 +1,65 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A layer of an LSTM as one op: against torch's own layer, and its gradients of two orders."""
+"""A layer of an LSTM or a GRU as one op: against torch's own layer, and its gradients of two orders."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._decomp import decompositions
+from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.recurrence_ops import LSTM
+from retrograd.frontend.recurrence_ops import GRU, LSTM
 from retrograd.frontend.recurrent import LEAST_STEPS, can_be_loop, dropout_between_layers, recurrent_loops
 from retrograd.options import Request
 
 
-def _operands(steps: int, batch: int, width: int) -> list[Tensor]:
-    shapes = [(steps, batch, 4 * width), (batch, width), (batch, width), (4 * width, width)]
-    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+def _lstm(*operands: Tensor) -> tuple[Tensor, ...]:
+    return tuple(LSTM(*operands)[:2])
+
+
+def _gru(*operands: Tensor) -> Tensor:
+    outputs: Tensor = GRU(*operands)[0]
+    return outputs
+
+
+SHAPES: dict[Callable[..., Any], Callable[[int, int, int], list[tuple[int, ...]]]] = {
+    _lstm: lambda steps, batch, width: [(steps, batch, 4 * width), (batch, width), (batch, width), (4 * width, width)],
+    _gru: lambda steps, batch, width: [(steps, batch, 3 * width), (batch, width), (3 * width, width), (3 * width,)],
+}
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_gradients_of_two_orders(steps: int) -> None:
-    def results(*operands: Tensor) -> tuple[Tensor, ...]:
-        return tuple(LSTM(*operands)[:2])
-
-    operands = _operands(steps, 2, 3)
-    assert torch.autograd.gradcheck(results, operands)
-    assert torch.autograd.gradgradcheck(results, operands)
+@pytest.mark.parametrize("layer", SHAPES)
+def test_gradients_of_two_orders(layer: Callable[..., Any], steps: int) -> None:
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in SHAPES[layer](steps, 2, 3)]
+    assert torch.autograd.gradcheck(layer, operands)
+    assert torch.autograd.gradgradcheck(layer, operands)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_layers_are_torchs(bias: bool, batch_first: bool) -> None:
-    lstm = nn.LSTM(4, 5, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_layers_are_torchs(kind: type[nn.LSTM] | type[nn.GRU], bias: bool, batch_first: bool) -> None:
+    layer = kind(4, 5, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
     shape = (3, LEAST_STEPS, 4) if batch_first else (LEAST_STEPS, 3, 4)
     x = torch.randn(shape, requires_grad=True)
-    first = (torch.randn(4, 3, 5, requires_grad=True), torch.randn(4, 3, 5, requires_grad=True))
-    expected, states = lstm(x, first)
+    first = [torch.randn(4, 3, 5, requires_grad=True) for _ in range(2 if kind is nn.LSTM else 1)]
+    expected = tree_leaves(layer(x, tuple(first) if kind is nn.LSTM else first[0]))
+    formula = decompositions.lstm_impl if kind is nn.LSTM else decompositions.gru_impl
     with dropout_between_layers(), recurrent_loops(True):
-        found = decompositions.lstm_impl(x, first, lstm._flat_weights, bias, 2, 0.0, True, True, batch_first)
-    assert "retrograd_lstm" in _history(found[2])
-    by = [x, *first, *lstm.parameters()]
-    weights = [torch.randn_like(t) for t in (expected, *states)]
-    theirs = torch.autograd.grad((expected, *states), by, weights)
+        states = tuple(first) if kind is nn.LSTM else first[0]
+        found = list(formula(x, states, layer._flat_weights, bias, 2, 0.0, True, True, batch_first))
+    assert f"retrograd_{kind.__name__.lower()}" in _history(found[-1])
+    by = [x, *first, *layer.parameters()]
+    weights = [torch.randn_like(t) for t in expected]
+    theirs = torch.autograd.grad(expected, by, weights)
     ours = torch.autograd.grad(found, by, weights)
-    torch.testing.assert_close((*found, *ours), (expected, *states, *theirs), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close((*found, *ours), (*expected, *theirs), atol=1e-5, rtol=1e-4)
 
 
 def _history(tensor: Tensor) -> str:

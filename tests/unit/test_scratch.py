@@ -164,6 +164,7 @@ def test_what_a_loop_carries_lives_until_nothing_refers_to_it() -> None:
     assert read_transients(_rounds(last="c3")) == {"rounds": 100 + 10 + 3}
     # Behind the loop there are the last state, which nothing reads any longer, and what is allocated then.
     assert read_transients(_rounds()) == {"rounds": 100 + 10 + 3}
+    assert read_transients(_rounds(last="c3").replace("<transient>", "<constant>")) == {"rounds": 100 + 10 + 3}
     assert read_transients(_rounds(rounds="0")) == {"rounds": 100}
     assert read_transients(_rounds(rounds="1", last="2")) == {"rounds": 100 + 10 + 3}
 

@@ -29,3 +29,33 @@ func.func @backward(%y: !torch.vtensor<[5,2,3],f32>, %l: !torch.vtensor<[2,3],f3
   %r:3 = torch.operator "torch.retrograd.lstm_backward"(%y, %l, %c, %w, %cs, %a) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[12,3],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,2,12],f32>) -> (!torch.vtensor<[5,2,12],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[2,3],f32>)
   return %r#0 : !torch.vtensor<[5,2,12],f32>
 }
+
+// -----
+
+// The states' part of the gates has a bias of its own, in each step's product.
+// CHECK-LABEL: func.func @gru(
+// CHECK: %[[B:.*]] = linalg.broadcast ins(%{{.*}} : tensor<9xf32>)
+// CHECK: %[[R:.*]]:3 = scf.for {{.*}} iter_args(%[[H:[a-z0-9]+]] = %{{.*}},
+// CHECK: linalg.matmul {{.*}} ins(%[[H]], %{{.*}} : tensor<2x3xf32>, tensor<9x3xf32>) outs(%[[B]] :
+// CHECK: math.tanh
+// CHECK: tensor.concat dim(1) {{.*}} -> tensor<2x12xf32>
+// CHECK: scf.yield
+// CHECK: torch_c.from_builtin_tensor %[[R]]#1 : tensor<5x2x3xf32>
+func.func @gru(%g: !torch.vtensor<[5,2,9],f32>, %h: !torch.vtensor<[2,3],f32>, %w: !torch.vtensor<[9,3],f32>, %b: !torch.vtensor<[9],f32>) -> !torch.vtensor<[5,2,3],f32> {
+  %r:2 = torch.operator "torch.retrograd.gru"(%g, %h, %w, %b) : (!torch.vtensor<[5,2,9],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[9,3],f32>, !torch.vtensor<[9],f32>) -> (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,2,12],f32>)
+  return %r#0 : !torch.vtensor<[5,2,3],f32>
+}
+
+// -----
+
+// What comes to a state by the gates is added to what comes by the update.
+// CHECK-LABEL: func.func @gru_backward(
+// CHECK: scf.for
+// CHECK: arith.subi
+// CHECK: %[[S:.*]]:5 = linalg.generic
+// CHECK: linalg.matmul ins(%{{.*}} : tensor<2x9xf32>, tensor<9x3xf32>) outs(%[[S]]#0 :
+// CHECK-COUNT-2: tensor.insert_slice
+func.func @gru_backward(%y: !torch.vtensor<[5,2,3],f32>, %h: !torch.vtensor<[2,3],f32>, %w: !torch.vtensor<[9,3],f32>, %hs: !torch.vtensor<[5,2,3],f32>, %a: !torch.vtensor<[5,2,12],f32>) -> !torch.vtensor<[5,2,9],f32> {
+  %r:3 = torch.operator "torch.retrograd.gru_backward"(%y, %h, %w, %hs, %a) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[9,3],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,2,12],f32>) -> (!torch.vtensor<[5,2,9],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>)
+  return %r#0 : !torch.vtensor<[5,2,9],f32>
+}
