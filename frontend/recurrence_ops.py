@@ -37,7 +37,8 @@ def lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
     ``gates`` (steps, batch, 4 * width) is the input's part of the gates (enter, forget, new, leave) with all biases,
     ``hidden`` and ``cell`` (batch, width) are the first states, ``weight`` (4 * width, width) is the states' weight;
     all of one floating-point type. Gives hidden states (steps, batch, width), the last cell state (batch, width), and
-    what the gradient needs: the cell states of all steps, and the gates after their sigmoids and tanh.
+    what the gradient needs: the cell states of all steps, and (steps, 4, batch, width) the gates after their sigmoids
+    and tanh.
     """
     outputs, cells, active = [], [], []
     for step in gates:
@@ -47,7 +48,7 @@ def lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
         hidden = leave * cell.tanh()
         outputs.append(hidden)
         cells.append(cell)
-        active.append(torch.cat((enter, forget, new, leave), -1))
+        active.append(torch.stack((enter, forget, new, leave)))
     return torch.stack(outputs), cell.clone(), torch.stack(cells), torch.stack(active)
 
 
@@ -61,7 +62,7 @@ def lstm_backward(
     grad_hidden, grad_cell = torch.zeros_like(cell), grad_last
     grad_gates: list[Tensor] = []
     for number in reversed(range(len(active))):
-        enter, forget, new, leave = active[number].chunk(4, -1)
+        enter, forget, new, leave = active[number]
         squashed = cells[number].tanh()
         before = cells[number - 1] if number else cell
         grad_hidden = grad_hidden + grad_outputs[number]
@@ -87,7 +88,7 @@ def gru(gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
     ``gates`` (steps, batch, 3 * width) is the input's part of the gates (reset, update, new) with its biases,
     ``hidden`` (batch, width) is the first state, ``weight`` (3 * width, width) is the states' weight and ``bias``
     (3 * width) theirs; all of one floating-point type. Gives hidden states (steps, batch, width), and what the gradient
-    needs (steps, batch, 4 * width): the gates after their sigmoids and tanh, and the state's part of the new ones.
+    needs (steps, 4, batch, width): the gates after their sigmoids and tanh, and the state's part of the new ones.
     """
     outputs, active = [], []
     for step in gates:
@@ -97,7 +98,7 @@ def gru(gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
         new = (new_i + reset * inner).tanh()
         hidden = new + update * (hidden - new)
         outputs.append(hidden)
-        active.append(torch.cat((reset, update, new, inner), -1))
+        active.append(torch.stack((reset, update, new, inner)))
     return torch.stack(outputs), torch.stack(active)
 
 
@@ -113,7 +114,7 @@ def gru_backward(
     grad_gates: list[Tensor] = []
     grad_new: list[Tensor] = []
     for number in reversed(range(len(active))):
-        reset, update, new, inner = active[number].chunk(4, -1)
+        reset, update, new, inner = active[number]
         before = states[number - 1] if number else hidden
         grad = grad + grad_outputs[number]
         step = (grad - grad * update) * (1 - new * new)
@@ -127,24 +128,26 @@ def gru_backward(
 
 def _fake_lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     states = gates.new_empty((gates.shape[0], *cell.shape))
-    return states, torch.empty_like(cell), torch.empty_like(states), gates.new_empty(gates.shape)
+    active = gates.new_empty((gates.shape[0], 4, *cell.shape))
+    return states, torch.empty_like(cell), torch.empty_like(states), active
 
 
 def _fake_lstm_backward(
     grad_outputs: Tensor, grad_last: Tensor, cell: Tensor, weight: Tensor, cells: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return active.new_empty(active.shape), cell.new_empty(cell.shape), cell.new_empty(cell.shape)
+    gates = active.new_empty((*cells.shape[:2], weight.shape[0]))
+    return gates, cell.new_empty(cell.shape), cell.new_empty(cell.shape)
 
 
 def _fake_gru(gates: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     steps, (batch, width) = gates.shape[0], hidden.shape
-    return gates.new_empty((steps, batch, width)), gates.new_empty((steps, batch, 4 * width))
+    return gates.new_empty((steps, batch, width)), gates.new_empty((steps, 4, batch, width))
 
 
 def _fake_gru_backward(
     grad_outputs: Tensor, hidden: Tensor, weight: Tensor, states: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gates = active.new_empty((*active.shape[:2], weight.shape[0]))
+    gates = active.new_empty((*states.shape[:2], weight.shape[0]))
     return gates, active.new_empty(states.shape), hidden.new_empty(hidden.shape)
 
 

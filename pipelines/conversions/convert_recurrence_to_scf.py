@@ -21,7 +21,7 @@ from retrograd.pipelines.transforms.copies import copy_form
 
 @dataclass(frozen=True)
 class _Layer:
-    """The loop of an op, and which operand says the sizes: so many gates of all steps."""
+    """The loop of an op, and which operand says the sizes: so many states' or gates' features of all steps."""
 
     form: Callable[[Sizes], str]
     operand: int
@@ -30,9 +30,9 @@ class _Layer:
 
 _LAYERS = {
     "torch.retrograd.lstm": _Layer(lstm_form, 0, 4),
-    "torch.retrograd.lstm_backward": _Layer(lstm_backward_form, 5, 4),
+    "torch.retrograd.lstm_backward": _Layer(lstm_backward_form, 4, 1),
     "torch.retrograd.gru": _Layer(gru_form, 0, 3),
-    "torch.retrograd.gru_backward": _Layer(gru_backward_form, 4, 4),
+    "torch.retrograd.gru_backward": _Layer(gru_backward_form, 3, 1),
 }
 
 
@@ -74,10 +74,10 @@ def convert_recurrence(op: ir.Operation) -> None:
 
 
 def read_sizes(op: ir.Operation, gates: ir.Type, count: int) -> Sizes:
-    """Steps, batch and width, from the type of so many gates."""
+    """Steps, batch and width, from the type of so many gates of all steps, or of states."""
     shape = tensor_shape(gates)
     if shape is None or len(shape) != 3 or None in shape or not str(gates).endswith(",f32>") or not shape[0]:
-        message = f"convert-recurrence-to-scf: expected gates of f32, steps x batch x {count} * width, found {gates}"
+        message = f"convert-recurrence-to-scf: expected f32, steps x batch x {count} * width, found {gates}"
         raise PassFailure(op, message, "leave other recurrent layers to be written out step by step")
     steps, batch, gates_wide = (int(n) for n in shape if n is not None)
     return Sizes(steps, batch, gates_wide // count)

@@ -13,16 +13,20 @@ from retrograd.pipelines.conversions.recurrence_text import (
     from_last,
     function_of,
     insert,
+    insert_apart,
     joined,
     loop_over,
     parts,
     product,
+    products_apart,
     sigmoid,
     states_before,
     take,
+    take_apart,
     tensor_type,
     through_sigmoid,
     through_tanh,
+    weights_apart,
     zeros,
 )
 
@@ -63,36 +67,39 @@ _GRU_CELL_BACKWARD = f"""\
 
 def gru_form(sizes: Sizes) -> str:
     """``retrograd.gru``: gates, hidden, weight, bias to hidden states, active gates."""
-    state, gates, active = sizes.state, sizes.gates(3), sizes.gates(4)
-    every, every_gates, every_active = sizes.all(state), sizes.all(gates), sizes.all(active)
-    weight, bias = (3 * sizes.width, sizes.width), (3 * sizes.width,)
+    state, gates, apart = sizes.state, sizes.gates(3), sizes.apart(3)
+    every, every_gates, active = sizes.all(state), sizes.all(gates), sizes.all(sizes.apart(4))
+    weight, bias, by_gates = (3 * sizes.width, sizes.width), (3 * sizes.width,), (3, sizes.width)
     names = ["ir", "iu", "in", "hr", "hu", "hn", "before"]
     body = f"""\
     %x = {take("%gates_", gates, every_gates)}
     {parts("%x", _OF_INPUT, sizes)}
-    %m = {product("%h_", state, "%weight_", weight, "%biases", gates, transposed=True)}
-    {parts("%m", _OF_STATE, sizes)}
-    %u = tensor.empty() : {tensor_type(state)}
+    %m = {products_apart("%biases", 3, sizes)}
+    {take_apart(_OF_STATE, "%m", sizes)}
+{fresh("u", state)}
     {elementwise("%s", [*_OF_INPUT, *_OF_STATE, "%h_"], names, 4, "%u", state, _GRU_CELL)}
-    {joined("%act", ["%s#1", "%s#2", "%s#3", "%q2"], sizes)}
     %hs1 = {insert("%s#0", "%hs_", state, every)}
-    %as1 = {insert("%act", "%as_", active, every_active)}"""
-    carried: list[Carried] = [("h", state, "%hidden_"), ("hs", every, "%hs0"), ("as", every_active, "%as0")]
+    {insert_apart("%as1", ["%s#1", "%s#2", "%s#3", "%q2"], "%as_", sizes)}"""
+    carried: list[Carried] = [("h", state, "%hidden_"), ("hs", every, "%hs0"), ("as", active, "%as0")]
     loop = loop_over(carried, body, ["%s#0", "%hs1", "%as1"], sizes.steps)
     start = f"""\
-{fresh("eb", gates)}
-    %biases = linalg.broadcast ins(%bias_ : {tensor_type(bias)}) outs(%eb : {tensor_type(gates)}) dimensions = [0]
+{weights_apart(3, sizes)}
+    %each = tensor.expand_shape %bias_ [[0, 1]] output_shape [3, {sizes.width}]
+        : {tensor_type(bias)} into {tensor_type(by_gates)}
+{fresh("eb", apart)}
+    %biases = linalg.broadcast
+        ins(%each : {tensor_type(by_gates)}) outs(%eb : {tensor_type(apart)}) dimensions = [1]
 {fresh("hs0", every)}
-{fresh("as0", every_active)}"""
+{fresh("as0", active)}"""
     arguments: list[Named] = [("gates", every_gates), ("hidden", state), ("weight", weight), ("bias", bias)]
-    return function_of(arguments, f"{start}\n{loop}", [("%r#1", every), ("%r#2", every_active)])
+    return function_of(arguments, f"{start}\n{loop}", [("%r#1", every), ("%r#2", active)])
 
 
 def gru_backward_form(sizes: Sizes) -> str:
     """``retrograd.gru_backward``: gradients of hidden states, first hidden state, weight, hidden states and active
     gates to gradients of the state's parts of the gates, of the new gates' sums, of the first hidden state."""
-    state, gates, active = sizes.state, sizes.gates(3), sizes.gates(4)
-    every, every_gates, every_active = sizes.all(state), sizes.all(gates), sizes.all(active)
+    state, gates = sizes.state, sizes.gates(3)
+    every, every_gates, active = sizes.all(state), sizes.all(gates), sizes.all(sizes.apart(4))
     weight = (3 * sizes.width, sizes.width)
     names = ["later", "output", "before", "reset", "update", "new", "inner"]
     before, befores = states_before("%hidden_", "%states_", sizes)
@@ -100,12 +107,11 @@ def gru_backward_form(sizes: Sizes) -> str:
 {from_last(sizes)}
     %y = {take("%outputs_", state, every, "%n")}
     %hb = {take(befores, state, every, "%n")}
-    %a = {take("%active_", active, every_active, "%n")}
-    {parts("%a", _ACTIVE, sizes)}
-    %u = tensor.empty() : {tensor_type(state)}
+    {take_apart(_ACTIVE, "%active_", sizes, "%n")}
+{fresh("u", state)}
     {elementwise("%s", ["%dh_", "%y", "%hb", *_ACTIVE], names, 5, "%u", state, _GRU_CELL_BACKWARD)}
     {joined("%d", ["%s#1", "%s#2", "%s#4"], sizes)}
-    %m = {product("%d", gates, "%weight_", weight, "%s#0", state, transposed=False)}
+    %m = {product("%d", gates, "%s#0", sizes)}
     %ds1 = {insert("%d", "%ds_", gates, every_gates, "%n")}
     %dn1 = {insert("%s#3", "%dn_", state, every, "%n")}"""
     carried: list[Carried] = [("dh", state, "%dh0"), ("ds", every_gates, "%ds0"), ("dn", every, "%dn0")]
@@ -117,6 +123,6 @@ def gru_backward_form(sizes: Sizes) -> str:
 {fresh("ds0", every_gates)}
 {fresh("dn0", every)}"""
     arguments: list[Named] = [("outputs", every), ("hidden", state), ("weight", weight), ("states", every)]
-    arguments += [("active", every_active)]
+    arguments += [("active", active)]
     results: list[Named] = [("%r#1", every_gates), ("%r#2", every), ("%r#0", state)]
     return function_of(arguments, f"{start}\n{loop}", results)

@@ -31,7 +31,11 @@ class Sizes:
         """The shape of so many gates of a step."""
         return (self.batch, count * self.width)
 
-    def all(self, step: tuple[int, int]) -> tuple[int, int, int]:
+    def apart(self, count: int) -> tuple[int, int, int]:
+        """The shape of so many gates of a step, one behind the other."""
+        return (count, self.batch, self.width)
+
+    def all(self, step: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of something of all steps."""
         return (self.steps, *step)
 
@@ -43,11 +47,6 @@ def tensor_type(shape: Sequence[int]) -> str:
 
 def _torch(shape: Sequence[int]) -> str:
     return f"!torch.vtensor<[{','.join(map(str, shape))}],f32>"
-
-
-def step_slice(step: Sequence[int]) -> str:
-    """Sizes and strides of one step's part."""
-    return f"[1, {step[0]}, {step[1]}] [1, 1, 1]"
 
 
 def fresh(name: str, shape: Sequence[int]) -> str:
@@ -88,15 +87,42 @@ def states_before(first: str, states: str, sizes: Sizes) -> tuple[str, str]:
 
 
 def insert(part: str, whole: str, step: Sequence[int], every: Sequence[int], at: str = "%t") -> str:
-    """A step's part in its place."""
+    """A step's part in its place; ``at`` is the step, or the step and a gate."""
     types = f"{tensor_type(step)} into {tensor_type(every)}"
-    return f"tensor.insert_slice {part} into {whole}[{at}, 0, 0] {step_slice(step)} : {types}"
+    return f"tensor.insert_slice {part} into {whole}{_slice(at, step, every)} : {types}"
 
 
 def take(whole: str, step: Sequence[int], every: Sequence[int], at: str = "%t") -> str:
-    """A step's part of ``whole``."""
+    """A step's part of ``whole``, at a step, or a step and a gate."""
     types = f"{tensor_type(every)} to {tensor_type(step)}"
-    return f"tensor.extract_slice {whole}[{at}, 0, 0] {step_slice(step)} : {types}"
+    return f"tensor.extract_slice {whole}{_slice(at, step, every)} : {types}"
+
+
+def _slice(at: str, step: Sequence[int], every: Sequence[int]) -> str:
+    """Offsets, sizes and strides of a part of one step."""
+    ones = ["1"] * (len(every) - len(step))
+    offsets = ", ".join([at, *["0"] * len(step)])
+    return f"[{offsets}] [{', '.join([*ones, *map(str, step)])}] [{', '.join(['1'] * len(every))}]"
+
+
+def take_apart(names: Sequence[str], whole: str, sizes: Sizes, at: str = "") -> str:
+    """The gates of ``whole``, which are one behind the other; of a step, or of all and at the step ``at``."""
+    shape = sizes.apart(len(names))
+    every = sizes.all(shape) if at else shape
+    places = [f"{at}, {k}" if at else str(k) for k in range(len(names))]
+    return "\n    ".join(
+        f"{name} = {take(whole, sizes.state, every, place)}" for name, place in zip(names, places, strict=True)
+    )
+
+
+def insert_apart(result: str, parts: Sequence[str], whole: str, sizes: Sizes) -> str:
+    """A step's gates, one behind the other, in their place; ``result`` is what holds them all."""
+    every = sizes.all(sizes.apart(len(parts)))
+    names = [whole, *(f"{result}_{k}" for k in range(1, len(parts))), result]
+    return "\n    ".join(
+        f"{after} = {insert(part, before, sizes.state, every, f'%t, {k}')}"
+        for k, (part, before, after) in enumerate(zip(parts, names[:-1], names[1:], strict=True))
+    )
 
 
 def parts(value: str, names: Sequence[str], sizes: Sizes) -> str:
@@ -140,22 +166,38 @@ def through_tanh(result: str, gradient: str, value: str) -> str:
         %{result} = arith.mulf %{gradient}, %slope_{result} : f32"""
 
 
-def product(
-    left: str,
-    left_shape: Sequence[int],
-    right: str,
-    right_shape: Sequence[int],
-    onto: str,
-    shape: Sequence[int],
-    *,
-    transposed: bool,
-) -> str:
-    """``onto`` plus the product of ``left`` and ``right``, or its transpose."""
-    of_right = "(n, k)" if transposed else "(k, n)"
-    maps = f"affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> {of_right}>, affine_map<(m, n, k) -> (m, n)>"
-    taken = f"{left}, {right} : {tensor_type(left_shape)}, {tensor_type(right_shape)}"
-    given = tensor_type(shape)
-    return f"linalg.matmul indexing_maps = [{maps}] ins({taken}) outs({onto} : {given}) -> {given}"
+def product(left: str, left_shape: Sequence[int], onto: str, sizes: Sizes) -> str:
+    """``onto``, a state, plus the product of a step's gates and the states' weight."""
+    given = tensor_type(sizes.state)
+    taken = f"{tensor_type(left_shape)}, {tensor_type((left_shape[1], sizes.width))}"
+    return f"linalg.matmul ins({left}, %weight_ : {taken}) outs({onto} : {given}) -> {given}"
+
+
+def weights_apart(count: int, sizes: Sizes) -> str:
+    """``%weights``: the states' weight by gates, each turned round, so that products read it row by row."""
+    width = sizes.width
+    whole, apart = tensor_type((count * width, width)), tensor_type((count, width, width))
+    return f"""\
+    %by_gates = tensor.expand_shape %weight_ [[0, 1], [2]] output_shape [{count}, {width}, {width}]
+        : {whole} into {apart}
+    %turned = tensor.empty() : {apart}
+    %weights = linalg.transpose ins(%by_gates : {apart}) outs(%turned : {apart}) permutation = [0, 2, 1]"""
+
+
+def products_apart(onto: str, count: int, sizes: Sizes) -> str:
+    """``onto`` plus the products of the state ``%h_`` with the weights of each gate."""
+    loops = "(g, m, n, k)"
+    maps = ", ".join(f"affine_map<{loops} -> {axes}>" for axes in ("(m, k)", "(g, k, n)", "(g, m, n)"))
+    taken = f"{tensor_type(sizes.state)}, {tensor_type((count, sizes.width, sizes.width))}"
+    given = tensor_type(sizes.apart(count))
+    return f"""linalg.generic {{
+        indexing_maps = [{maps}], iterator_types = ["parallel", "parallel", "parallel", "reduction"]
+      }} ins(%h_, %weights : {taken}) outs({onto} : {given}) {{
+      ^bb0(%left: f32, %right: f32, %sum: f32):
+        %both = arith.mulf %left, %right : f32
+        %more = arith.addf %sum, %both : f32
+        linalg.yield %more : f32
+      }} -> {given}"""
 
 
 def elementwise(

@@ -48,15 +48,15 @@ def test_the_backward_of_a_convolution_costs_both_gradients() -> None:
 
 def test_a_recurrent_layer_costs_a_product_with_its_state_at_each_step() -> None:
     """7 steps of 2 sequences, 4 gates of 3 features."""
-    every, state, gates, weight = (7, 2, 3), (2, 3), (7, 2, 12), (12, 3)
+    every, state, active, gates, weight = (7, 2, 3), (2, 3), (7, 4, 2, 3), (7, 2, 12), (12, 3)
     flops = 7 * 2 * 2 * 12 * 3
-    assert count_flops("torch.retrograd.lstm", [gates, state, state, weight], [every, state, every, gates]) == flops
-    taken: list[Shape] = [every, state, state, weight, every, gates]
+    assert count_flops("torch.retrograd.lstm", [gates, state, state, weight], [every, state, every, active]) == flops
+    taken: list[Shape] = [every, state, state, weight, every, active]
     assert count_flops("torch.retrograd.lstm_backward", taken, [gates, state, state]) == flops
     gates, weight = (7, 2, 9), (9, 3)
     flops = 7 * 2 * 2 * 9 * 3
-    assert count_flops("torch.retrograd.gru", [gates, state, weight, (9,)], [every, (7, 2, 12)]) == flops
-    taken = [every, state, weight, every, (7, 2, 12)]
+    assert count_flops("torch.retrograd.gru", [gates, state, weight, (9,)], [every, active]) == flops
+    taken = [every, state, weight, every, active]
     assert count_flops("torch.retrograd.gru_backward", taken, [gates, every, state]) == flops
 
 
