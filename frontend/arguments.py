@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.signature import InputSpec
 from retrograd.frontend.signature import type_of
 from retrograd.frontend.source import CaptureError
+from retrograd.frontend.taken_apart import held_by, objects_within
 
 
 def check_call(model: object, args: object, kwargs: object) -> None:
@@ -63,7 +64,10 @@ def input_specs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[InputSp
 
 def _check_leaf(name: str, leaf: Any) -> None:
     """Refuse an argument whose tensors would not be seen."""
-    remedy = "pass its tensors; or tell torch of a class of your own with torch.utils._pytree.register_dataclass"
+    remedy = (
+        "pass its tensors; or tell torch of a class of your own with torch.utils._pytree.register_dataclass; or use "
+        'torch.compile(model, backend="retrograd")'
+    )
     if isinstance(leaf, torch.Tensor):
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
@@ -72,10 +76,13 @@ def _check_leaf(name: str, leaf: Any) -> None:
             raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")
     elif isinstance(leaf, np.ndarray):
         raise CaptureError(f"{name} is a NumPy array, which would be a constant", "pass torch.from_numpy(...) of it")
-    elif not isinstance(leaf, type) and any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(_attributes(leaf))):
+    elif not isinstance(leaf, type) and _holds_tensor(leaf):
         raise CaptureError(f"{name} is a {type(leaf).__name__}, whose tensors would be constants", remedy)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
-    return getattr(value, "__dict__", {}) | slots
+def _holds_tensor(value: Any) -> bool:
+    """Whether an object, or one that it leads to, has a tensor in its attributes."""
+    if isinstance(value, torch.nn.Module):
+        return any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(vars(value)))
+    held = (pytree.tree_leaves(held_by(part)) for part in objects_within(value))
+    return any(isinstance(t, torch.Tensor) for leaves in held for t in leaves)

@@ -90,6 +90,7 @@ def capture_joint(
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     inputs = input_specs(args, dict(kwargs or {}))
+    flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
     refuse_hooks_of_all_modules()

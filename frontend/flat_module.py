@@ -20,7 +20,7 @@ from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.python_values import find_generators, find_values
 from retrograd.frontend.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.selections import Selection, refusal
-from retrograd.frontend.side_effects import contained, refuse_counting
+from retrograd.frontend.side_effects import contained, refuse_counting, unchanged
 from retrograd.frontend.source import SourceTracker
 from retrograd.frontend.taken_apart import take_apart
 
@@ -48,6 +48,8 @@ class FlatModule(torch.nn.Module):
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self.tracing = False
+        # What is given in place of tensors, by the names of the arguments.
+        self.constants: dict[str, Any] = {}
         self.own_hooks = OwnHooks()
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
@@ -95,7 +97,8 @@ class FlatModule(torch.nn.Module):
     def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
         recorder = CheckRecorder(tensors)
         noting = self.own_hooks.noting(self.model)
-        with HookTracker(), SourceTracker(), contained(self.model) as changed, noting, compiling(), recorder:
+        given = unchanged(self.constants)
+        with HookTracker(), SourceTracker(), given, contained(self.model) as changed, noting, compiling(), recorder:
             if self.python is not None:
                 return call()
             modules = {} if self.model is None else dict(self.model.named_modules())

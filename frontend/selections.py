@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.source import CaptureError, place_of_caller
+from retrograd.frontend.source import IN_PARTS, CaptureError, place_of_caller
 
 # Functions whose result at an element depends on their arguments there alone, as methods or functions of torch.
 _ELEMENTWISE_NAMES = """
@@ -51,7 +51,7 @@ _LOSSES = frozenset(_LOSS_NAMES.split())
 _BY_CLASS = frozenset(("cross_entropy", "nll_loss"))
 _REMEDY = (
     "compute element by element and add up with sum(), mean() or a loss of torch.nn.functional; else use torch.where "
-    "on whole tensors"
+    f"on whole tensors; {IN_PARTS}"
 )
 
 
@@ -63,10 +63,12 @@ class Selection:
     list: by their other names the old elements would have changed, and are refused.
     """
 
-    __slots__ = ("mask", "memory", "rows", "version")
+    __slots__ = ("distinct", "mask", "memory", "rows", "version")
 
     def __init__(self, rows: Tensor, mask: Tensor, version: int, memory: list[bool] | None = None) -> None:
         self.rows, self.mask, self.version = rows, mask, version
+        # Whether they are indices, of which none comes twice.
+        self.distinct = False
         self.memory = [True] if memory is None else memory
 
     @classmethod
@@ -282,5 +284,5 @@ def is_same_choice(chosen: Selection, mask: Tensor, version: int) -> bool:
 def refusal(name: str, what: str = "") -> CaptureError:
     """What is raised where a selection would need the elements in a row."""
     of = f"{name} {what}".strip()
-    where = f"the size of x[mask] depends on the mask's contents{place_of_caller()}"
+    where = f"the size of x[mask], or of where(mask), depends on the mask's contents{place_of_caller()}"
     return CaptureError(f"data-dependent shape: {of}, where {where}", _REMEDY)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.python_places import ABSENT, is_plain, is_same_value
 from retrograd.frontend.source import CaptureError
+from retrograd.frontend.taken_apart import objects_within
 
 # The dicts of a module that hold what is known by name, and the modules in it.
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -54,6 +55,36 @@ def contained(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
             _restore(vars(module), tables[""])
         for content in contents:
             content.restore()
+
+
+@contextlib.contextmanager
+def unchanged(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Give what arguments that are no tensors hold, by their names, back as it was before the block.
+
+    Raises:
+        CaptureError: the block changed one, as a model does with a cache that it is given; names it.
+    """
+    watched = {name: _watch(value) for name, value in arguments.items() if not is_plain(value)}
+    try:
+        yield
+        for name, contents in watched.items():
+            if any(content.is_changed() for content in contents):
+                kind = type(arguments[name]).__name__
+                raise CaptureError(
+                    f"the model changes its argument {name}, a {kind}, where a compiled program would not",
+                    "leave it out (use_cache=False, say, of a cache), or return what it would hold; or use "
+                    'torch.compile(model, backend="retrograd"), which changes it as eager does',
+                )
+    finally:
+        for contents in watched.values():
+            for content in contents:
+                content.restore()
+
+
+def _watch(value: Any) -> list[_Contents]:
+    """What is in the attributes of an object, and of those that it leads to."""
+    tables = [vars(part) for part in objects_within(value) if hasattr(part, "__dict__") and type(vars(part)) is dict]
+    return [_Contents(table) for table in tables] + ([_Contents(value)] if _is_container(value) else [])
 
 
 def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
@@ -177,13 +208,30 @@ class _Contents:
         values = self._items.values() if isinstance(self._items, dict) else self._items
         self._inner = [_Contents(value) for value in values if _is_container(value)]
 
+    def is_changed(self) -> bool:
+        """Whether something else is in it by now, other than what an object works out once and keeps by a new name."""
+        container, items = self._container, self._items
+        if isinstance(items, dict):
+            new = [value for name, value in container.items() if name not in items]
+            changed = any(container.get(name, ABSENT) is not value for name, value in items.items())
+            changed |= any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(new))
+        else:
+            changed = self._differs()
+        return changed or any(inner.is_changed() for inner in self._inner)
+
+    def _differs(self) -> bool:
+        container, items = self._container, self._items
+        if isinstance(items, dict):
+            return list(container) != list(items) or any(container[name] is not value for name, value in items.items())
+        now = list(container)
+        return len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True))
+
     def restore(self) -> None:
         """Put back what was in it, where that is other by now."""
         container, items = self._container, self._items
-        now = container if isinstance(container, dict) else list(container)
         if isinstance(items, dict):
             _restore(container, items)
-        elif len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+        elif self._differs():
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(items)
         for inner in self._inner:

@@ -121,8 +121,14 @@ def capture_error(error: Exception) -> CaptureError:
     kind = type(error).__name__
     if kind in _DATA_DEPENDENT:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
-        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {_IN_PARTS}")
+        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")
     first = (str(error).strip().splitlines() or [""])[0]
+    if first.startswith(_LEAVES_TORCH):
+        return CaptureError(
+            f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
+            "compute it outside of the model and pass the result as an argument; or, to compile the backward of what "
+            f"runs in eager, use retrograd.enable(); {IN_PARTS}",
+        )
     op = _untraceable_op(error)
     if op is not None:
         return CaptureError(
@@ -141,12 +147,14 @@ def _untraceable_op(error: Exception) -> str | None:
     return str(ops[-1]) if ops else None
 
 
+# How PyTorch's errors begin where a tensor of a trace is asked for its memory.
+_LEAVES_TORCH = (".numpy() is not supported for tensor subclasses", "Cannot access data pointer of Tensor")
 _DATA_DEPENDENT = {
     "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
     "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",
     "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
 }
-_IN_PARTS = (
+IN_PARTS = (
     'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it'
 )
 _DATA_DEPENDENT_REMEDY = (
@@ -168,6 +176,9 @@ def _at(frame: FrameType | None) -> str:
 
 # What to do about single ops.
 _REMEDIES = {
+    "aten.bincount.default": "count with F.one_hot(x, n).sum(0), by a number n of classes",
+    "aten._unique2.default": "pass what unique() gives as an argument",
+    "aten.nonzero.default": "use torch.where on whole tensors, or pass the indices as an argument",
     "aten.repeat_interleave.Tensor": "pass output_size=, the sum of the repeats, as a number",
     "aten._local_scalar_dense.default": (
         "use torch.where, or pass the value as an argument; in place of x[i] and x.narrow(0, i, n) by an i of no axis, "

@@ -98,6 +98,28 @@ def _is_bare(value: Any, seen: set[int]) -> bool:
     )
 
 
+def objects_within(value: Any) -> list[Any]:
+    """An object, and the others that its attributes and items lead to: none that are plain, hide tensors, or are
+    containers that PyTorch's trees know."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        leaf = waiting.pop()
+        if id(leaf) in seen or isinstance(leaf, (*PLAIN, *_HIDES_TENSORS)):
+            continue
+        seen.add(id(leaf))
+        found.append(leaf)
+        waiting += pytree.tree_leaves(held_by(leaf))
+    return found
+
+
+def held_by(value: Any) -> dict[str, Any]:
+    """The attributes of an object by name and, of one that is a dict, list or tuple, its items."""
+    items = [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, list | tuple) else []
+    return {name: getattr(value, name) for name in attribute_names(value)} | ({"": items} if items else {})
+
+
 def attribute_names(value: Any) -> tuple[str, ...]:
     """The attributes of an object that are its own: of its ``__dict__`` and of slots that are set."""
     slots = [slot for slot in _all_slots(type(value)) if hasattr(value, slot)]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from retrograd.frontend.chosen_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
@@ -47,7 +48,11 @@ def index_fill_(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 
 
 def select(x: Any, key: Any) -> Any:
-    """``x[key]`` by a mask of the first axes, or by a list of truth values; ``NotImplemented`` for other keys."""
+    """``x[key]`` by a mask of the first axes, by what ``torch.where`` of one gives, or by a list of truth values;
+    ``NotImplemented`` for other keys."""
+    places = select_places(x, key)
+    if places is not NotImplemented:
+        return places
     if isinstance(key, list) and x.dim() and len(key) == x.shape[0] and all(isinstance(part, bool) for part in key):
         return x[[i for i, part in enumerate(key) if part]]
     mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
@@ -82,6 +87,11 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
     """``x[key] = value`` by a mask among whole axes, `index_put` then; ``NotImplemented`` for other keys, and for
     numbers, which have no gradient."""
     keys = key if isinstance(key, tuple) else (key,)
+    if isinstance(keys[0], Selection):
+        if len(keys) > 1:
+            raise refusal("x[...] = y", "beside other indices")
+        set_places(x, keys[0], value)
+        return None
     if isinstance(value, Selection):
         if len(keys) > 1 or not value.memory or not is_same_choice(value, keys[0], keys[0]._version):
             raise refusal("x[mask] = y[mask]", "by another mask")
@@ -110,6 +120,9 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.ctc_loss: ctc_loss,
     F.gaussian_nll_loss: gaussian_nll_loss,
     F.multilabel_margin_loss: multilabel_margin_loss,
+    torch.index_add: index_add,
+    Tensor.index_add: index_add,
+    Tensor.index_add_: index_add_,
     torch.index_fill: index_fill,
     Tensor.index_fill: index_fill,
     Tensor.index_fill_: index_fill_,
@@ -121,4 +134,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__getitem__: select,
     Tensor.masked_select: masked_select,
     torch.masked_select: masked_select,
+    torch.nonzero: nonzero,
+    Tensor.nonzero: nonzero,
+    torch.where: where,
 }

@@ -5,7 +5,7 @@
 Attention masks are looked at for whether they are causal, or padding on the right, since there are faster kernels for
 those. That they are not causal is an answer that is always right: they are applied as they are. A batch norm with
 ``momentum=None`` asks how many batches it has seen, for a mean over all of them: a formula of tensors. Covariances ask
-whether their weights are any.
+whether their weights are any, and distributions whether a matrix is symmetric, to raise where it is not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributions import Distribution, constraints
 from torch.nn import TransformerEncoder
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -42,6 +43,8 @@ class AnsweredQuestions(TorchFunctionMode):
             return False
         if func in _QUESTIONS and _find_caller(_NORMALIZES) is not None:
             return _WHOLE
+        if func in _QUESTIONS and _is_validating():
+            return True
         if func is F.batch_norm and (layer := _averaging_layer()) is not None:
             return _batch_norm_averaged(layer, *args, **kwargs)
         formula = _FORMULAS.get(func)
@@ -57,12 +60,27 @@ _FORMULAS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 _QUESTIONS = (Tensor.__bool__, Tensor.__float__, Tensor.item)
 _ASKS_IF_CAUSAL = transformer._detect_is_causal_mask.__code__
+_LOOKS_FURTHER = tuple(
+    type(constraint).check.__code__
+    for constraint in (constraints.symmetric, constraints.positive_semidefinite, constraints.positive_definite)
+)
 _NORMALIZES = _BatchNorm.forward.__code__
 _HANDED_ON_BY = tuple(
     function.__code__ for function in (F.batch_norm, torch.overrides.handle_torch_function, FunctionalTensor.__bool__)
 )
 # The share of a batch in the statistics, if they were of this batch alone.
 _WHOLE = 1.0
+
+
+def _is_validating() -> bool:
+    """Whether a distribution asks whether a matrix is square, or symmetric, before it looks further. It raises where it
+    is not, as a check of the arguments: what raises is taken for granted."""
+    caller: FrameType | None = None
+    for code in _LOOKS_FURTHER:
+        caller = caller or _find_caller(code)
+    while caller is not None and caller.f_code in _LOOKS_FURTHER:
+        caller = caller.f_back
+    return caller is not None and caller.f_code is Distribution.__init__.__code__
 
 
 def _takes_nested_tensors(src: Tensor) -> bool:

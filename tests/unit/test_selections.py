@@ -45,7 +45,33 @@ def logarithm(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return x[positive].log().sum() + torch.masked_select(y, positive).mean()
 
 
+def experts(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Each on the rows that chose it, weighted."""
+    out = torch.zeros(6, 3)
+    for number in range(2):
+        rows, slots = torch.where(labels.clamp(0, 3).reshape(6, 2) == number)
+        hidden = F.linear(x.reshape(12, 5)[rows], y[number]).tanh()
+        out.index_add_(0, rows, hidden * y[..., 0].reshape(6, 2)[rows, slots, None])
+    return out.square().sum()
+
+
+def assign_rows(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    (rows,) = torch.where(mask[:, 0])
+    x[rows] = y[rows].exp()
+
+
+def scale_rows(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    (rows,) = mask[:, 1].nonzero(as_tuple=True)
+    x[rows] *= 2 * y[rows]
+
+
 FUNCTIONS: dict[str, Function] = {
+    "experts": experts,
+    "places": lambda x, y, m, i: (x[torch.where(m)] * y[m.nonzero(as_tuple=True)]).square().sum(),
+    "places by axis": lambda x, y, m, i: x[m.nonzero()[:, 0]].sin().mean(),
+    "labels at places": lambda x, y, m, i: F.cross_entropy(x[torch.where(m)], i[torch.where(m)]),
+    "assign rows": written(assign_rows),
+    "scale rows": written(scale_rows),
     "sum": lambda x, y, m, i: x[m].sum(),
     "mean of squares": lambda x, y, m, i: (x[m] - y[m]).square().mean(),
     "logarithm": logarithm,
@@ -105,7 +131,21 @@ def another_name(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return same.sum()
 
 
+def rows_twice(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    rows = torch.where(mask)[0]
+    x[rows] = y[rows]
+
+
 REFUSED: dict[str, tuple[Function, str]] = {
+    "rows that may come twice": (written(rows_twice), "that may come twice"),
+    "indices of two masks": (lambda x, y, m, i: x[torch.where(m)[0], torch.where(~m)[1]].sum(), "two masks choose"),
+    "other indices beside": (lambda x, y, m, i: x[torch.where(m)[0], 1].sum(), "beside other indices"),
+    "how many": (lambda x, y, m, i: x.sum() / torch.where(m)[0].numel(), "numel, where"),
+    "places of places": (lambda x, y, m, i: x[torch.where(torch.where(m)[0] > 1)].sum(), "where, where"),
+    "sums along another axis": (
+        lambda x, y, m, i: x[..., 0].index_add(1, torch.where(m)[1], x[torch.where(m)]).sum(),
+        "index_add along",
+    ),
     "length": (lambda x, y, m, i: x[m].sum() / len(x[m]), r"len\(\), where .*test_selections.py"),
     "shape": (lambda x, y, m, i: x[m].sum() / x[m].shape[0], "shape, where the size of x"),
     "deviation": (lambda x, y, m, i: x[m].std(), "std, where"),

@@ -1,0 +1,207 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Programs that are no one graph: the refusal names the line and what to use instead, and that has eager's gradients.
+And programs that look as if they were none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+
+Forward = Callable[[nn.Linear, Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """A function of a layer, numbers and labels."""
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(self.layer, x, y)
+
+
+def labelled_only(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    labelled = (y >= 0).nonzero()
+    scores: Tensor = layer(x)
+    if labelled.size(0) > 0:
+        return F.cross_entropy(scores[labelled.view(-1)], y[labelled.view(-1)])
+    return torch.zeros_like(scores).sum()
+
+
+def looked_at(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    scores = layer(x)
+    if (y < 0).any().item():
+        scores = scores * (y >= 0)[:, None]
+    return F.mse_loss(scores, torch.zeros_like(scores))
+
+
+def of_sizes(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    sizes = (y.clamp(0) + 1).sum().reshape(1)
+    parts = [F.pad(layer(x)[:, :size], (0, 8 - size)) for size in [int(s) % 4 + 1 for s in sizes]]
+    return torch.cat(parts).square().mean()
+
+
+def matched(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    scores: Tensor = layer(x)
+    best = torch.from_numpy(scores.detach().numpy().argmax(0).copy())
+    return scores[best].square().sum()
+
+
+NO_GRAPHS: dict[str, Forward] = {f.__name__: f for f in (labelled_only, looked_at, of_sizes, matched)}
+
+
+def sample() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(6, 4), torch.tensor([1, -100, 3, 0, -100, 2])
+
+
+def gradients(model: nn.Module, call: Callable[..., Tensor], *args: Any) -> list[Tensor]:
+    loss = call(*args)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+@pytest.mark.parametrize("name", NO_GRAPHS)
+def test_the_remedy_of_a_refusal_works(name: str) -> None:
+    model = Model(NO_GRAPHS[name])
+    line = r'test_refused_programs.py", line \d+, in '
+    with pytest.raises(retrograd.CaptureError, match=line) as refused:
+        retrograd.compile_backward(model, sample(), cache=False)
+    assert 'torch.compile(model, backend="retrograd")' in refused.value.remedy
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd", options={"cache": False})
+    torch.testing.assert_close(gradients(model, compiled, *sample()), gradients(model, model, *sample()))
+
+
+def test_the_other_remedy_where_contents_are_handed_to_numpy() -> None:
+    model = Model(matched)
+    with pytest.raises(retrograd.CaptureError, match="contents are handed to NumPy") as refused:
+        retrograd.compile_backward(model, sample(), cache=False)
+    assert "retrograd.enable()" in refused.value.remedy
+    expected = gradients(model, model, *sample())
+    with retrograd.enable(cache=False):
+        torch.testing.assert_close(gradients(model, model, *sample()), expected)
+
+
+@dataclass
+class Kept:
+    """What one layer keeps."""
+
+    keys: Tensor | None = None
+
+
+@dataclass
+class Cache:
+    """What a model keeps from call to call, in objects in a list."""
+
+    layers: list[Kept] = field(default_factory=list)
+
+    def update(self, keys: Tensor) -> Tensor:
+        """All keys so far."""
+        if not self.layers:
+            self.layers.append(Kept())
+        before = self.layers[0].keys
+        self.layers[0].keys = keys if before is None else torch.cat([before, keys])
+        return self.layers[0].keys
+
+
+class Cached(nn.Module):
+    """Looks at what is in its cache, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        return (x @ cache.update(self.layer(x)).T).softmax(-1).square().sum()
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_cache_that_is_given(filled: bool) -> None:
+    model, (x, _) = Cached(), sample()
+    cache = Cache([Kept(torch.ones(2, 4))] if filled else [])
+    before = copy.deepcopy(cache)
+    message = r"args\[1\] is a Cache, whose tensors" if filled else r"changes its argument args\[1\], a Cache"
+    with pytest.raises(retrograd.CaptureError, match=message) as refused:
+        retrograd.compile_backward(model, (x, cache), cache=False)
+    assert 'torch.compile(model, backend="retrograd")' in refused.value.remedy
+    torch.testing.assert_close([kept.keys for kept in cache.layers], [kept.keys for kept in before.layers])
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd", options={"cache": False})
+    torch.testing.assert_close(gradients(model, compiled, x, cache), gradients(model, model, x, before))
+    torch.testing.assert_close(cache.layers[0].keys, before.layers[0].keys)
+
+
+@dataclass
+class Settings:
+    """What is no cache, but works something out when it is first asked."""
+
+    scale: float = 2.0
+
+    def twice(self) -> float:
+        """Twice the scale."""
+        if "_twice" not in vars(self):
+            vars(self)["_twice"] = 2 * self.scale
+        result: float = vars(self)["_twice"]
+        return result
+
+
+def test_an_argument_that_works_out_what_it_keeps() -> None:
+    x, _ = sample()
+
+    def scaled(x: Tensor, settings: Settings) -> Tensor:
+        return (x * settings.twice()).square().mean()
+
+    x.requires_grad_()
+    settings = Settings()
+    step = retrograd.compile_backward(scaled, (x, settings), cache=False)
+    (found,) = torch.autograd.grad(step(x, settings), x)
+    torch.testing.assert_close(found, 32 * x.detach() / x.numel())
+
+
+class Experts(nn.Module):
+    """The two best of four experts, each on the rows that chose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.gate(x), -1), 2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, slots = torch.where(chosen == number)
+            out.index_add_(0, rows, weights[rows, slots, None] * expert(x[rows]))
+        return out.square().mean()
+
+
+def test_experts_by_rows_are_one_graph() -> None:
+    model = Experts()
+    step = retrograd.compile_backward(model, (sample()[0],), cache=False)
+    for seed in range(3):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(gradients(model, step, x), gradients(model, model, x))
+
+
+def flow(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    noise = torch.distributions.MultivariateNormal(torch.zeros(4), torch.eye(4) * 2)
+    log_density: Tensor = noise.log_prob(layer(x))
+    return -log_density.mean()
+
+
+def test_a_distribution_that_checks_its_matrix() -> None:
+    model = Model(flow)
+    step = retrograd.compile_backward(model, sample(), cache=False)
+    torch.testing.assert_close(gradients(model, step, *sample()), gradients(model, model, *sample()))
