@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import retrograd
 from retrograd.frontend import recurrent
 
-KINDS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+KINDS: dict[str, type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 COLUMNS = ("layer", "steps", "form", "compiles in s", "forward", "backward", "step to eager's", "peak MiB")
 # The fewest steps of a loop that has each form come out.
 FORMS = {"loop": 1, "written out": 1 << 30}

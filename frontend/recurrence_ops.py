@@ -1,16 +1,17 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One direction of one layer of an LSTM or a GRU over all of its steps, as an op, which compiled code has as a loop.
+"""One direction of one recurrent layer over all of its steps, as an op, which compiled code has as a loop.
 
-``retrograd::lstm`` and ``retrograd::gru`` take the input's part of the gates for all steps, one product outside of
-them. Their gradients, ``retrograd::lstm_backward`` and ``retrograd::gru_backward``, give that of the gates for all
-steps, from which those of the input, of the weights and of the biases are one product or sum each, ordinary ops again.
-The kernels here, in plain torch, are what eager runs; ``convert-recurrence-to-scf`` emits the same.
+``retrograd::lstm``, ``retrograd::gru``, ``retrograd::rnn_tanh`` and ``retrograd::rnn_relu`` take the input's part of
+the gates for all steps, one product outside of them. Their gradients, ``retrograd::lstm_backward`` and so on, give that
+of the gates for all steps, from which those of the input, of the weights and of the biases are one product or sum each,
+ordinary ops again. The kernels here, in plain torch, are what eager runs; ``convert-recurrence-to-scf`` emits the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ _LIBRARY.define(
     "gru_backward(Tensor grad_outputs, Tensor hidden, Tensor weight, Tensor states, Tensor active)"
     " -> (Tensor, Tensor, Tensor)",
 )
+for _rnn in ("rnn_tanh", "rnn_relu"):
+    _LIBRARY.define(f"{_rnn}(Tensor sums, Tensor hidden, Tensor weight) -> Tensor")
+    _LIBRARY.define(f"{_rnn}_backward(Tensor grad_outputs, Tensor weight, Tensor states) -> (Tensor, Tensor)")
 
 
 def lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -126,6 +130,44 @@ def gru_backward(
     return torch.stack(grad_gates[::-1]), torch.stack(grad_new[::-1]), grad
 
 
+def _rnn_tanh(sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    return _run_rnn(torch.tanh, sums, hidden, weight)
+
+
+def _rnn_relu(sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    return _run_rnn(torch.relu, sums, hidden, weight)
+
+
+def _run_rnn(bend: Callable[[Tensor], Tensor], sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Hidden states (steps, batch, width) of an RNN: of ``sums``, shaped so, the input's part with all biases, of the
+    first state ``hidden`` (batch, width) and the states' ``weight`` (width, width)."""
+    outputs = []
+    for step in sums:
+        hidden = bend(step + hidden @ weight.t())
+        outputs.append(hidden)
+    return torch.stack(outputs)
+
+
+def _rnn_tanh_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    return _run_rnn_backward(lambda grad, state: grad * (1 - state * state), grad_outputs, weight, states)
+
+
+def _rnn_relu_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    return _run_rnn_backward(lambda grad, state: grad.masked_fill(state <= 0, 0), grad_outputs, weight, states)
+
+
+def _run_rnn_backward(
+    through: Callable[[Tensor, Tensor], Tensor], grad_outputs: Tensor, weight: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the sums and of the first hidden state of an RNN, from that of its ``states``."""
+    grad = torch.zeros_like(states[0])
+    grad_sums: list[Tensor] = []
+    for number in reversed(range(len(states))):
+        grad_sums.append(through(grad + grad_outputs[number], states[number]))
+        grad = grad_sums[-1] @ weight
+    return torch.stack(grad_sums[::-1]), grad
+
+
 def _fake_lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     states = gates.new_empty((gates.shape[0], *cell.shape))
     active = gates.new_empty((gates.shape[0], 4, *cell.shape))
@@ -149,6 +191,14 @@ def _fake_gru_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = active.new_empty((*states.shape[:2], weight.shape[0]))
     return gates, active.new_empty(states.shape), hidden.new_empty(hidden.shape)
+
+
+def _fake_rnn(sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    return sums.new_empty(sums.shape)
+
+
+def _fake_rnn_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    return states.new_empty(states.shape), states.new_empty(states.shape[1:])
 
 
 def _written_out(
@@ -198,19 +248,41 @@ def _differentiate_gru(ctx: Any, grad_outputs: Tensor, *_: Tensor) -> tuple[Tens
     return grad_gates, grad_hidden, _by_weight(of_states, hidden, outputs), of_states.sum((0, 1))
 
 
+def _keep_rnn(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+def _differentiate_rnn(name: str, ctx: Any, grad_outputs: Tensor) -> tuple[Tensor, ...]:
+    sums, hidden, weight, outputs = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        formula = _KERNELS[name][0]
+        return _written_out(lambda *given: (formula(*given),), (sums, hidden, weight), (grad_outputs,))
+    grad_sums, grad_hidden = getattr(torch.ops.retrograd, f"{name}_backward").default(grad_outputs, weight, outputs)
+    return grad_sums, grad_hidden, _by_weight(grad_sums, hidden, outputs)
+
+
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "lstm": (lstm, _fake_lstm),
     "lstm_backward": (lstm_backward, _fake_lstm_backward),
     "gru": (gru, _fake_gru),
     "gru_backward": (gru_backward, _fake_gru_backward),
+    "rnn_tanh": (_rnn_tanh, _fake_rnn),
+    "rnn_tanh_backward": (_rnn_tanh_backward, _fake_rnn_backward),
+    "rnn_relu": (_rnn_relu, _fake_rnn),
+    "rnn_relu_backward": (_rnn_relu_backward, _fake_rnn_backward),
 }
 for _name, (_kernel, _fake) in _KERNELS.items():
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_LIBRARY)
 torch.library.register_autograd("retrograd::lstm", _differentiate_lstm, setup_context=_keep_lstm, lib=_LIBRARY)
 torch.library.register_autograd("retrograd::gru", _differentiate_gru, setup_context=_keep_gru, lib=_LIBRARY)
+for _rnn in ("rnn_tanh", "rnn_relu"):
+    _formula = partial(_differentiate_rnn, _rnn)
+    torch.library.register_autograd(f"retrograd::{_rnn}", _formula, setup_context=_keep_rnn, lib=_LIBRARY)
 
 LSTM = torch.ops.retrograd.lstm.default
 LSTM_BACKWARD = torch.ops.retrograd.lstm_backward.default
 GRU = torch.ops.retrograd.gru.default
 GRU_BACKWARD = torch.ops.retrograd.gru_backward.default
+RNN_TANH = torch.ops.retrograd.rnn_tanh.default
+RNN_RELU = torch.ops.retrograd.rnn_relu.default

@@ -1,9 +1,9 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Recurrent networks: LSTMs and GRUs as loops, and what PyTorch's own decomposition has wrong.
+"""Recurrent networks: LSTMs, GRUs and RNNs as loops, and what PyTorch's own decomposition has wrong.
 
-While :func:`recurrent_loops` is open, a direction of an LSTM's or a GRU's layer of ``LEAST_STEPS`` or more is one op
-(``recurrence_ops.py``), which is compiled as a loop; other recurrent layers are written out, an op by step.
+While :func:`recurrent_loops` is open, a direction of such a layer of ``LEAST_STEPS`` or more is one op
+(``recurrence_ops.py``), which is compiled as a loop; others are written out, an op by step.
 
 ``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
 it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
@@ -12,6 +12,7 @@ the batch is of one. Cells of CUDA tensors are one op each, which cuDNN's relati
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ from torch._decomp import decompositions
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from retrograd.frontend.recurrence_ops import GRU, LSTM
+from retrograd.frontend.recurrence_ops import GRU, LSTM, RNN_RELU, RNN_TANH
 
 # Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
 LEAST_STEPS = 16
@@ -87,6 +88,8 @@ def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
         loop = _lstm_loop
     elif isinstance(layer, partial) and layer.keywords.get("hidden_fn") is decompositions.gru_cell:
         loop = _gru_loop
+    elif (op := _find_rnn(layer)) is not None:
+        loop = partial(_rnn_loop, op)
     else:
         return layer
 
@@ -115,8 +118,27 @@ def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple
     return outputs, outputs[-1]
 
 
+def _find_rnn(layer: Callable[..., Any]) -> Callable[..., Tensor] | None:
+    """The op for an RNN's layer; ``None`` for what is none."""
+    cell = layer.keywords.get("hidden_fn") if isinstance(layer, partial) else None
+    if cell is None or getattr(cell, "__qualname__", "") != f"{decompositions.rnn_cell.__qualname__}.<locals>.inner":
+        return None
+    return _RNNS.get(inspect.getclosurevars(cell).nonlocals.get("nonlinearity"))
+
+
+def _rnn_loop(
+    op: Callable[..., Tensor], inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    bias = params[2] + params[3] if len(params) == 4 else None
+    outputs = op(F.linear(inputs, params[0], bias), hidden, params[1])
+    return outputs, outputs[-1]
+
+
+_RNNS: dict[Any, Callable[..., Tensor]] = {torch.tanh: RNN_TANH, torch.relu: RNN_RELU}
+
+
 def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
-    """Whether one direction of an LSTM or a GRU is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or
+    """Whether one direction of a layer is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or
     more, in f32 on a CPU, of sizes that are known, without a projection."""
     tensors = (inputs, *states, *params)
     # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.

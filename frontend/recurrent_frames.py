@@ -30,8 +30,8 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 # Steps of all layers and directions of one call that is written out. 50 compile in about the time of a ResNet-50.
 MOST_STEPS = 100
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-# How many states a layer has, of those that may become loops.
-_STATES: dict[Any, int] = {torch.lstm: 2, torch.gru: 1}
+# How many states each has.
+_STATES: dict[Any, int] = {layer: 2 if layer is torch.lstm else 1 for layer in _LAYERS}
 
 
 def takes_recurrent_layers(backend: Backend) -> Backend:
@@ -71,7 +71,7 @@ def find_long_recurrence(graph_module: GraphModule) -> str | None:
 
 
 def _is_loop(node: Node) -> bool:
-    """Whether a call is of an LSTM or a GRU that becomes a loop, however long it is."""
+    """Whether a call is of a layer that becomes a loop, however long it is."""
     count = _STATES.get(node.target) if node.op == "call_function" else None
     if count is None or not isinstance(node.args[3], bool):
         return False

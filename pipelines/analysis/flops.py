@@ -21,7 +21,9 @@ def count_flops(name: str, operands: Sequence[Shape], results: Sequence[Shape]) 
     match name.removeprefix("torch.").removeprefix("aten."):
         case "retrograd.lstm" | "retrograd.lstm_backward":
             return 2 * prod(tensors[0][:2]) * prod(tensors[3])
-        case "retrograd.gru" | "retrograd.gru_backward":
+        case "retrograd.rnn_tanh_backward" | "retrograd.rnn_relu_backward":
+            return 2 * prod(tensors[0][:2]) * prod(tensors[1])
+        case "retrograd.gru" | "retrograd.gru_backward" | "retrograd.rnn_tanh" | "retrograd.rnn_relu":
             return 2 * prod(tensors[0][:2]) * prod(tensors[2])
         case "mm" | "bmm" | "matmul" | "mv" | "dot" | "linear":
             return 2 * prod(produced[0]) * tensors[0][-1]

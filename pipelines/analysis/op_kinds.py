@@ -78,11 +78,12 @@ KINDS: dict[str, OpKind] = (
         "torch.vtensor.literal": OpKind.CONSTANT,
         # Library ops, with no op of their own in the torch dialect.
         "torch.retrograd.uniform": OpKind.POINTWISE,
-        "torch.retrograd.lstm": OpKind.COMPUTE,
-        "torch.retrograd.lstm_backward": OpKind.COMPUTE,
-        "torch.retrograd.gru": OpKind.COMPUTE,
-        "torch.retrograd.gru_backward": OpKind.COMPUTE,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
+    }
+    | {
+        f"torch.retrograd.{layer}{half}": OpKind.COMPUTE
+        for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for half in ("", "_backward")
     }
     | {
         # Arithmetic on sizes.

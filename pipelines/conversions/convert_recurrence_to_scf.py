@@ -14,6 +14,12 @@ from retrograd.pipelines.analysis.tensor_types import tensor_shape
 from retrograd.pipelines.conversions.gru_forms import gru_backward_form, gru_form
 from retrograd.pipelines.conversions.lstm_forms import lstm_backward_form, lstm_form
 from retrograd.pipelines.conversions.recurrence_text import Sizes
+from retrograd.pipelines.conversions.rnn_forms import (
+    rnn_relu_backward_form,
+    rnn_relu_form,
+    rnn_tanh_backward_form,
+    rnn_tanh_form,
+)
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.copies import copy_form
@@ -33,12 +39,17 @@ _LAYERS = {
     "torch.retrograd.lstm_backward": _Layer(lstm_backward_form, 4, 1),
     "torch.retrograd.gru": _Layer(gru_form, 0, 3),
     "torch.retrograd.gru_backward": _Layer(gru_backward_form, 3, 1),
+    "torch.retrograd.rnn_tanh": _Layer(rnn_tanh_form, 0, 1),
+    "torch.retrograd.rnn_tanh_backward": _Layer(rnn_tanh_backward_form, 0, 1),
+    "torch.retrograd.rnn_relu": _Layer(rnn_relu_form, 0, 1),
+    "torch.retrograd.rnn_relu_backward": _Layer(rnn_relu_backward_form, 0, 1),
 }
 
 
 @dataclass(frozen=True)
 class ConvertRecurrenceToScf(ModulePass):
-    """``retrograd.lstm``, ``retrograd.gru`` and their backwards become an ``scf.for`` each, over linalg on tensors.
+    """Layers of LSTMs, GRUs and RNNs, ops of ``retrograd``, and their backwards become an ``scf.for`` each, over linalg
+    on tensors.
 
     States are carried from step to step; what is kept of all steps is carried as well, and each step inserts its part,
     in place once bwd-isolate-loops has run.

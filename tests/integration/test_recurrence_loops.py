@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""LSTMs and GRUs that are compiled as loops, against eager in float64, through each door that they come by."""
+"""LSTMs, GRUs and RNNs that are compiled as loops, against eager in float64, through each door that they come by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 17
 class Weighed(nn.Module):
     """A number of all that a layer gives."""
 
-    def __init__(self, layer: nn.LSTM | nn.GRU) -> None:
+    def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
         self.layer = layer
 
@@ -53,7 +53,7 @@ def _check_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert (ours.double() - theirs).norm() <= 2e-6 * theirs.norm()
 
 
-CASES: dict[str, tuple[nn.LSTM | nn.GRU, list[tuple[int, ...]]]] = {
+CASES: dict[str, tuple[nn.RNNBase, list[tuple[int, ...]]]] = {
     "one layer": (nn.LSTM(5, 7), [(STEPS, 3, 5)]),
     "one layer, states": (nn.LSTM(9, 17), [(STEPS, 1, 9), (1, 1, 17), (1, 1, 17)]),
     "both directions, states": (nn.LSTM(5, 7, 2, bidirectional=True), [(STEPS, 3, 5), (4, 3, 7), (4, 3, 7)]),
@@ -65,6 +65,8 @@ CASES: dict[str, tuple[nn.LSTM | nn.GRU, list[tuple[int, ...]]]] = {
     "GRU, both directions": (nn.GRU(5, 7, 2, bidirectional=True), [(STEPS, 3, 5), (4, 3, 7)]),
     "GRU, no bias, batch first": (nn.GRU(5, 33, 2, bias=False, batch_first=True), [(2, LEAST_STEPS, 5)]),
     "GRU, unbatched": (nn.GRU(1, 1), [(STEPS, 1)]),
+    "RNN, both directions": (nn.RNN(5, 7, 2, bidirectional=True), [(STEPS, 3, 5), (4, 3, 7)]),
+    "RNN, ReLU, no bias": (nn.RNN(5, 33, 2, "relu", bias=False, batch_first=True), [(2, LEAST_STEPS, 5)]),
 }
 
 
@@ -74,7 +76,7 @@ def test_gradients_are_exact(name: str) -> None:
     model, given = Weighed(layer), [torch.randn(shape) for shape in shapes]
     leaves = tuple(t.clone().requires_grad_() for t in given)
     step = retrograd.compile_backward(model, leaves, fallback="error")
-    op = f"torch.retrograd.{type(layer).__name__.lower()}_backward"
+    op = f"torch.retrograd.{layer.mode.lower()}_backward"
     assert op in step.mlir("scheduled") and "scf.for" in step.mlir("linalg")
     _check(model, given, step)
     report = step.explain().to_dict()
@@ -158,8 +160,8 @@ def test_inference() -> None:
         _check_close([compiled(x)[0]], [copy.deepcopy(model).double()(x.double())[0]])
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_torch_compile_takes_long_sequences(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_torch_compile_takes_long_sequences(kind: type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]) -> None:
     """However many steps a loop has, it is compiled: written out, 300 would be left to eager."""
     model, given = Weighed(kind(5, 7, 2, batch_first=True)), [torch.randn(3, 150, 5)]
     _check(model, given, torch.compile(model, backend="retrograd", fullgraph=True, options={"fallback": "error"}))

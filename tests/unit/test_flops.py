@@ -58,6 +58,10 @@ def test_a_recurrent_layer_costs_a_product_with_its_state_at_each_step() -> None
     assert count_flops("torch.retrograd.gru", [gates, state, weight, (9,)], [every, active]) == flops
     taken = [every, state, weight, every, active]
     assert count_flops("torch.retrograd.gru_backward", taken, [gates, every, state]) == flops
+    weight = (3, 3)
+    flops = 7 * 2 * 2 * 3 * 3
+    assert count_flops("torch.retrograd.rnn_relu", [every, state, weight], [every]) == flops
+    assert count_flops("torch.retrograd.rnn_tanh_backward", [every, weight, every], [every, state]) == flops
 
 
 def test_what_gives_no_tensor_costs_nothing() -> None:

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A layer of an LSTM or a GRU as one op: against torch's own layer, and its gradients of two orders."""
+"""A layer of an LSTM, a GRU or an RNN as one op: against torch's own layer, and its gradients of two orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._decomp import decompositions
 from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.recurrence_ops import GRU, LSTM
+from retrograd.frontend.recurrence_ops import GRU, LSTM, RNN_RELU, RNN_TANH
 from retrograd.frontend.recurrent import LEAST_STEPS, can_be_loop, dropout_between_layers, recurrent_loops
 from retrograd.options import Request
 
@@ -27,9 +27,21 @@ def _gru(*operands: Tensor) -> Tensor:
     return outputs
 
 
+def _rnn_tanh(*operands: Tensor) -> Tensor:
+    outputs: Tensor = RNN_TANH(*operands)
+    return outputs
+
+
+def _rnn_relu(*operands: Tensor) -> Tensor:
+    outputs: Tensor = RNN_RELU(*operands)
+    return outputs
+
+
 SHAPES: dict[Callable[..., Any], Callable[[int, int, int], list[tuple[int, ...]]]] = {
     _lstm: lambda steps, batch, width: [(steps, batch, 4 * width), (batch, width), (batch, width), (4 * width, width)],
     _gru: lambda steps, batch, width: [(steps, batch, 3 * width), (batch, width), (3 * width, width), (3 * width,)],
+    _rnn_tanh: lambda steps, batch, width: [(steps, batch, width), (batch, width), (width, width)],
+    _rnn_relu: lambda steps, batch, width: [(steps, batch, width), (batch, width), (width, width)],
 }
 
 
@@ -43,18 +55,20 @@ def test_gradients_of_two_orders(layer: Callable[..., Any], steps: int) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_layers_are_torchs(kind: type[nn.LSTM] | type[nn.GRU], bias: bool, batch_first: bool) -> None:
-    layer = kind(4, 5, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_layers_are_torchs(kind: str, bias: bool, batch_first: bool) -> None:
+    name, _, bend = kind.partition("_")
+    named = {"nonlinearity": bend} if bend else {}
+    layer = getattr(nn, name.upper())(4, 5, 2, bidirectional=True, bias=bias, batch_first=batch_first, **named)
     shape = (3, LEAST_STEPS, 4) if batch_first else (LEAST_STEPS, 3, 4)
     x = torch.randn(shape, requires_grad=True)
-    first = [torch.randn(4, 3, 5, requires_grad=True) for _ in range(2 if kind is nn.LSTM else 1)]
-    expected = tree_leaves(layer(x, tuple(first) if kind is nn.LSTM else first[0]))
-    formula = decompositions.lstm_impl if kind is nn.LSTM else decompositions.gru_impl
+    first = [torch.randn(4, 3, 5, requires_grad=True) for _ in range(2 if kind == "lstm" else 1)]
+    states = tuple(first) if kind == "lstm" else first[0]
+    expected = tree_leaves(layer(x, states))
+    formula = getattr(decompositions, f"{kind}_input" if bend else f"{kind}_impl")
     with dropout_between_layers(), recurrent_loops(True):
-        states = tuple(first) if kind is nn.LSTM else first[0]
         found = list(formula(x, states, layer._flat_weights, bias, 2, 0.0, True, True, batch_first))
-    assert f"retrograd_{kind.__name__.lower()}" in _history(found[-1])
+    assert f"retrograd_{kind}" in _history(found[-1])
     by = [x, *first, *layer.parameters()]
     weights = [torch.randn_like(t) for t in expected]
     theirs = torch.autograd.grad(expected, by, weights)

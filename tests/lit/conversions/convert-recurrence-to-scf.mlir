@@ -62,3 +62,26 @@ func.func @gru_backward(%y: !torch.vtensor<[5,2,3],f32>, %h: !torch.vtensor<[2,3
   %r:3 = torch.operator "torch.retrograd.gru_backward"(%y, %h, %w, %hs, %a) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[9,3],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[5,4,2,3],f32>) -> (!torch.vtensor<[5,2,9],f32>, !torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>)
   return %r#0 : !torch.vtensor<[5,2,9],f32>
 }
+
+// -----
+
+// CHECK-LABEL: func.func @rnn(
+// CHECK: %[[R:.*]]:2 = scf.for
+// CHECK: arith.maximumf
+// CHECK: torch_c.from_builtin_tensor %[[R]]#1 : tensor<5x2x3xf32>
+func.func @rnn(%s: !torch.vtensor<[5,2,3],f32>, %h: !torch.vtensor<[2,3],f32>, %w: !torch.vtensor<[3,3],f32>) -> !torch.vtensor<[5,2,3],f32> {
+  %r = torch.operator "torch.retrograd.rnn_relu"(%s, %h, %w) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>, !torch.vtensor<[3,3],f32>) -> !torch.vtensor<[5,2,3],f32>
+  return %r : !torch.vtensor<[5,2,3],f32>
+}
+
+// -----
+
+// CHECK-LABEL: func.func @rnn_backward(
+// CHECK: scf.for
+// CHECK: arith.subi
+// CHECK: arith.subf
+// CHECK: linalg.matmul ins(%{{.*}} : tensor<2x3xf32>, tensor<3x3xf32>)
+func.func @rnn_backward(%y: !torch.vtensor<[5,2,3],f32>, %w: !torch.vtensor<[3,3],f32>, %hs: !torch.vtensor<[5,2,3],f32>) -> !torch.vtensor<[2,3],f32> {
+  %r:2 = torch.operator "torch.retrograd.rnn_tanh_backward"(%y, %w, %hs) : (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[3,3],f32>, !torch.vtensor<[5,2,3],f32>) -> (!torch.vtensor<[5,2,3],f32>, !torch.vtensor<[2,3],f32>)
+  return %r#1 : !torch.vtensor<[2,3],f32>
+}
