@@ -16,9 +16,11 @@ from typing import Any
 from corpus_case import Program
 from corpus_doors import REFUSALS, NotCompiledError, Opened, open_door
 from corpus_steps import Steps
-from judge import SHAKES, Run, compare
+from judge import Run, compare
 from measure import no_garbage_collection
 from measure_memory import held_at_most
+
+from retrograd.frontend.judgement import SHAKES
 
 OUTCOMES = ("right", "ran", "wrong", "refused", "crashed")
 # Of other inputs and other parameters than those that were compiled for, a turn each.
