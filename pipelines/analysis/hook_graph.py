@@ -131,7 +131,7 @@ class HookGraph:
         return None if effect is None else effect.kind
 
     @cached_property
-    def _takers(self) -> Mapping[int, tuple[int, ...]]:
+    def takers(self) -> Mapping[int, tuple[int, ...]]:
         """The live tasks that take each value, in order."""
         takers: dict[int, list[int]] = {}
         for number in sorted(self.live):
@@ -168,7 +168,7 @@ class HookGraph:
         kind = task.effect.kind
         if kind == ISLAND:
             return {e for e in self.effects if e < number and task.effect.random and self._draws(e)}
-        sharing = {n for v in task.takes for n in self._takers[v]}
+        sharing = {n for v in task.takes for n in self.takers[v]}
         needed = {e for e in self.effects if self.kind(e) == FINAL_CALLBACKS}
         if kind != UNPACK:
             needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK, ISLAND)}
@@ -185,7 +185,7 @@ class HookGraph:
         elif kind == UPDATE:
             # Whoever takes the new value may as well read it where it was written.
             target, _, *views = task.takes
-            needed |= {n for v in (target, *views) for n in self._takers[v]}
+            needed |= {n for v in (target, *views) for n in self.takers[v]}
         elif kind == FINAL_CALLBACKS:
             needed |= self.live
         return {n for n in needed if n < number}

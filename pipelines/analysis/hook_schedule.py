@@ -17,7 +17,7 @@ backward would have all saved tensors and all gradients in memory at a time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from retrograd.contract.hooks import UNPACK
@@ -75,18 +75,38 @@ def find_fewest_stages_order(graph: HookGraph) -> Order:
     Within that bound compute takes the highest level that its users leave to it, and so do unpack hooks. The levels of
     other effects do not change, and compute never takes a level above the highest. Linear in tasks and dependencies.
     """
-    earliest = _earliest_levels(graph)
-    latest: dict[int, int] = {}
+    _, latest = find_levels(graph)
+    return tuple(sorted(graph.live, key=lambda n: (latest[n], graph.kind(n) is not None, n)))
+
+
+def find_levels(
+    graph: HookGraph, anchors: Collection[int] = (), free: Collection[int] = ()
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The first and the last level that each live task may have in :func:`find_fewest_stages_order`.
+
+    ``anchors`` are computations that are in a later level than what they depend on, but for ``free`` ones, views and
+    constants that may be beside them; they have the first level that this leaves to them.
+    """
+    earliest, latest = _earliest_levels(graph, anchors, free), dict[int, int]()
+    # Of free tasks what the tasks have to keep to that they depend on.
+    before: dict[int, int] = {}
     last = max((level for n, level in earliest.items() if graph.kind(n) is None), default=0)
     for number in sorted(graph.live, reverse=True):
         kind, users = graph.kind(number), graph.successors[number]
-        if kind is None:
+        if number in anchors:
+            latest[number] = earliest[number]
+        elif kind is None:
             latest[number] = min((latest[u] for u in users), default=last)
+            before[number] = min(
+                (latest[u] - 1 if u in anchors else before.get(u, latest[u]) for u in users), default=last
+            )
+            if number not in free:
+                latest[number] = before.pop(number)
         elif kind == UNPACK:
             latest[number] = min((latest[u] - (graph.kind(u) is None) for u in users), default=earliest[number])
         else:
             latest[number] = earliest[number]
-    return tuple(sorted(graph.live, key=lambda n: (latest[n], graph.kind(n) is not None, n)))
+    return earliest, latest
 
 
 POLICIES: dict[str, Callable[[HookGraph], Order]] = {
@@ -211,13 +231,20 @@ def _ready_times(graph: HookGraph) -> dict[int, int]:
     return ready
 
 
-def _earliest_levels(graph: HookGraph) -> dict[int, int]:
+def _earliest_levels(graph: HookGraph, anchors: Collection[int] = (), free: Collection[int] = ()) -> dict[int, int]:
     levels: dict[int, int] = {}
+    # Of free tasks the level of what they depend on.
+    behind: dict[int, int] = {}
     for number in sorted(graph.live):
         needed = graph.dependencies[number]
         if graph.kind(number) is None:
             levels[number] = max((levels[b] + (graph.kind(b) is not None) for b in needed), default=1)
             levels[number] = max(levels[number], 1)
+            solid = max((behind.get(b, levels[b]) for b in needed), default=0)
+            if number in anchors:
+                levels[number] = max(levels[number], solid + 1)
+            elif number in free:
+                behind[number] = solid
         else:
             levels[number] = max((levels[b] for b in needed), default=0)
     return levels

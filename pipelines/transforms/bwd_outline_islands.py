@@ -4,24 +4,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import ClassVar
 
 from retrograd.contract.plan import StagePlan
+from retrograd.contract.roles import TANGENT, is_own_residual
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.hook_schedule import find_fewest_stages_order
+from retrograd.pipelines.analysis.hook_schedule import Order
+from retrograd.pipelines.analysis.op_kinds import OpKind
+from retrograd.pipelines.analysis.read_graph import attribute_dicts
+from retrograd.pipelines.analysis.stage_cuts import CutFunction
+from retrograd.pipelines.analysis.stage_placement import find_lean_stages
 from retrograd.pipelines.functions import functions
 from retrograd.pipelines.passes import ModulePass, PassFailure
 from retrograd.pipelines.stage_plan import write_island_plans
 from retrograd.pipelines.transforms.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.bwd_schedule_hooks import apply_order
-from retrograd.pipelines.transforms.hook_reader import has_islands, read_hooks
+from retrograd.pipelines.transforms.hook_reader import ReadHooks, has_islands, read_hooks
 
 
 @dataclass(frozen=True)
 class BwdOutlineIslands(ModulePass):
     """Cuts each function with islands, ``torch.operator "torch.retrograd.island"``, at these, into as few functions
-    as their dependencies allow: ``@forward`` into ``@forward_0``, ``@forward_1``, ...
+    as their dependencies allow: ``@forward`` into ``@forward_0``, ``@forward_1``, ... Which of them computes what is
+    chosen so that the fewest bytes go from one to the next: gradients of weights where their operands are, and are
+    freed. A stage is cut in two in front of a product where that lowers the peak by ``gain``: what only the first of
+    them takes is freed then.
 
     Leaves a `StagePlan` for each on the module. Functions without islands stay as they are. Backwards with hooks are
     not for this pass: ``bwd-outline-stages`` cuts them at islands too.
@@ -30,18 +40,59 @@ class BwdOutlineIslands(ModulePass):
     name: ClassVar[str] = "bwd-outline-islands"
     description: ClassVar[str] = "Cut functions at what runs in torch, and leave the plans that run them"
 
+    gain: int = field(default=32 << 20, metadata={"help": "bytes that a stage more has to save"})
+
     def apply(self, module: ir.Operation) -> None:
         plans: dict[str, StagePlan] = {}
         for func in functions(module):
             if not has_islands(func):
                 continue
             _refuse_hooks(func, self.name)
-            read = read_hooks(func, self.name)
-            apply_order(func, read, find_fewest_stages_order(read.graph))
             name = ir.StringAttr(func.attributes["sym_name"]).value
-            plans[name] = outline_function(func, read_hooks(func, self.name), self.name, name)
+            plans[name] = self._outline(func, name)
         if plans:
             write_island_plans(module, plans)
+
+    def _outline(self, func: ir.Operation, name: str) -> StagePlan:
+        read = read_hooks(func, self.name)
+        runs = _find_runs(func, read, self.gain)
+        apply_order(func, read, [task for run in runs for task in run])
+        numbers = count()
+        ordered = [tuple(islice(numbers, len(run))) for run in runs]
+        compute = [own for run, own in zip(runs, ordered, strict=True) if read.graph.kind(run[0]) is None]
+        return outline_function(func, read_hooks(func, self.name), self.name, name, compute)
+
+
+def _find_runs(func: ir.Operation, read: ReadHooks, gain: int) -> tuple[Order, ...]:
+    """The tasks in order: what each stage computes, and the islands between two."""
+    graph, source = read.graph, read.source.graph
+    sizes = _find_sizes(func, read)
+    owned = frozenset(v for v in source.arguments if sizes[v])
+
+    def measure(runs: Sequence[Order]) -> list[int]:
+        ops = tuple(tuple(read.with_scalars(op for task in run for op in read.ops[task])) for run in runs)
+        parts = CutFunction(source, ops, owned)
+        return [parts.peak(n, n + 1) if graph.kind(run[0]) is None else 0 for n, run in enumerate(runs)]
+
+    products = {
+        n: sum(source.values[v].bytes for v in graph.tasks[n].takes)
+        for n in graph.live
+        if any(source.ops[op].kind is OpKind.COMPUTE for op in read.ops[n])
+    }
+    large = {n: taken for n, taken in products.items() if taken >= gain and graph.kind(n) is None}
+    free = {n for n in graph.live if source.free_ops.issuperset(read.ops[n])}
+    return find_lean_stages(graph, sizes, large, measure, free=free, gain=gain).runs
+
+
+def _find_sizes(func: ir.Operation, read: ReadHooks) -> list[int]:
+    """The bytes of each value; of arguments those that a plan frees, which are residuals and tangents."""
+    graph = read.source.graph
+    sizes = [value.bytes for value in graph.values]
+    for value, own in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True):
+        role = own.get("bwd.role", "")
+        if role != TANGENT and not is_own_residual(role, own.get("bwd.name", "")):
+            sizes[value] = 0
+    return sizes
 
 
 def _refuse_hooks(func: ir.Operation, name: str) -> None:

@@ -64,3 +64,22 @@ func.func @forward(%x: !t {bwd.role = "input", bwd.name = "x", bwd.value = "x"})
   %b = torch.operator "torch.retrograd.island"(%x) {bwd.island = 1 : i64, bwd.random, bwd.values = ["b"]} : (!t) -> !t
   return %b, %a : !t, !t
 }
+
+// -----
+
+!a = !torch.vtensor<[64,16],f32>
+!b = !torch.vtensor<[16,64],f32>
+!w = !torch.vtensor<[16,16],f32>
+
+// The gradient of a weight is computed where its operands are, which are freed then, and not in the last stage.
+// CHECK: steps = [{arguments = ["g", "saved.x"], function = "backward_0", results = ["d", "w"], step = "run_stage"}, {step = "free", values = ["g", "saved.x"]},
+// CHECK-SAME: island = 0 : i64, results = ["h"]
+// CHECK-SAME: {arguments = ["h"], function = "backward_1", results = ["y"], step = "run_stage"}
+func.func @backward(%g: !a {bwd.role = "tangent", bwd.name = "g", bwd.value = "g"}, %x: !b {bwd.role = "saved", bwd.name = "saved.x", bwd.value = "saved.x"})
+    -> (!w {bwd.role = "grad", bwd.name = "grad.w"}, !a {bwd.role = "grad", bwd.name = "grad.x"}) {
+  %d = torch.aten.neg %g {bwd.values = ["d"]} : !a -> !a
+  %h = torch.operator "torch.retrograd.island"(%d) {bwd.island = 0 : i64, bwd.values = ["h"]} : (!a) -> !a
+  %y = torch.aten.exp %h {bwd.values = ["y"]} : !a -> !a
+  %w = torch.aten.mm %x, %d {bwd.values = ["w"]} : !b, !a -> !w
+  return %w, %y : !w, !a
+}
