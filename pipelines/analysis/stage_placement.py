@@ -51,6 +51,7 @@ def find_lean_stages(
     measure: Callable[[Sequence[Order]], Sequence[int]],
     *,
     free: Collection[int] = (),
+    fixed: Collection[int] = (),
     gain: int = 0,
 ) -> Stages:
     """Stages between which the fewest bytes are alive; as few as there can be, and one more where that lowers the
@@ -59,10 +60,11 @@ def find_lean_stages(
     ``sizes`` are the bytes of each value, by number: of an argument those that are free after its last use, so 0 for
     what its owner keeps. Of stages that are as good, computation takes the latest. A stage is cut in front of one of
     ``products``, which have their operands in memory in any case; by task, the bytes of these. ``measure`` gives
-    the peak of each run, ``free`` are views and constants.
+    the peak of each run, ``free`` are views and constants, ``fixed`` what is computed no
+    earlier than those need it that take it.
     """
     anchors: frozenset[int] = frozenset()
-    best = Stages.of(graph, place_lean(graph, sizes))
+    best = Stages.of(graph, place_lean(graph, sizes, fixed=fixed))
     if not products:
         return best
     peaks = measure(best.runs)
@@ -72,7 +74,7 @@ def find_lean_stages(
         large = sorted((n for n in stage if n in products and n not in anchors), key=lambda n: -products[n])
         tried = []
         for number in large[:_CANDIDATES]:
-            other = Stages.of(graph, place_lean(graph, sizes, anchors | {number}, free))
+            other = Stages.of(graph, place_lean(graph, sizes, anchors | {number}, free, fixed))
             tried.append((max(found := list(measure(other.runs))), number, other, found))
         if not tried:
             break
@@ -84,17 +86,22 @@ def find_lean_stages(
 
 
 def place_lean(
-    graph: HookGraph, sizes: Sequence[int], anchors: Collection[int] = (), free: Collection[int] = ()
+    graph: HookGraph,
+    sizes: Sequence[int],
+    anchors: Collection[int] = (),
+    free: Collection[int] = (),
+    fixed: Collection[int] = (),
 ) -> dict[int, int]:
     """The level of each live task, so that the fewest bytes are alive between any two; ``anchors`` and ``free`` are as
-    for :func:`find_levels`."""
+    for :func:`find_levels`. Of ``fixed`` tasks nothing is won that ends the life of what they take: they are as late as
+    their users let them."""
     earliest, latest = find_levels(graph, anchors, free)
     levels = dict(latest)
     moving = {n for n in graph.live if earliest[n] < latest[n]}
     for border in range(1, max(latest.values(), default=0)):
         undecided = {n for n in moving if earliest[n] <= border < levels[n]}
         done = {n for n in graph.live if levels[n] <= border}
-        levels |= dict.fromkeys(_find_smallest_best(graph, sizes, undecided, done), border)
+        levels |= dict.fromkeys(_find_smallest_best(graph, sizes, undecided, done, fixed), border)
     return levels
 
 
@@ -110,7 +117,9 @@ def count_alive(graph: HookGraph, sizes: Sequence[int], levels: Mapping[int, int
     return alive + sum(sizes[v] for v in untaken if graph.producers.get(v) in done)
 
 
-def _find_smallest_best(graph: HookGraph, sizes: Sequence[int], undecided: set[int], done: set[int]) -> set[int]:
+def _find_smallest_best(
+    graph: HookGraph, sizes: Sequence[int], undecided: set[int], done: set[int], fixed: Collection[int]
+) -> set[int]:
     """Those of ``undecided`` to run too, when ``done`` have run, so that the fewest bytes are alive."""
     if not undecided:
         return set()
@@ -130,7 +139,7 @@ def _find_smallest_best(graph: HookGraph, sizes: Sequence[int], undecided: set[i
             # Made by what does not run yet.
             continue
         takers = [n for n in graph.takers.get(value, ()) if n not in done]
-        if value in returned or any(n not in tasks for n in takers):
+        if value in returned or any(n not in tasks or n in fixed for n in takers):
             arcs.append((start, sink, size))
         elif takers:
             arcs.append((start, node, size))

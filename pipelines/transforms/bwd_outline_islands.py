@@ -10,7 +10,7 @@ from itertools import count, islice
 from typing import ClassVar
 
 from retrograd.contract.plan import StagePlan
-from retrograd.contract.roles import TANGENT, is_own_residual
+from retrograd.contract.roles import INPUT, TANGENT, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hook_schedule import Order
 from retrograd.pipelines.analysis.op_kinds import OpKind
@@ -23,6 +23,9 @@ from retrograd.pipelines.stage_plan import write_island_plans
 from retrograd.pipelines.transforms.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.bwd_schedule_hooks import apply_order
 from retrograd.pipelines.transforms.hook_reader import ReadHooks, has_islands, read_hooks
+
+# What is smaller is not worth an order: a few bytes less would have large values computed earlier or later.
+_SMALL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -81,18 +84,34 @@ def _find_runs(func: ir.Operation, read: ReadHooks, gain: int) -> tuple[Order, .
     }
     large = {n: taken for n, taken in products.items() if taken >= gain and graph.kind(n) is None}
     free = {n for n in graph.live if source.free_ops.issuperset(read.ops[n])}
-    return find_lean_stages(graph, sizes, large, measure, free=free, gain=gain).runs
+    fixed = graph.live - _find_following(func, read)
+    return find_lean_stages(graph, sizes, large, measure, free=free, fixed=fixed, gain=gain).runs
 
 
 def _find_sizes(func: ir.Operation, read: ReadHooks) -> list[int]:
-    """The bytes of each value; of arguments those that a plan frees, which are residuals and tangents."""
+    """What it costs that each value is alive between two stages, by bytes; of arguments those that a plan frees count,
+    which are residuals and tangents. What is computed has to be written besides."""
     graph = read.source.graph
-    sizes = [value.bytes for value in graph.values]
+    sizes = [0 if value.bytes < _SMALL else 5 * value.bytes for value in graph.values]
     for value, own in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True):
         role = own.get("bwd.role", "")
-        if role != TANGENT and not is_own_residual(role, own.get("bwd.name", "")):
-            sizes[value] = 0
+        is_freed = role == TANGENT or is_own_residual(role, own.get("bwd.name", ""))
+        sizes[value] = sizes[value] // 5 * 4 if is_freed else 0
     return sizes
+
+
+def _find_following(func: ir.Operation, read: ReadHooks) -> set[int]:
+    """The tasks that follow from tangents, or without such from inputs, which eager computes when these are there. The
+    others would be in memory for longer if they ran before they are needed, and what they are made of meanwhile too."""
+    roles = [own.get("bwd.role", "") for own in attribute_dicts(func, "arg_attrs")]
+    wanted = TANGENT if TANGENT in roles else INPUT
+    following = {v for v, role in zip(read.source.graph.arguments, roles, strict=True) if role == wanted}
+    tasks: set[int] = set()
+    for number, task in enumerate(read.graph.tasks):
+        if not following.isdisjoint(task.takes):
+            tasks.add(number)
+            following.update(task.gives)
+    return tasks
 
 
 def _refuse_hooks(func: ir.Operation, name: str) -> None:

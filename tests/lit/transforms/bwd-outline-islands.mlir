@@ -67,8 +67,8 @@ func.func @forward(%x: !t {bwd.role = "input", bwd.name = "x", bwd.value = "x"})
 
 // -----
 
-!a = !torch.vtensor<[64,16],f32>
-!b = !torch.vtensor<[16,64],f32>
+!a = !torch.vtensor<[1024,16],f32>
+!b = !torch.vtensor<[16,1024],f32>
 !w = !torch.vtensor<[16,16],f32>
 
 // The gradient of a weight is computed where its operands are, which are freed then, and not in the last stage.
