@@ -94,17 +94,7 @@ def _indexed_size(user: Node, index: Node) -> int | None:
         sizes = [_size(args[0], axis) for axis, other in enumerate(args[1]) if other is index]
         known = [size for size in sizes if size is not None]
         return min(known) if len(known) == len(sizes) else None
-    if packet is aten.eq and args[1] is index:
-        return _counted(args[0])
     return None
-
-
-def _counted(numbers: Any) -> int | None:
-    """The end of a range from 0 that an index is compared with, in whatever shape that has."""
-    while isinstance(numbers, Node) and _packet(numbers) in _RESHAPED:
-        numbers = numbers.args[0]
-    is_range = isinstance(numbers, Node) and numbers.target is aten.arange.start_step and numbers.args[0] == 0
-    return _size(numbers, 0) if is_range else None
 
 
 def _size(tensor: Any, axis: int) -> int | None:

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.autograd.reads import finish_reads
+from retrograd.frontend.class_losses import shorten_class_losses
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.empty_tensors import fill_empty_tensors
@@ -101,6 +102,10 @@ PREPARE: tuple[Step, ...] = (
         _finish_reads,
         "behind sizes, which are no reads of a parameter's values; before complex numbers are split, so that a hook "
         "waits for an op and not for its parts",
+    ),
+    Step(
+        lambda traced: shorten_class_losses(traced.graph_module),
+        "behind sizes, which its shapes compare; before values are marked, some of which it leaves out",
     ),
     Step(
         lambda traced: split_complex(traced.graph_module),

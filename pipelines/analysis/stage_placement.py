@@ -75,7 +75,9 @@ def find_lean_stages(
         tried = []
         for number in large[:_CANDIDATES]:
             other = Stages.of(graph, place_lean(graph, sizes, anchors | {number}, free, fixed))
-            tried.append((max(found := list(measure(other.runs))), number, other, found))
+            # Behind an effect it would only be later, with what it takes in memory until then.
+            if len(other.runs) > len(best.runs):
+                tried.append((max(found := list(measure(other.runs))), number, other, found))
         if not tried:
             break
         lowest, number, other, found = min(tried, key=itemgetter(0, 1))

@@ -72,16 +72,19 @@ def _find_runs(func: ir.Operation, read: ReadHooks, gain: int) -> tuple[Order, .
     sizes = _find_sizes(func, read)
     owned = frozenset(v for v in source.arguments if sizes[v])
 
-    def measure(runs: Sequence[Order]) -> list[int]:
-        ops = tuple(tuple(read.with_scalars(op for task in run for op in read.ops[task])) for run in runs)
-        parts = CutFunction(source, ops, owned)
-        return [parts.peak(n, n + 1) if graph.kind(run[0]) is None else 0 for n, run in enumerate(runs)]
-
     products = {
-        n: sum(source.values[v].bytes for v in graph.tasks[n].takes)
+        n: max((source.values[v].bytes for v in graph.tasks[n].takes), default=0)
         for n in graph.live
         if any(source.ops[op].kind is OpKind.COMPUTE for op in read.ops[n])
     }
+
+    def measure(runs: Sequence[Order]) -> list[int]:
+        ops = tuple(tuple(read.with_scalars(op for task in run for op in read.ops[task])) for run in runs)
+        parts = CutFunction(source, ops, owned)
+        # Kernels take operands in other forms: of float32 three parts of half its size.
+        copied = [3 * max((products.get(task, 0) for task in run), default=0) // 2 for run in runs]
+        return [parts.peak(n, n + 1) + copied[n] if graph.kind(run[0]) is None else 0 for n, run in enumerate(runs)]
+
     large = {n: taken for n, taken in products.items() if taken >= gain and graph.kind(n) is None}
     free = {n for n in graph.live if source.free_ops.issuperset(read.ops[n])}
     fixed = graph.live - _find_following(func, read)

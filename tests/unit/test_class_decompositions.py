@@ -9,7 +9,7 @@ import torch
 from decomposition_checks import assert_close
 from torch import Tensor
 
-from retrograd.frontend.decompositions.classes import nll_loss_backward, nll_loss_forward
+from retrograd.frontend.decompositions.classes import nll_loss_backward
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -37,7 +37,6 @@ def test_against_eager(shape: tuple[int, ...], weighted: bool, reduction: int, i
     if len(shape) == 4:
         forward, backward = aten.nll_loss2d_forward, aten.nll_loss2d_backward
     loss, total = forward(scores, target, weight, reduction, ignored)
-    assert_close(nll_loss_forward(scores, target, weight, reduction, ignored), (loss, total))
     tangent = torch.randn_like(loss)
     expected = backward(tangent, scores, target, weight, reduction, ignored, total)
     assert_close(nll_loss_backward(tangent, scores, target, weight, reduction, ignored, total), expected)
@@ -47,9 +46,8 @@ def test_against_eager(shape: tuple[int, ...], weighted: bool, reduction: int, i
 def test_what_is_no_class_is_seen(bad: int) -> None:
     scores, target = make((4, 5), -100)
     target[2] = bad
-    loss, total = nll_loss_forward(scores, target, None, NONE, -100)
-    assert loss.isnan().tolist() == [False, False, True, False]
-    gradient = nll_loss_backward(torch.ones_like(loss), scores, target, None, NONE, -100, total)
+    tangent = torch.ones(4, dtype=torch.float64)
+    gradient = nll_loss_backward(tangent, scores, target, None, NONE, -100, torch.tensor(4.0))
     assert gradient.isnan().any(1).tolist() == [False, False, True, False]
 
 

@@ -1,0 +1,148 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Cross entropy without tensors as large as its scores that only a few elements are used of.
+
+A loss gathers one log-probability of each row, and its gradient is summed over rows that have one element that is not
+zero. Compiled as they are traced, all log-probabilities are written to memory for the first, and the second reads as
+many zeros; of a language model's vocabulary each is the largest tensor of the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from retrograd.frontend.deferred_code import recompile_when_called
+from retrograd.frontend.graph_writer import GraphWriter
+
+aten = torch.ops.aten
+_ELEMENTWISE = (aten.sub.Tensor, aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor)
+_CASTS = (torch.ops.prims.convert_element_type.default,)
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_NLL_BACKWARD = (aten.nll_loss_backward, aten.nll_loss2d_backward)
+
+
+def shorten_class_losses(graph_module: GraphModule) -> None:
+    """Gather before what is computed element by element, and take the sum of a row for the one element that it has, in
+    place."""
+    graph = graph_module.graph
+    gathers = graph.find_nodes(op="call_function", target=aten.gather.default)
+    sums = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    mode = next((mode for n in (*gathers, *sums) if (mode := getattr(n.meta.get("val"), "fake_mode", None))), None)
+    if mode is None:
+        return
+    writer = GraphWriter(graph_module, mode, {})
+    changed = [_sink(writer, node) for node in gathers] + [_take_element(writer, node) for node in sums]
+    if any(changed):
+        graph.eliminate_dead_code()
+        recompile_when_called(graph_module)
+
+
+def _sink(writer: GraphWriter, gather: Node) -> bool:
+    """Gather from what an elementwise op takes in place of what it gives, as long as there is one."""
+    if (made := _find_elementwise(gather)) is None:
+        return False
+    source, axis, index = made, gather.args[1], gather.args[2]
+    assert isinstance(index, Node)
+    with writer.at(gather):
+        taken = [_chosen(writer, operand, source, axis, index) for operand in source.args]
+        result = writer.node(source.target(*taken, **source.kwargs))  # type: ignore[operator]
+    inner = [node for node in writer.written if node.target is aten.gather.default]
+    gather.replace_all_uses_with(result)
+    for node in inner:
+        _sink(writer, node)
+    return True
+
+
+def _find_elementwise(gather: Node) -> Node | None:
+    """The elementwise op that ``gather`` chooses whole elements of, one at each place of the other axes."""
+    source, axis, index = gather.args[:3]
+    source = _behind_views(source)
+    if not isinstance(source, Node) or not isinstance(index, Node) or not isinstance(axis, int):
+        return None
+    shape, places = _shape(source), _shape(index)
+    if not shape or places is None or len(shape) != len(places):
+        return None
+    axis %= len(shape)
+    if any(a != b for i, (a, b) in enumerate(zip(shape, places, strict=True)) if i != axis):
+        return None
+    if source.target in _CASTS:
+        return source
+    fits = source.target in _ELEMENTWISE and all(_fits(operand, shape, axis) for operand in source.args)
+    return source if fits else None
+
+
+def _fits(operand: Any, shape: tuple[Any, ...], axis: int) -> bool:
+    """Whether an operand has an element for each of the result, or one for all along the axis."""
+    own = _shape(operand) if isinstance(operand, Node) else ()
+    if own == (shape[-1],):
+        return axis == len(shape) - 1
+    return own in ((), shape, (*shape[:axis], 1, *shape[axis + 1 :]))
+
+
+def _chosen(writer: GraphWriter, operand: Any, source: Node, axis: Any, index: Node) -> Any:
+    if not isinstance(operand, Node):
+        return operand
+    value, places, shape = writer.value(operand), writer.value(index), _shape(operand)
+    if shape == _shape(source):
+        return aten.gather.default(value, axis, places)
+    # A bias, one number for each class.
+    return aten.index.Tensor(value, [places]) if shape == _shape(source)[-1:] else value  # type: ignore[index]
+
+
+def _behind_views(node: Any) -> Any:
+    """What a value is a view of in its own shape, as where tokens were split into sequences and joined again."""
+    source, shape = node, _shape(node) if isinstance(node, Node) else None
+    while isinstance(source, Node) and source.target in _VIEWS:
+        source = source.args[0]
+        if isinstance(source, Node) and _shape(source) == shape:
+            node = source
+    return node
+
+
+def _take_element(writer: GraphWriter, total: Node) -> bool:
+    """The sum over the classes of ``nll_loss``'s gradient: what the class of the target has."""
+    gradient, axes, *rest = total.args
+    found = _read_gradient(gradient)
+    if found is None or not isinstance(axes, list | tuple) or len(axes) != 1 or total.kwargs:
+        return False
+    is_counted, is_other, element, zero = found
+    (axis,) = axes
+    shapes = [_shape(node) for node in (is_counted, is_other)]
+    own, whole = _shape(element), _shape(gradient)
+    if whole is None or not isinstance(axis, int) or any(s is None or s[axis] != 1 for s in shapes):
+        return False
+    # With weights of classes it differs from class to class.
+    if own != () and (own is None or own[axis] != 1):
+        return False
+    with writer.at(total):
+        hit = writer.value(is_counted) | writer.value(is_other)
+        value = torch.where(hit, writer.value(element), writer.value(zero))
+        result = writer.node(value if rest and rest[0] else value.squeeze(axis))
+    total.replace_all_uses_with(result)
+    return True
+
+
+def _read_gradient(node: Any) -> tuple[Node, Node, Node, Node] | None:
+    """Of a gradient of ``nll_loss`` as `decompositions/classes.py` has it: whether a target counts, whether it is no
+    class, the gradient where there is one, and the zero."""
+    # Overloads may be copies.
+    origin = node.meta.get("original_aten") if _is(node, aten.where.self) else None
+    if getattr(origin, "overloadpacket", None) not in _NLL_BACKWARD:
+        return None
+    hit, element, zero = node.args
+    if not _is(hit, aten.bitwise_or.Tensor) or not _is(hit.args[0], aten.bitwise_and.Tensor):
+        return None
+    return hit.args[0].args[1], hit.args[1], element, zero
+
+
+def _is(node: Any, target: Any) -> bool:
+    return isinstance(node, Node) and node.target is target
+
+
+def _shape(node: Any) -> tuple[Any, ...] | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return tuple(value.shape) if isinstance(value, Tensor) else None
