@@ -106,37 +106,29 @@ def _behind_views(node: Any) -> Any:
 def _take_element(writer: GraphWriter, total: Node) -> bool:
     """The sum over the classes of ``nll_loss``'s gradient: what the class of the target has."""
     gradient, axes, *rest = total.args
-    found = _read_gradient(gradient)
-    if found is None or not isinstance(axes, list | tuple) or len(axes) != 1 or total.kwargs:
+    element = _read_gradient(gradient)
+    if element is None or not isinstance(axes, list | tuple) or len(axes) != 1 or total.kwargs:
         return False
-    is_counted, is_other, element, zero = found
     (axis,) = axes
-    shapes = [_shape(node) for node in (is_counted, is_other)]
-    own, whole = _shape(element), _shape(gradient)
-    if whole is None or not isinstance(axis, int) or any(s is None or s[axis] != 1 for s in shapes):
-        return False
+    own = _shape(element)
     # With weights of classes it differs from class to class.
-    if own != () and (own is None or own[axis] != 1):
+    if own is None or not isinstance(axis, int) or len(own) <= axis or own[axis] != 1:
         return False
-    with writer.at(total):
-        hit = writer.value(is_counted) | writer.value(is_other)
-        value = torch.where(hit, writer.value(element), writer.value(zero))
-        result = writer.node(value if rest and rest[0] else value.squeeze(axis))
+    result = element
+    if not (rest and rest[0]):
+        with writer.at(total):
+            result = writer.node(writer.value(element).squeeze(axis))
     total.replace_all_uses_with(result)
     return True
 
 
-def _read_gradient(node: Any) -> tuple[Node, Node, Node, Node] | None:
-    """Of a gradient of ``nll_loss`` as `decompositions/classes.py` has it: whether a target counts, whether it is no
-    class, the gradient where there is one, and the zero."""
+def _read_gradient(node: Any) -> Node | None:
+    """Of a gradient of ``nll_loss`` as `decompositions/classes.py` has it what the class of the target has."""
     # Overloads may be copies.
     origin = node.meta.get("original_aten") if _is(node, aten.where.self) else None
-    if getattr(origin, "overloadpacket", None) not in _NLL_BACKWARD:
+    if getattr(origin, "overloadpacket", None) not in _NLL_BACKWARD or not _is(node.args[0], aten.eq.Tensor):
         return None
-    hit, element, zero = node.args
-    if not _is(hit, aten.bitwise_or.Tensor) or not _is(hit.args[0], aten.bitwise_and.Tensor):
-        return None
-    return hit.args[0].args[1], hit.args[1], element, zero
+    return node.args[1] if isinstance(node.args[1], Node) else None
 
 
 def _is(node: Any, target: Any) -> bool:

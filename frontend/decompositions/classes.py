@@ -30,19 +30,20 @@ def nll_loss_backward(
     axis = min(self.dim() - 1, 1)
     if reduction == _MEAN:
         grad_output = grad_output / total_weight
-    gradient = -(grad_output.unsqueeze(axis) if self.dim() > grad_output.dim() > 0 else grad_output)
-    if weight is not None:
-        gradient = gradient * _along(weight, self, axis)
     target = target.unsqueeze(axis)
     is_counted = target != ignore_index
-    # Another class in the place of what is ignored; what is no class, which eager refuses, gives NaN, as other indices
-    # do that the program computes and that are out of range.
-    target = torch.where(is_counted, target, 0)
-    is_other = ~((target >= 0) & (target < self.shape[axis]))
+    # What is no class, which eager refuses, gives NaN, as other indices do that the program computes and that are out
+    # of range: at class 0.
+    is_other = is_counted & ~((target >= 0) & (target < self.shape[axis]))
+    gradient = -(grad_output.unsqueeze(axis) if self.dim() > grad_output.dim() > 0 else grad_output)
     gradient = torch.where(is_other, gradient.new_full((), math.nan), gradient)
+    gradient = torch.where(is_counted, gradient, gradient.new_zeros(()))
+    if weight is not None:
+        gradient = gradient * _along(weight, self, axis)
+    # All that is worked out for a row is so before it meets the classes: kernels fuse what has few operands.
+    target = torch.where(is_counted, torch.where(is_other, 0, target), -1).to(torch.int32)
     classes = _along(torch.arange(self.shape[axis], dtype=torch.int32, device=self.device), self, axis)
-    hit = ((classes == target.to(torch.int32)) & is_counted) | is_other
-    return torch.where(hit, gradient, gradient.new_zeros(())).to(self.dtype)
+    return torch.where(classes == target, gradient, gradient.new_zeros(())).to(self.dtype)
 
 
 def _along(values: Tensor, scores: Tensor, axis: int) -> Tensor:

@@ -203,9 +203,34 @@ def _name_inputs(op: ir.Operation, body: _Body) -> bool:
             if inner is None:
                 return False
             names[argument] = inner
+        elif source is not None and map_ == _WHOLE and (inner := _write_mask(source, body)) is not None:
+            names[argument] = inner
         else:
             names[argument] = _add_buffer(value, map_, str(argument.type), body)
     return True
+
+
+def _write_mask(op: ir.Operation, body: _Body) -> str | None:
+    """What an elementwise op gives that makes truths of rows, of columns or of both, such as whether a column is the
+    one of the row's class: read as a tensor it would be written for that. Adds to ``body`` where there is a kernel for
+    it."""
+    if op.name != GENERIC or any(is_reduced(op)) or len(op.results) != 1 or not read_inputs(op):
+        return None
+    type_, inputs = ir.RankedTensorType(op.results[0].type), len(read_inputs(op))
+    elements = [ir.RankedTensorType(value.type).element_type for value in read_inputs(op)]
+    maps = [str(map_) for map_ in read_maps(op)]
+    if str(type_.element_type) != "i1" or not type_.has_static_shape or maps[-1] != _WHOLE:
+        return None
+    if any(map_ not in _READS for map_ in maps[:inputs]) or any(str(element) not in _ELEMENTS for element in elements):
+        return None
+    statements = body.statements
+    buffers, lines, names = list(body.buffers), list(statements.lines), dict(statements.names)
+    name = _write_map(op, body)
+    if name is None:
+        body.buffers[:], statements.lines[:] = buffers, lines
+        statements.names.clear()
+        statements.names.update(names)
+    return name
 
 
 def _add_buffer(value: ir.Value, map_: str, element: str, body: _Body) -> str:

@@ -226,3 +226,50 @@ func.func @other_rows(%x: tensor<512x1001xf32>, %y: tensor<512x1024xf32>)
   } -> tensor<512x1024xf32>
   return %r, %s : tensor<512x1001xf32>, tensor<512x1024xf32>
 }
+
+// -----
+
+// Truths of rows and columns, here whether a column is the class of its row, are not read but computed where they are
+// needed; such as no kernel is written for are read.
+
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#row = affine_map<(d0, d1) -> (d0, 0)>
+#column = affine_map<(d0, d1) -> (0, d1)>
+// CHECK-LABEL: func.func @hits(
+// CHECK-SAME: %[[X:.*]]: tensor<512x1001xf32>, %[[C:.*]]: tensor<1x1001xi32>, %[[T:.*]]: tensor<512x1xi32>, %[[N:.*]]: tensor<512x1001xf32>
+// CHECK: %[[ODD:.*]] = linalg.generic
+// CHECK: math.isnan
+// CHECK-NOT: linalg.generic
+// CHECK-DAG: "flow.dispatch"({{.*}}, %[[C]], %[[T]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
+// CHECK-DAG: "flow.dispatch"({{.*}}, %[[ODD]], %[[X]], {{.*}}@rows_map_{{.*}} -> tensor<512x1001xf32>
+func.func @hits(%x: tensor<512x1001xf32>, %c: tensor<1x1001xi32>, %t: tensor<512x1xi32>, %n: tensor<512x1001xf32>)
+    -> (tensor<512x1001xf32>, tensor<512x1001xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<512x1001xf32>
+  %b = tensor.empty() : tensor<512x1001xi1>
+  %hit = linalg.generic {indexing_maps = [#column, #row, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%c, %t : tensor<1x1001xi32>, tensor<512x1xi32>) outs(%b : tensor<512x1001xi1>) {
+  ^bb0(%a: i32, %d: i32, %o: i1):
+    %1 = arith.cmpi eq, %a, %d : i32
+    linalg.yield %1 : i1
+  } -> tensor<512x1001xi1>
+  %odd = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%n : tensor<512x1001xf32>) outs(%b : tensor<512x1001xi1>) {
+  ^bb0(%a: f32, %o: i1):
+    %1 = math.isnan %a : f32
+    linalg.yield %1 : i1
+  } -> tensor<512x1001xi1>
+  %r = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%hit, %x : tensor<512x1001xi1>, tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+  ^bb0(%h: i1, %a: f32, %o: f32):
+    %1 = arith.select %h, %a, %zero : f32
+    linalg.yield %1 : f32
+  } -> tensor<512x1001xf32>
+  %s = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%odd, %x : tensor<512x1001xi1>, tensor<512x1001xf32>) outs(%e : tensor<512x1001xf32>) {
+  ^bb0(%h: i1, %a: f32, %o: f32):
+    %1 = arith.select %h, %a, %zero : f32
+    linalg.yield %1 : f32
+  } -> tensor<512x1001xf32>
+  return %r, %s : tensor<512x1001xf32>, tensor<512x1001xf32>
+}
