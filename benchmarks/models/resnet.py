@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""ResNet-18. After "Deep Residual Learning for Image Recognition" (He et al., 2015)."""
+"""ResNet-18 and ResNet-50. After "Deep Residual Learning for Image Recognition" (He et al., 2015)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,31 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    """A convolution 3 x 3 on a quarter of the channels, between two of 1 x 1, with a residual: [batch, inputs, H, W] to
+    [batch, outputs, H / stride, W / stride]."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        inner = outputs // 4
+        self.body = nn.Sequential(
+            *(nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
 class ResNet(nn.Module):
     """Images [batch, 3, H, W] to logits [batch, classes]; ``depths`` are the blocks of each stage, the first of which
-    has ``width`` channels, each further one twice those of the last."""
+    has ``width`` channels, each further one twice those of the last; of a ``bottleneck`` four times as many go out."""
 
-    def __init__(self, depths: Sequence[int], width: int, classes: int) -> None:
+    def __init__(self, depths: Sequence[int], width: int, classes: int, bottleneck: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -43,11 +63,13 @@ class ResNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
-        blocks, inputs = [], width
+        blocks: list[nn.Module] = []
+        inputs = width
         for i, depth in enumerate(depths):
             for j in range(depth):
-                blocks.append(BasicBlock(inputs, width << i, 2 if i > 0 and j == 0 else 1))
-                inputs = width << i
+                outputs, stride = (width << i) * (4 if bottleneck else 1), 2 if i > 0 and j == 0 else 1
+                blocks.append((Bottleneck if bottleneck else BasicBlock)(inputs, outputs, stride))
+                inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
@@ -59,6 +81,13 @@ def resnet(batch: int, stages: int, blocks: int, width: int, image: int, classes
     labels = torch.randint(classes, (batch,))
     model = ResNet([blocks] * stages, width, classes)
     return Case(model, (torch.randn(batch, 3, image, image),), lambda y: F.cross_entropy(y, labels))
+
+
+def resnet50(batch: int, image: int, classes: int) -> Case:
+    """ResNet-50 on square images."""
+    labels = torch.randint(classes, (batch,))
+    model = ResNet([3, 4, 6, 3], 64, classes, bottleneck=True)
+    return Case(model, (torch.randn(batch, 3, image, image),), lambda logits: F.cross_entropy(logits, labels))
 
 
 ENTRIES = (

@@ -5,8 +5,10 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import gpu
+import gpu_steps
 import measure_gpu
 import pytest
 import torch
@@ -104,3 +106,26 @@ def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFix
         gpu.main(arguments)
     assert stopped.value.code == 2
     assert arguments[1] in capsys.readouterr().err
+
+
+def test_steps_at_real_sizes_make_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that fails leaves a note, and graphs, whose memory is there before a step, no peak."""
+
+    def refuse(case: Case) -> Any:
+        raise RuntimeError("no compiler\nand a long log")
+
+    def small(name: str, precision: str = "") -> Case:
+        return convert(MODELS["mlp"].make("test"), "cpu", "f32")
+
+    monkeypatch.setattr(gpu_steps, "make_case", small)
+    monkeypatch.setattr(gpu_steps, "kernel_times", lambda call, repeats: {"kernel": 1500.0})
+    monkeypatch.setattr(gpu_steps, "measure_peak", lambda case, runner: 3 << 20)
+    monkeypatch.setattr(gpu_steps, "ENGINES", {"inductor": refuse, "graphs": lambda case: case.model})
+    rows = gpu_steps.measure("mlp:f32", ["inductor", "graphs"], 2)
+    assert [row.through for row in rows] == ["eager", "inductor", "graphs"]
+    assert rows[1].note == "RuntimeError: no compiler" and rows[1].step_ms is None
+    assert rows[0].peak_mib == 3 and rows[0].peak_ratio == 1 and rows[2].peak_mib is None
+    assert rows[0].error is not None and 0 < rows[0].error < 1e-5
+    page = "\n".join(gpu_steps.document(rows, {"command": "python it", "device": "a device", "torch": "2"}))
+    assert "| mlp:f32 | inductor | - | - | - | - | - | - |" in page
+    assert "- mlp:f32, inductor: RuntimeError: no compiler" in page and "# Steps at the sizes people train: a device" in page

@@ -1,0 +1,217 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Steps of models at the sizes that people train, on a CUDA device: eager, `torch.compile`, retrograd, its graphs.
+
+python benchmarks/gpu_steps.py
+python benchmarks/gpu_steps.py --models gpt2-small:f32 --through retrograd --repeats 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels import kernel_times
+from measure import first_line
+from measure_gpu import Runner, gradients, measure_peak, run_step, time_in_turn
+from models.bert import bert
+from models.case import Case
+from models.gpt import language_model
+from models.llama import llama
+from models.precision import convert
+from models.resnet import resnet50
+from page import (
+    command_line,
+    cpu_model,
+    heading_of,
+    markdown_table,
+    measured_with,
+    number,
+    positive,
+    releases,
+    save_json,
+    write_page,
+)
+from torch import Tensor
+
+import retrograd
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu-steps.md"
+MODELS: dict[str, Callable[[], Case]] = {
+    "gpt2-small": lambda: language_model(8, 512, 768, 12, 12, 50257),
+    "bert-base": lambda: bert(32, 128, 768, 12, 12, 30522),
+    "llama-blocks": lambda: llama(4, 1024, 3072, 24, 8, 2, 32000),
+    "resnet50": lambda: resnet50(64, 224, 1000),
+    "gpt-tiny": lambda: language_model(1, 128, 256, 4, 2, 1000),
+}
+RUNS = (
+    *("gpt2-small:f32", "gpt2-small:autocast", "bert-base:f32", "bert-base:autocast", "llama-blocks:bf16"),
+    *("resnet50:f32", "resnet50:autocast", "gpt-tiny:f32"),
+)
+ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
+    "inductor": lambda case: torch.compile(case.model),
+    "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
+    "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
+    "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
+}
+WARM_UP_STEPS = 5
+EXPLANATION = """\
+Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
+taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
+with its defaults, with `cuda_graphs=True` (*graphs*), and with `kernels="off"`.
+
+- *kernels*: the sum of kernel times of a step, by `torch.profiler`.
+- *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,
+  so that it has no such figure.
+- *from float64*: the median over all gradients of the distance to the model's in float64, relative to the norm.
+
+GPT-2 small on 8 x 512 tokens; BERT base on 32 x 128; two blocks of Llama 3.2 3B's sizes with a vocabulary of 32,000 on
+4 x 1024; ResNet-50 on 64 images of 224 x 224; a GPT of two layers of 256 on 128 tokens, which is all launches.
+"""
+COLUMNS = ("model", "through", "step ms", "to eager", "kernels ms", "peak MiB", "to eager's", "from float64")
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A model in a precision through an engine: milliseconds of a step and of its kernels, MiB. None is what could not
+    be had; ``note`` says why."""
+
+    model: str
+    through: str
+    step_ms: float | None = None
+    ratio: float | None = None
+    kernels_ms: float | None = None
+    peak_mib: float | None = None
+    peak_ratio: float | None = None
+    error: float | None = None
+    note: str = ""
+
+
+def make_case(name: str, precision: str = "") -> Case:
+    """A model of ``MODEL:PRECISION``, the same each time; ``precision`` in place of its own."""
+    model, _, own = name.partition(":")
+    torch.manual_seed(0)
+    return convert(MODELS[model](), "cuda", precision or own)  # type: ignore[arg-type]
+
+
+def exact_gradients(name: str) -> dict[str, Tensor]:
+    """Gradients in float64, on the host."""
+    case = make_case(name, "f32")
+    doubled = case.model.double() if isinstance(case.model, torch.nn.Module) else case.model
+    args = [a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in case.args]
+    found = gradients(Case(doubled, tuple(args), case.loss))
+    return {name: gradient.cpu() for name, gradient in found.items()}
+
+
+def distance(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """The median distance of gradients, relative to the norm, of those that are not zero."""
+    norms = {name: float(gradient.norm()) for name, gradient in exact.items()}
+    known = [name for name, norm in norms.items() if norm > 0]
+    return statistics.median(float((found[n].cpu().double() - exact[n]).norm()) / norms[n] for n in known)
+
+
+def measure(name: str, engines: Sequence[str], repeats: int) -> list[StepRow]:
+    """A row for eager and for each engine."""
+    exact = exact_gradients(name)
+    torch.cuda.empty_cache()
+    case = make_case(name)
+    runners = [Runner("eager", case.model)]
+    rows = []
+    for engine in engines:
+        torch._dynamo.reset()
+        try:
+            runner = Runner(engine, ENGINES[engine](case))
+            for _ in range(WARM_UP_STEPS):
+                run_step(case, runner.call)
+        except (RuntimeError, ValueError) as error:
+            rows.append(StepRow(name, engine, note=first_line(error)))
+        else:
+            runners.append(runner)
+    run_step(case, case.model)
+    time_in_turn(case, runners, repeats)
+    peaks = {runner.engine: (measure_peak(case, runner) or 0) / 2**20 for runner in runners}
+    for runner in runners:
+        kernels = sum(kernel_times(partial(run_step, case, runner.call), 2).values()) / 1e3
+        found = distance(gradients(case, runner.call), exact)
+        peak = None if runner.engine == "graphs" else peaks[runner.engine]
+        times = 1e3 * runner.median, runner.median / runners[0].median
+        of_eager = None if peak is None else peak / peaks["eager"]
+        rows.append(StepRow(name, runner.engine, *times, kernels, peak, of_eager, found))
+    order = ["eager", *engines]
+    return sorted(rows, key=lambda row: order.index(row.through))
+
+
+def cells(row: StepRow) -> list[str]:
+    """The row as text, in the order of ``COLUMNS``."""
+    figures = (row.step_ms, row.ratio, row.kernels_ms, row.peak_mib, row.peak_ratio, row.error)
+    forms = (".1f", ".2f", ".1f", ".0f", ".2f", ".1e")
+    return [row.model, row.through, *(number(figure, form) for figure, form in zip(figures, forms, strict=True))]
+
+
+def document(rows: Sequence[StepRow], facts: dict[str, str]) -> list[str]:
+    """The page, by line."""
+    depends = dict(facts)
+    lines = heading_of(f"Steps at the sizes people train: {facts['device']}", [depends.pop("command")], EXPLANATION)
+    lines += markdown_table(COLUMNS, 2, map(cells, rows))
+    notes = [f"- {row.model}, {row.through}: {row.note}" for row in rows if row.note]
+    return [*lines, "", *notes, *([""] if notes else []), *measured_with(depends)]
+
+
+def compile_all(jobs: Sequence[tuple[str, str]], at_once: int) -> None:
+    """Fill the caches, each job in a process of its own; what fails does so once more when it is measured."""
+    waiting = list(jobs)
+    running: list[subprocess.Popen[bytes]] = []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(subprocess.Popen([sys.executable, __file__, "--compile", *waiting.pop(0)]))
+        running.pop(0).wait()
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time steps of models at real sizes on a CUDA device.")
+    parser.add_argument("--models", nargs="+", default=list(RUNS), metavar="MODEL:PRECISION", help=", ".join(MODELS))
+    default = ["inductor", "retrograd", "graphs"]
+    parser.add_argument("--through", nargs="+", choices=ENGINES, default=default, help="beside eager")
+    parser.add_argument("--repeats", type=positive, default=11, help="steps timed of each")
+    parser.add_argument("--jobs", type=positive, default=min(8, os.cpu_count() or 1), help="compilations at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too, as they come")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-steps.md")
+    parser.add_argument("--compile", nargs=2, metavar=("MODEL:PRECISION", "ENGINE"), help="only fill the caches")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device to run on")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if options.compile:
+        case = make_case(options.compile[0])
+        run_step(case, ENGINES[options.compile[1]](case))
+        return 0
+    facts = {"command": command_line("gpu_steps.py", arguments), "device": torch.cuda.get_device_name()}
+    facts |= {"CUDA": str(torch.version.cuda), "CPU": cpu_model(), "steps timed": str(options.repeats), **releases()}
+    compile_all([(m, e) for m in options.models for e in options.through if e != "graphs"], options.jobs)
+    rows: list[StepRow] = []
+    for model in options.models:
+        for row in measure(model, options.through, options.repeats):
+            rows.append(row)
+            print(*cells(row), row.note, sep=" | ", flush=True)
+        if options.json is not None:
+            save_json(options.json, rows, facts)
+    if options.write:
+        write_page(DOCUMENT, document(rows, facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
