@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from retrograd.frontend.deferred_code import recompile_when_called
 from retrograd.frontend.graph_writer import GraphWriter
@@ -67,7 +68,7 @@ def _find_elementwise(gather: Node) -> Node | None:
     if not shape or places is None or len(shape) != len(places):
         return None
     axis %= len(shape)
-    if any(a != b for i, (a, b) in enumerate(zip(shape, places, strict=True)) if i != axis):
+    if not _same((*shape[:axis], *shape[axis + 1 :]), (*places[:axis], *places[axis + 1 :])):
         return None
     if source.target in _CASTS:
         return source
@@ -78,19 +79,22 @@ def _find_elementwise(gather: Node) -> Node | None:
 def _fits(operand: Any, shape: tuple[Any, ...], axis: int) -> bool:
     """Whether an operand has an element for each of the result, or one for all along the axis."""
     own = _shape(operand) if isinstance(operand, Node) else ()
-    if own == (shape[-1],):
+    if own is None:
+        return False
+    if len(shape) > 1 and _same(own, shape[-1:]):
         return axis == len(shape) - 1
-    return own in ((), shape, (*shape[:axis], 1, *shape[axis + 1 :]))
+    return not own or _same(own, shape) or _same(own, (*shape[:axis], 1, *shape[axis + 1 :]))
 
 
 def _chosen(writer: GraphWriter, operand: Any, source: Node, axis: Any, index: Node) -> Any:
     if not isinstance(operand, Node):
         return operand
-    value, places, shape = writer.value(operand), writer.value(index), _shape(operand)
-    if shape == _shape(source):
+    value, places = writer.value(operand), writer.value(index)
+    own, whole = _shape(operand) or (), _shape(source) or ()
+    if _same(own, whole):
         return aten.gather.default(value, axis, places)
     # A bias, one number for each class.
-    return aten.index.Tensor(value, [places]) if shape == _shape(source)[-1:] else value  # type: ignore[index]
+    return aten.index.Tensor(value, [places]) if _same(own, whole[-1:]) else value
 
 
 def _behind_views(node: Any) -> Any:
@@ -98,7 +102,8 @@ def _behind_views(node: Any) -> Any:
     source, shape = node, _shape(node) if isinstance(node, Node) else None
     while isinstance(source, Node) and source.target in _VIEWS:
         source = source.args[0]
-        if isinstance(source, Node) and _shape(source) == shape:
+        own = _shape(source)
+        if own is not None and shape is not None and _same(own, shape):
             node = source
     return node
 
@@ -112,7 +117,7 @@ def _take_element(writer: GraphWriter, total: Node) -> bool:
     (axis,) = axes
     own = _shape(element)
     # With weights of classes it differs from class to class.
-    if own is None or not isinstance(axis, int) or len(own) <= axis or own[axis] != 1:
+    if own is None or not isinstance(axis, int) or len(own) <= axis or not _same(own[axis : axis + 1], (1,)):
         return False
     result = element
     if not (rest and rest[0]):
@@ -129,6 +134,11 @@ def _read_gradient(node: Any) -> Node | None:
     if getattr(origin, "overloadpacket", None) not in _NLL_BACKWARD or not _is(node.args[0], aten.eq.Tensor):
         return None
     return node.args[1] if isinstance(node.args[1], Node) else None
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two shapes are the same at all sizes; nothing is asked of open ones."""
+    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
 def _is(node: Any, target: Any) -> bool:
