@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.chosen_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
+from retrograd.frontend.known_masks import call_noting, places_of
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.selections import Selection, is_same_choice, refusal
 
@@ -28,7 +29,7 @@ class TraceableFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         formula = _FUNCTIONS.get(func)
         result = formula(*args, **kwargs) if formula is not None else NotImplemented
-        return func(*args, **kwargs) if result is NotImplemented else result
+        return call_noting(func, args, kwargs) if result is NotImplemented else result
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
@@ -60,7 +61,8 @@ def select(x: Any, key: Any) -> Any:
         return NotImplemented
     if mask.shape != x.shape[: mask.dim()] or not x.numel():
         return NotImplemented
-    return Selection.of(x, mask)
+    places = places_of(mask)
+    return Selection.of(x, mask) if places is None else x[places]
 
 
 def masked_select(x: Any, mask: Any) -> Any:
