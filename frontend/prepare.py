@@ -95,6 +95,10 @@ PREPARE: tuple[Step, ...] = (
     Step(_number_rest, "before sizes: those that Dynamo has fixed have no symbol to be worked out from"),
     Step(_respell_quotients, "before sizes: it is these quotients that read them"),
     Step(
+        lambda traced: shorten_class_losses(traced.graph_module),
+        "before sizes are shared, which the nodes that it writes take part in",
+    ),
+    Step(
         lambda traced: share_sizes(traced.graph_module, traced.sizes),
         "before ops are written: what is written asks the heads of sizes alone",
     ),
@@ -102,10 +106,6 @@ PREPARE: tuple[Step, ...] = (
         _finish_reads,
         "behind sizes, which are no reads of a parameter's values; before complex numbers are split, so that a hook "
         "waits for an op and not for its parts",
-    ),
-    Step(
-        lambda traced: shorten_class_losses(traced.graph_module),
-        "behind sizes, which its shapes compare; before values are marked, some of which it leaves out",
     ),
     Step(
         lambda traced: split_complex(traced.graph_module),
