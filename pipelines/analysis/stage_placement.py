@@ -7,7 +7,8 @@ run when level k is done is a set of tasks that has all that its members depend 
 gives and somebody outside of it takes, what it gives that is returned, and arguments that somebody outside takes, are
 a cut of a flow network; so the fewest are found for each k (Picard, "Maximal closure of a graph and applications to
 combinatorial problems", 1976). What has to be in the set only grows with k, and what must not be only shrinks, so that
-the smallest of the best sets grow too: all borders have their fewest bytes at once.
+the smallest of the best sets grow too: all borders have their fewest bytes at once. (What is fixed, see
+:func:`find_lean_stages`, is left out of this: a border may have more for it.)
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def find_lean_stages(
     """Stages between which the fewest bytes are alive; as few as there can be, and one more where that lowers the
     highest of their peaks by ``gain`` bytes or more.
 
-    ``sizes`` are the bytes of each value, by number: of an argument those that are free after its last use, so 0 for
-    what its owner keeps. Of stages that are as good, computation takes the latest. A stage is cut in front of one of
-    ``products``, which have their operands in memory in any case; by task, the bytes of these. ``measure`` gives
-    the peak of each run, ``free`` are views and constants, ``fixed`` what is computed no
-    earlier than those need it that take it.
+    ``sizes`` are the bytes of each value, or what else it costs, by number: of an argument those that are free after
+    its last use, so 0 for what its owner keeps. Of stages that are as good, computation takes the latest. A stage is
+    cut in front of one of ``products``, which have their operands in memory in any case; by task, the bytes of these.
+    ``measure`` gives the peak of each run, ``free`` are views and constants, ``fixed`` what is computed no earlier than
+    its users need it.
     """
     anchors: frozenset[int] = frozenset()
     best = Stages.of(graph, place_lean(graph, sizes, fixed=fixed))
