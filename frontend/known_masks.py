@@ -33,6 +33,8 @@ _WRITE = frozenset(("fill_diagonal_",))
 _ALL = _MAKE | _MAKE_LIKE | _COMPUTE | _WRITE
 
 
+# Arguments of a call, by place and by name.
+Known = tuple[tuple[Any, ...], dict[str, Any]]
 # On a tensor of the trace: what is in it, and the version that it had then.
 _NOTE = "_retrograd_contents"
 
@@ -45,27 +47,27 @@ def contents_of(tensor: Any) -> Tensor | None:
     return known[0] if known is not None and known[1] == tensor._version else None
 
 
-def call_noting(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``func`` gives for these arguments in a trace; notes what is in that, if it can be known."""
+def read_arguments(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Known | None:
+    """The arguments of a call in a trace with contents in the place of tensors, before it may write to them; ``None``
+    where what it gives cannot be known."""
     name = getattr(func, "__name__", "")
-    # Before the call, which may write to them.
-    given = _known_arguments(name, args, kwargs) if name in _ALL else None
-    result = func(*args, **kwargs)
-    if given is None or not isinstance(result, Tensor) or result.numel() > _MOST_ELEMENTS:
-        return result
+    return _known_arguments(name, args, kwargs) if name in _ALL else None
+
+
+def note_contents(func: Callable[..., Any], given: Known, result: Any) -> None:
+    """Work out what is in ``result``, which ``func`` gave for these arguments."""
+    if not isinstance(result, Tensor) or result.numel() > _MOST_ELEMENTS:
+        return
     plain_args, plain_kwargs = given
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-        if name in _WRITE:
+        if func.__name__ in _WRITE:
             plain_args = (plain_args[0].clone(), *plain_args[1:])
         found = func(*plain_args, **plain_kwargs)
     if isinstance(found, Tensor) and found.shape == result.shape and found.dtype == result.dtype:
         setattr(result, _NOTE, (found, result._version))
-    return result
 
 
-def _known_arguments(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _known_arguments(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Known | None:
     """The arguments with contents in the place of tensors; ``None`` where those are not known, or a size is open."""
     leaves, tree = pytree.tree_flatten((tuple(args), {k: v for k, v in kwargs.items() if k != "out"}))
     if kwargs.get("out") is not None:

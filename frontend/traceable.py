@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.chosen_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
-from retrograd.frontend.known_masks import call_noting, places_of
+from retrograd.frontend.known_masks import note_contents, places_of, read_arguments
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.selections import Selection, is_same_choice, refusal
 
@@ -29,7 +29,14 @@ class TraceableFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         formula = _FUNCTIONS.get(func)
         result = formula(*args, **kwargs) if formula is not None else NotImplemented
-        return call_noting(func, args, kwargs) if result is NotImplemented else result
+        if result is not NotImplemented:
+            return result
+        given = read_arguments(func, args, kwargs)
+        # From here: who asks which layer asks looks at the frames in between.
+        result = func(*args, **kwargs)
+        if given is not None:
+            note_contents(func, given, result)
+        return result
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
