@@ -9,6 +9,7 @@ and beside it on the CPU. ``x[mask]`` of a known mask is then ``x[rows, columns]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,16 +36,35 @@ _ALL = _MAKE | _MAKE_LIKE | _COMPUTE | _WRITE
 
 # Arguments of a call, by place and by name.
 Known = tuple[tuple[Any, ...], dict[str, Any]]
-# On a tensor of the trace: what is in it, and the version that it had then.
+# On a tensor of the trace.
 _NOTE = "_retrograd_contents"
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What is in a tensor, the version that it had then, and one list for each tensor that it was made from and may
+    share memory with, itself among them: emptied where writes to one are no longer counted."""
+
+    contents: Tensor
+    version: int
+    counted: tuple[list[bool], ...]
+
+
+def forget(x: Any) -> Any:
+    """``x.data``, through which writes are not counted: what shares memory with it is not known from here on. Gives
+    ``NotImplemented``: it is read as ever."""
+    note: _Note | None = getattr(x, _NOTE, None)
+    for counted in () if note is None else note.counted:
+        counted.clear()
+    return NotImplemented
 
 
 def contents_of(tensor: Any) -> Tensor | None:
     """What is in a tensor of a trace, on the CPU; ``None`` where it is not known, or was written to since."""
     if not isinstance(tensor, Tensor):
         return None
-    known: tuple[Tensor, int] | None = getattr(tensor, _NOTE, None)
-    return known[0] if known is not None and known[1] == tensor._version else None
+    note: _Note | None = getattr(tensor, _NOTE, None)
+    return note.contents if note is not None and all(note.counted) and note.version == tensor._version else None
 
 
 def read_arguments(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Known | None:
@@ -54,8 +74,9 @@ def read_arguments(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     return _known_arguments(name, args, kwargs) if name in _ALL else None
 
 
-def note_contents(func: Callable[..., Any], given: Known, result: Any) -> None:
-    """Work out what is in ``result``, which ``func`` gave for these arguments."""
+def note_contents(func: Callable[..., Any], arguments: Any, given: Known, result: Any) -> None:
+    """Work out what is in ``result``, which ``func`` gave for ``arguments``, whose contents are in
+    ``given``."""
     if not isinstance(result, Tensor) or result.numel() > _MOST_ELEMENTS:
         return
     plain_args, plain_kwargs = given
@@ -64,7 +85,9 @@ def note_contents(func: Callable[..., Any], given: Known, result: Any) -> None:
             plain_args = (plain_args[0].clone(), *plain_args[1:])
         found = func(*plain_args, **plain_kwargs)
     if isinstance(found, Tensor) and found.shape == result.shape and found.dtype == result.dtype:
-        setattr(result, _NOTE, (found, result._version))
+        notes = (getattr(leaf, _NOTE, None) for leaf in pytree.tree_leaves(arguments))
+        counted = tuple({id(one): one for note in notes if note is not None for one in note.counted}.values())
+        setattr(result, _NOTE, _Note(found, result._version, counted or ([True],)))
 
 
 def _known_arguments(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Known | None:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.chosen_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
-from retrograd.frontend.known_masks import note_contents, places_of, read_arguments
+from retrograd.frontend.known_masks import forget, note_contents, places_of, read_arguments
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.selections import Selection, is_same_choice, refusal
 
@@ -35,7 +35,7 @@ class TraceableFunctions(TorchFunctionMode):
         # From here: who asks which layer asks looks at the frames in between.
         result = func(*args, **kwargs)
         if given is not None:
-            note_contents(func, given, result)
+            note_contents(func, (args, kwargs), given, result)
         return result
 
 
@@ -141,6 +141,7 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.index_put_: index_put_,
     Tensor.__setitem__: set_item,
     Tensor.__getitem__: select,
+    Tensor.data.__get__: forget,  # type: ignore[attr-defined]
     Tensor.masked_select: masked_select,
     torch.masked_select: masked_select,
     torch.nonzero: nonzero,

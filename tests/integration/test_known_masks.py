@@ -66,6 +66,12 @@ def into_it(x: Tensor) -> Tensor:
     return mask
 
 
+def uncounted(x: Tensor) -> Tensor:
+    mask = eye(x)
+    mask.t().data[0] = True
+    return mask
+
+
 UNKNOWN: dict[str, Mask] = {
     "contents": lambda x: (x > 0) & eye(x),
     "random": lambda x: torch.rand(4, 4) > 0.5,
@@ -73,6 +79,7 @@ UNKNOWN: dict[str, Mask] = {
     "a view of what was written": by_a_view_of_it,
     "written with contents": with_contents,
     "an output": into_it,
+    "written through a view's data": uncounted,
 }
 
 
