@@ -100,11 +100,21 @@ def _is_written(graph: JointGraph, value: int) -> bool:
 
 
 def _solve(graph: JointGraph, arcs: list[tuple[int, int, int]], source: int, sink: int) -> frozenset[int]:
+    reached = find_source_side(arcs, source, sink)
+    return frozenset(v.id for v in graph.values if 2 * v.id in reached and 2 * v.id + 1 not in reached)
+
+
+def find_source_side(arcs: list[tuple[int, int, int]], source: int, sink: int) -> frozenset[int]:
+    """The nodes on the source's side of the minimum cut of a network whose source's side is smallest. ``arcs`` are
+    tail, head and capacity.
+
+    Raises:
+        RuntimeError: the solver failed.
+    """
     solver = max_flow.SimpleMaxFlow()
     tails, heads, capacities = (np.array(column, dtype=np.int64) for column in zip(*arcs, strict=True))
     solver.add_arcs_with_capacity(tails, heads, capacities)
     status = solver.solve(source, sink)
     if status != solver.OPTIMAL:
         raise RuntimeError(f"min-cut: the flow solver gave {status.name}")
-    reached = set(solver.get_source_side_min_cut())
-    return frozenset(v.id for v in graph.values if 2 * v.id in reached and 2 * v.id + 1 not in reached)
+    return frozenset(solver.get_source_side_min_cut())

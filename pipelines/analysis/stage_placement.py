@@ -17,11 +17,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-import numpy as np
-from ortools.graph.python import max_flow
-
 from retrograd.pipelines.analysis.hook_graph import HookGraph
 from retrograd.pipelines.analysis.hook_schedule import Order, find_levels
+from retrograd.pipelines.analysis.min_cut import find_source_side
 
 # Sums of infinite capacities stay below 2**63.
 _INFINITE = 2**45
@@ -147,18 +145,8 @@ def _find_smallest_best(
         elif takers:
             arcs.append((start, node, size))
             arcs += [(node, tasks[n], _INFINITE) for n in takers]
-    return {number for number, node in tasks.items() if node in _solve(arcs, source, sink)}
-
-
-def _solve(arcs: list[tuple[int, int, int]], source: int, sink: int) -> frozenset[int]:
-    """The smallest source side of a minimum cut."""
-    leaving = [arc for arc in arcs if arc[0] == source and arc[1] != sink]
-    if not leaving:
-        return frozenset()
-    solver = max_flow.SimpleMaxFlow()
-    tails, heads, capacities = (np.array(column, dtype=np.int64) for column in zip(*arcs, strict=True))
-    solver.add_arcs_with_capacity(tails, heads, capacities)
-    status = solver.solve(source, sink)
-    if status != solver.OPTIMAL:
-        raise RuntimeError(f"stage placement: the flow solver gave {status.name}")
-    return frozenset(solver.get_source_side_min_cut())
+    # Without a value that lives on in any case nothing is won.
+    if not any(tail == source and head != sink for tail, head, _ in arcs):
+        return set()
+    reached = find_source_side(arcs, source, sink)
+    return {number for number, node in tasks.items() if node in reached}
