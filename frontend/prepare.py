@@ -21,6 +21,7 @@ from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import HookPair, mark_values
 from retrograd.frontend.random_ops import share_seed
 from retrograd.frontend.size_nodes import SYMBOLIC, share_sizes
+from retrograd.frontend.sparse_layouts import refuse_sparse_layouts
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,12 @@ def _mark_values(traced: Traced) -> None:
 
 PREPARE: tuple[Step, ...] = (
     Step(
+        lambda traced: refuse_sparse_layouts(traced.graph_module),
+        "before all: what is written takes tensors to be dense",
+    ),
+    Step(
         lambda traced: drop_settled_checks(traced.graph_module),
-        "first: a check is an effect, and keeps alive what only it reads",
+        "before what leaves out ops: a check is an effect, and keeps alive what only it reads",
     ),
     Step(
         lambda traced: fill_empty_tensors(traced.graph_module),

@@ -61,17 +61,22 @@ class SourceTracker(TorchFunctionMode):
                 "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",
             )
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if (
-                type(leaf) in (torch.Tensor, torch.nn.Parameter)
-                and leaf.requires_grad
-                and not torch._is_functional_tensor(leaf)
-            ):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and _is_from_outside(leaf):
                 raise CaptureError(
                     f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
                     f"of the module{_at(frame)}",
                     "pass it as an argument, register it as a parameter, or detach() it",
                 )
         return func(*args, **(kwargs or {}))
+
+
+def _is_from_outside(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires grad is none of the trace's. ``torch.func`` wraps those of the trace, once for
+    each transform that is open; what is inside says whose it is."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.requires_grad and not torch._is_functional_tensor(tensor)
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

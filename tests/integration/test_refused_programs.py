@@ -205,3 +205,56 @@ def test_a_distribution_that_checks_its_matrix() -> None:
     model = Model(flow)
     step = retrograd.compile_backward(model, sample(), cache=False)
     torch.testing.assert_close(gradients(model, step, *sample()), gradients(model, model, *sample()))
+
+
+class Looked(nn.Module):
+    """Looks rows up whose gradient is a sparse tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 4, sparse=True)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.words(y.clamp(0)).square().sum()  # type: ignore[no-any-return]
+
+
+def test_the_remedy_of_a_sparse_gradient_works() -> None:
+    model, (_, y) = Looked(), sample()
+    with pytest.raises(retrograd.CaptureError, match=r"layout torch\.sparse_coo") as refused:
+        retrograd.compile_backward(model, (y,), cache=False)
+    assert "retrograd.enable()" in refused.value.remedy
+    expected = gradients(model, model, y)[1]
+    assert expected.is_sparse
+    with retrograd.enable(cache=False):
+        model(y).backward()
+    assert model.words.weight.grad is not None and model.words.weight.grad.is_sparse
+    torch.testing.assert_close(model.words.weight.grad.to_dense(), expected.to_dense())
+
+
+def energy_of(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    slopes = torch.func.vmap(torch.func.grad(lambda row: layer(row).sin().sum()))(x)
+    return (slopes + x).square().mean()  # type: ignore[no-any-return]
+
+
+def volume_of(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    turned = torch.func.vmap(torch.func.jacrev(lambda row: row + 0.1 * layer(row).tanh()))(x)
+    return -torch.linalg.slogdet(turned)[1].mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", [energy_of, volume_of])
+def test_transforms_inside_of_the_model(function: Forward) -> None:
+    model = Model(function)
+    step = retrograd.compile_backward(model, sample(), cache=False)
+    x, y = sample()
+    torch.testing.assert_close(gradients(model, step, 2 * x, y), gradients(model, model, 2 * x, y))
+
+
+def test_a_transform_does_not_hide_a_tensor_that_would_get_no_gradient() -> None:
+    outside = torch.ones(4, requires_grad=True)
+
+    def scaled(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        slopes = torch.func.vmap(torch.func.grad(lambda row: (layer(row) * outside).sin().sum()))(x)
+        return slopes.square().sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(retrograd.CaptureError, match="neither an argument nor a parameter"):
+        retrograd.compile_backward(Model(scaled), sample(), cache=False)
