@@ -18,6 +18,7 @@ from pathlib import Path
 from retrograd.contract.launches import Launches
 from retrograd.contract.roles import INTO
 from retrograd.pipelines.bindings import widest_kernel
+from retrograd.pipelines.compiler_parts import select_parts
 from retrograd.pipelines.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
@@ -228,13 +229,15 @@ def _climb(
 ) -> tuple[str, ...]:
     """Write ``output`` with the first of the target's sets of flags that compiles; returns that set.
 
-    ``dumps`` are options that write IR to folders besides: the command that replays a failure does without.
+    ``dumps`` are options that write IR to folders besides: the command that replays a failure does without, and without
+    those that only save time.
     """
     folder = output.parent
     source = folder / "linalg.mlir"
     source.write_text(linalg, encoding="utf-8")
     rungs = target.find_rungs(linalg)
     tiles = _write_tiles(linalg, target, folder)
+    parts = select_parts(linalg, target)
     attempts = [*((flags, tiles) for flags in rungs if tiles), *((flags, ()) for flags in rungs)]
     problem = None
     while attempts:
@@ -242,7 +245,7 @@ def _climb(
         if on_attempt is not None:
             on_attempt(flags)
         command = [*_compiler(flags), str(source), "-o", str(output), *target.flags, *flags, *script]
-        result = run_tool([*command, *options, *dumps], folder=folder, limits=limits)
+        result = run_tool([*command, *parts, *options, *dumps], folder=folder, limits=limits)
         if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
         if result.returncode == 0 and SHARED_BINDINGS not in flags:

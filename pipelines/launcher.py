@@ -27,6 +27,16 @@ def launch(parent: int, memory: int, command: list[str]) -> None:
         OSError: there is no such program.
         SystemExit: ``parent`` has ended already.
     """
+    limit(parent, memory)
+    os.execv(command[0], command)
+
+
+def limit(parent: int, memory: int) -> None:
+    """End with ``parent``, the process that started this one, and take no more than these bytes of address space.
+
+    Raises:
+        SystemExit: ``parent`` has ended already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # It may have ended before it was to be told of.
@@ -37,7 +47,6 @@ def launch(parent: int, memory: int, command: list[str]) -> None:
     # macOS knows the limit and refuses to set it.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
-    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

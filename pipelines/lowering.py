@@ -7,15 +7,18 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from hashlib import sha256
 from pathlib import Path
 
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering_steps import lowering_pipeline
-from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
+from retrograd.pipelines.subprocesses import ToolLimits, ToolResult
 from retrograd.pipelines.targets import Target
+from retrograd.pipelines.warm_tool import WarmTool
+
+LOWER = WarmTool("retrograd.tools.lower", server="retrograd.tools.lowering_server")
+"""``retrograd-opt``, as each compilation runs it."""
 
 
 def lower_to_linalg(
@@ -42,11 +45,7 @@ def lower_to_linalg(
         pipeline = lowering_pipeline(target, twins_alone=twins_alone)
         options = [f"--pass-pipeline={pipeline}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
-        result = run_tool(
-            [sys.executable, "-m", "retrograd.tools.lower", source, "-o", lowered, *options],
-            folder=folder,
-            limits=limits,
-        )
+        result = LOWER.run([str(source), "-o", str(lowered), *options], folder=folder, limits=limits)
         if result.returncode == 0:
             return lowered.read_text(encoding="utf-8")
         kept = keep_for_replay(source)

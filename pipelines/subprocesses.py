@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from retrograd.pipelines.analysis.memory_size import parse_memory_size, resolve_memory_size
 
@@ -32,8 +33,8 @@ _DEFAULT_MEMORY = 0.75
 _OUT_OF_MEMORY = re.compile(
     "MemoryError|out of memory|std::bad_alloc|Cannot allocate memory|RESOURCE_EXHAUSTED|failed to map segment"
 )
-# Milliseconds, of 32 bits to the kernel: some weeks.
-_LONGEST_POLL = 2**31 - 1
+LONGEST_POLL = 2**31 - 1
+"""Milliseconds, of 32 bits to the kernel: some weeks."""
 _LAUNCHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launcher.py"))]
 
 
@@ -103,20 +104,29 @@ def run_tool(command: Sequence[str | Path], *, folder: Path, limits: ToolLimits 
             start_new_session=True,
             env=tool_environment(),
         )
-        exceeded = None
         try:
-            returncode = _wait(process, limits.seconds)
+            returncode: int | None = _wait(process, limits.seconds)
         except subprocess.TimeoutExpired:
-            returncode = _kill(process)
-            exceeded = f"its limit of {limits.seconds:g} s; set {SECONDS_VARIABLE} to allow more"
+            _kill(process)
+            returncode = None
         except BaseException:
             _kill(process)
             raise
-        stderr.seek(0)
-        said = stderr.read()
-        if exceeded is None and returncode and _OUT_OF_MEMORY.search(said):
-            exceeded = f"its limit of {limits.memory / 2**20:,.0f} MiB of memory; set {MEMORY_VARIABLE} to allow more"
+        return read_result(stderr, returncode, limits)
+
+
+def read_result(stderr: TextIO, returncode: int | None, limits: ToolLimits) -> ToolResult:
+    """How a tool ended that wrote to ``stderr``; ``returncode`` is None where it was killed because its time was
+    over."""
+    stderr.seek(0)
+    said = stderr.read()
+    if returncode is None:
+        exceeded = f"its limit of {limits.seconds:g} s; set {SECONDS_VARIABLE} to allow more"
+        return ToolResult(-signal.SIGKILL, said, exceeded)
+    if returncode and _OUT_OF_MEMORY.search(said):
+        exceeded = f"its limit of {limits.memory / 2**20:,.0f} MiB of memory; set {MEMORY_VARIABLE} to allow more"
         return ToolResult(returncode, said, exceeded)
+    return ToolResult(returncode, said)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
@@ -136,7 +146,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
             try:
                 poll = select.poll()
                 poll.register(ended, select.POLLIN)
-                poll.poll(min(seconds * 1000, _LONGEST_POLL))
+                poll.poll(min(seconds * 1000, LONGEST_POLL))
             finally:
                 os.close(ended)
     return process.wait(max(0.0, end - time.monotonic()))

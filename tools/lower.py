@@ -13,12 +13,14 @@ from types import ModuleType
 
 _DIALECTS = ("torch", "linalg", "util", "hal", "flow", "tm_tensor")
 
-# A name that is bound to None cannot be imported. Nothing imports this module: it is a program.
+# A name that is bound to None cannot be imported. Nothing imports this module but the program that forks it.
 sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 for _name in _DIALECTS:
     sys.modules.setdefault(f"torch_mlir.dialects.{_name}", ModuleType(f"torch_mlir.dialects.{_name}"))
 
 from retrograd.tools.opt import main  # noqa: E402
+
+__all__ = ["main"]
 
 if __name__ == "__main__":
     sys.exit(main())

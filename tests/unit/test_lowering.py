@@ -16,6 +16,7 @@ from retrograd.pipelines import lowering, lowering_steps
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.lowering import first_error, keep_for_replay, lower_to_linalg
 from retrograd.pipelines.subprocesses import ToolResult
+from retrograd.pipelines.warm_tool import WarmTool
 
 TYPE = "!torch.vtensor<[4],f32>"
 MODULE = f"""
@@ -139,6 +140,7 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
     worker.write_text(f"#!/bin/sh\necho 'Assertion failed' >&2\nkill -{name} $$\n", encoding="utf-8")
     worker.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(worker))
+    monkeypatch.setattr(lowering, "LOWER", WarmTool("retrograd.tools.lower", server="retrograd.tools.lowering_server"))
     with pytest.raises(CompileError) as caught:
         lower_to_linalg(GOOD.encode())
     assert caught.value.message == f"the tool was ended by SIG{name}: Assertion failed"
@@ -166,7 +168,7 @@ def test_an_interrupt_leaves_no_file(scratch: Path, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object, **__: object) -> ToolResult:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lowering, "run_tool", interrupt)
+    monkeypatch.setattr(lowering.LOWER, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         lower_to_linalg(GOOD.encode())
     assert list(scratch.iterdir()) == []

@@ -1,0 +1,41 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What iree-compile is told to leave out."""
+
+import pytest
+
+from retrograd.pipelines.compiler_parts import select_parts
+from retrograd.pipelines.targets import find_target
+
+PLAIN = "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
+SORTED = f"{PLAIN}\n%0 = tm_tensor.sort dimension(0) outs(%x : tensor<2xf32>)"
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        ("cpu", set()),
+        ("cuda:sm_80", {"cuda"}),
+        ("vulkan", {"vulkan_spirv"}),
+        ("hip:gfx942", {"rocm"}),
+        ("cpu,cuda:sm_80,vulkan", {"cuda", "vulkan_spirv"}),
+    ],
+)
+def test_code_generators_of_the_devices_stay(names: str, kept: set[str]) -> None:
+    flags = select_parts(PLAIN, find_target(names), {})
+    out = {flag.removeprefix("--iree-plugin=-hal_target_") for flag in flags if "hal_target" in flag}
+    assert out == {"cuda", "metal_spirv", "rocm", "vmvx", "vulkan_spirv"} - kept
+
+
+def test_the_frontend_of_torch_stays_for_its_ops() -> None:
+    assert "--iree-input-type=none" in select_parts(PLAIN, find_target("cpu"), {})
+    assert "--iree-plugin=-input_torch" in select_parts(PLAIN, find_target("cpu"), {})
+    flags = select_parts(SORTED, find_target("cpu"), {})
+    assert "--iree-input-type=tm_tensor" in flags
+    assert "--iree-plugin=-input_torch" not in flags
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(None, False), ("1", True), ("4", False)])
+def test_one_thread_where_the_process_has_one(threads: str | None, expected: bool) -> None:
+    environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    assert ("--mlir-disable-threading" in select_parts(PLAIN, find_target("cpu"), environment)) == expected
