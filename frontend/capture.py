@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import InputSpec, Signature, StateSpec
+from retrograd.frontend.argument_answers import AskedArguments
 from retrograd.frontend.arguments import check_call, input_specs
 from retrograd.frontend.captured_graph import Captured
 from retrograd.frontend.checkpoints import tagged_checkpoints
@@ -89,6 +90,7 @@ def capture_joint(
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     flat = FlatModule(model, in_spec, leaves)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    flat.examples = tensors
     inputs = input_specs(args, dict(kwargs or {}))
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
@@ -117,7 +119,7 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     """AOTAutograd's joint export; whatever it raises becomes an error that names the user's line."""
     flat.tracing = True
     try:
-        with fx_traceback.preserve_node_meta(), portable_ops(), tagged_checkpoints(), _quiet():
+        with fx_traceback.preserve_node_meta(), AskedArguments(), portable_ops(), tagged_checkpoints(), _quiet():
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.argument_answers import Answer, Answers, answering
 from retrograd.frontend.own_hooks import OwnHooks
 from retrograd.frontend.pack_hooks import HookTracker
 from retrograd.frontend.python_calls_seen import PythonSeen, run_watched
@@ -54,6 +55,9 @@ class FlatModule(torch.nn.Module):
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
+        # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
+        self.examples: tuple[torch.Tensor, ...] | None = None
+        self.answers: tuple[Answer, ...] = ()
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -95,21 +99,36 @@ class FlatModule(torch.nn.Module):
         return run
 
     def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
-        recorder = CheckRecorder(tensors)
-        noting = self.own_hooks.noting(self.model)
-        given = unchanged(self.constants)
-        with HookTracker(), SourceTracker(), given, contained(self.model) as changed, noting, compiling(), recorder:
+        noting, given, watched = self.own_hooks.noting(self.model), unchanged(self.constants), self._watched(tensors)
+        with (
+            HookTracker(),
+            SourceTracker(),
+            given,
+            contained(self.model) as changed,
+            noting,
+            compiling(),
+            watched as of,
+        ):
             if self.python is not None:
                 return call()
             modules = {} if self.model is None else dict(self.model.named_modules())
             seen = PythonSeen()
             result = run_watched(call, seen, find_generators(self._call, modules))
-        self.checks = tuple(recorder.checks)
+        recorder, answers = of
+        self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
         if self.model is not None and changed:
-            with HookTracker(), SourceTracker(), contained(self.model), compiling(), CheckRecorder(tensors):
+            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors):
                 refuse_counting(self.model, call)
         return result
+
+    @contextlib.contextmanager
+    def _watched(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[CheckRecorder, Answers]]:
+        """While this is open, checks of the arguments pass, and questions about them are answered."""
+        with CheckRecorder(tensors) as recorder:
+            answers = Answers(recorder.functions, self.examples)
+            with answering(answers):
+                yield recorder, answers
 
     # The tracer swaps tensors in by name and puts the old ones back in the same order: of two names for one place (a
     # submodule that is used twice) the second would bring the tracer's tensor back for good. One name for each place.

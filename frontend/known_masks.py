@@ -98,8 +98,9 @@ def _known_arguments(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     plain: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            known = contents_of(leaf) if name not in _MAKE_LIKE else _make_like(leaf)
-            plain.append(known)
+            # Sizes may be given as tensors, too, whose contents count.
+            like = name in _MAKE_LIKE and bool(args) and leaf is args[0]
+            plain.append(_make_like(leaf) if like else contents_of(leaf))
         elif isinstance(leaf, torch.device):
             plain.append(torch.device("cpu"))
         else:

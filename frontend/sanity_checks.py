@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
+from torch.overrides import TorchFunctionMode
 
+from retrograd.frontend.argument_functions import WRITES, FunctionsOfArguments, Steps
 from retrograd.frontend.source import format_frame, is_user_file, user_frame
 
 _QUESTIONS = (Tensor.__bool__, Tensor.item)
@@ -36,57 +36,26 @@ _CHEAP_NAMES = """
     __le__ __gt__ __ge__ __add__ __sub__ __mul__ __mod__ __neg__ __rsub__ __getitem__ view reshape flatten squeeze
     unsqueeze select detach to long int float bool clone contiguous equal
 """
-_CHEAP = frozenset(_CHEAP_NAMES.split())
-
-
-@dataclass(frozen=True)
-class _Input:
-    """Argument number ``place`` of a call."""
-
-    place: int
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The result of step number ``place`` of a check."""
-
-    place: int
+CHEAP = frozenset(_CHEAP_NAMES.split())
 
 
 @dataclass(frozen=True)
 class SanityCheck:
     """A check of the arguments, at ``place`` in the model's code.
 
-    ``steps`` are functions, positional arguments and those by name, which give ``passes`` where nothing is wrong;
-    ``None`` where the check is taken for granted.
+    ``steps`` give ``passes`` where nothing is wrong; ``None`` where the check is taken for granted.
     """
 
     place: str
     passes: bool
-    steps: tuple[tuple[Callable[..., Any], Any, Any], ...] | None
+    steps: Steps | None
 
     def __str__(self) -> str:
         return f"{' '.join(self.place.split())} ({'taken for granted' if self.steps is None else 'before each call'})"
 
     def holds(self, arguments: Sequence[Tensor]) -> bool:
         """Whether the model would go on with these tensors as arguments, as far as this check is about them."""
-        if self.steps is None:
-            return True
-        found: list[Any] = []
-
-        def fill(leaf: Any) -> Any:
-            return (
-                arguments[leaf.place]
-                if isinstance(leaf, _Input)
-                else found[leaf.place]
-                if isinstance(leaf, _Step)
-                else leaf
-            )
-
-        with torch.no_grad():
-            for function, args, kwargs in self.steps:
-                found.append(function(*pytree.tree_map(fill, args), **pytree.tree_map(fill, kwargs)))
-        return bool(found[-1]) is self.passes
+        return self.steps is None or bool(self.steps.run(arguments)) is self.passes
 
 
 class CheckRecorder(TorchFunctionMode):
@@ -98,10 +67,7 @@ class CheckRecorder(TorchFunctionMode):
         self.checks: list[SanityCheck] = []
         # Further out than what made this there is none of the model's code.
         self._owner = sys._getframe(1).f_code
-        self._inputs = {id(t): place for place, t in enumerate(arguments)}
-        self._versions = {id(t): t._version for t in arguments}
-        # What each tensor was computed by, and its version then; the tensor is kept, so that its id stays its own.
-        self._steps: dict[int, tuple[Tensor, int, Any, Any, Any]] = {}
+        self.functions = FunctionsOfArguments(arguments)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,56 +82,27 @@ class CheckRecorder(TorchFunctionMode):
                 else find_passing(asking.f_code, asking.f_lasti)
             )
             if frame is not None and passes is not None and (func is Tensor.__bool__ or args[0].dtype is torch.bool):
-                self.checks.append(SanityCheck(format_frame(frame), passes, self._find_steps(args[0])))
+                self.checks.append(
+                    SanityCheck(format_frame(frame), passes, self.functions.find(args[0], CHEAP, _MOST_STEPS))
+                )
                 return passes
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and id(result) not in self._steps and id(result) not in self._inputs:
-            self._steps[id(result)] = (result, result._version, func, args, kwargs)
-        return result
+        if func in WRITES:
+            with self.functions.noting_write(func, args, kwargs):
+                return func(*args, **kwargs)
+        return self.functions.note(func(*args, **kwargs), func, args, kwargs)
 
     def _is_coin_that_never_falls(self, asked: Tensor) -> bool:
         """Whether it is ``torch.rand(...) < p`` of a ``p`` of zero, by which no layer is left out."""
-        step = self._steps.get(id(asked))
-        if step is None:
+        compared = self.functions.function_of(asked)
+        if (
+            compared is None
+            or getattr(compared.func, "__name__", "") not in ("lt", "__lt__")
+            or len(compared.args) != 2
+        ):
             return False
-        func, args = step[2:4]
-        if getattr(func, "__name__", "") not in ("lt", "__lt__") or len(args) != 2 or not isinstance(args[0], Tensor):
-            return False
-        drawn = self._steps.get(id(args[0]))
-        never = isinstance(args[1], int | float) and args[1] <= 0
-        return (
-            never and drawn is not None and drawn[0]._version == drawn[1] and drawn[2] in (torch.rand, torch.rand_like)
-        )
-
-    def _find_steps(self, asked: Tensor) -> tuple[tuple[Callable[..., Any], Any, Any], ...] | None:
-        """How a tensor comes from arguments by cheap functions; ``None`` where it does not."""
-        places: dict[int, int] = {}
-        steps: list[tuple[Any, Any, Any]] = []
-
-        def visit(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            if id(leaf) in self._inputs:
-                if leaf._version != self._versions[id(leaf)]:
-                    raise _TooMuch
-                return _Input(self._inputs[id(leaf)])
-            if id(leaf) not in places:
-                if id(leaf) not in self._steps:
-                    raise _TooMuch
-                _, version, func, args, kwargs = self._steps[id(leaf)]
-                if leaf._version != version or not _is_cheap(func):
-                    raise _TooMuch
-                taken = pytree.tree_map(visit, tuple(args)), pytree.tree_map(visit, dict(kwargs))
-                places[id(leaf)] = len(steps)
-                steps.append((func, *taken))
-                if len(steps) > _MOST_STEPS:
-                    raise _TooMuch
-            return _Step(places[id(leaf)])
-
-        try:
-            return tuple(steps) if isinstance(visit(asked), _Step) else ((torch.clone, (visit(asked),), {}),)
-        except _TooMuch:
-            return None
+        drawn, bound = compared.args
+        never = isinstance(bound, int | float) and bound <= 0
+        return never and getattr(drawn, "func", None) in (torch.rand, torch.rand_like)
 
 
 def _asking_frame(frame: FrameType | None) -> FrameType | None:
@@ -181,17 +118,6 @@ def _asking_frame(frame: FrameType | None) -> FrameType | None:
         and not _catches(asking.f_code, asking.f_lasti)
     )
     return asking if validates else user_frame(frame)
-
-
-def _is_cheap(function: Any) -> bool:
-    """Whether it is a function of PyTorch's that takes little time."""
-    if function is torch._is_all_true:
-        return True
-    return getattr(function, "__name__", "") in _CHEAP and bool(resolve_name(function))
-
-
-class _TooMuch(Exception):
-    """A value is not computed cheaply from arguments."""
 
 
 def is_caught(frame: FrameType | None, owner: CodeType) -> bool:

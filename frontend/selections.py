@@ -7,7 +7,8 @@ elements are added up or written back: ``F.cross_entropy(scores[mask], labels[ma
 of an element that is not chosen stands the first one that is: a function that is defined on what is chosen, a logarithm
 of what is positive, say, is defined there too, and so is its derivative. A gradient of zero stays zero.
 
-What needs the elements in a row, or how many they are, as a number, cannot be traced and is refused.
+What needs the elements in a row, or how many they are, as a number, cannot be traced and is refused, unless the mask is
+computed from arguments alone: then there are as many as for the arguments that are compiled for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from retrograd.frontend.argument_answers import ask, count
 from retrograd.frontend.source import IN_PARTS, CaptureError, place_of_caller
 
 # Functions whose result at an element depends on their arguments there alone, as methods or functions of torch.
@@ -63,12 +65,14 @@ class Selection:
     list: by their other names the old elements would have changed, and are refused.
     """
 
-    __slots__ = ("distinct", "mask", "memory", "rows", "version")
+    __slots__ = ("dense", "distinct", "mask", "memory", "rows", "version")
 
     def __init__(self, rows: Tensor, mask: Tensor, version: int, memory: list[bool] | None = None) -> None:
         self.rows, self.mask, self.version = rows, mask, version
         # Whether they are indices, of which none comes twice.
         self.distinct = False
+        # The elements in a row, once they have been asked for; they stand in its place from then on.
+        self.dense: Tensor | None = None
         self.memory = [True] if memory is None else memory
 
     @classmethod
@@ -113,6 +117,41 @@ class Selection:
         """As of a tensor: one axis for all that are chosen."""
         return self.behind + 1
 
+    @property
+    def shape(self) -> torch.Size:
+        """As of a tensor."""
+        return self._asked_shape("shape")
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        shape = self._asked_shape("size")
+        return shape if dim is None else shape[dim]
+
+    def numel(self) -> int:
+        """As of a tensor."""
+        return self._asked_shape("numel").numel()
+
+    def _asked_shape(self, name: str) -> torch.Size:
+        if self.dense is not None:
+            return self.dense.shape
+        size = ask(self.mask, count)
+        if size is None:
+            raise refusal(name)
+        return torch.Size([size, *self.rows.shape[self.mask.dim() :]])
+
+    def settle(self) -> Tensor | None:
+        """The elements in a row; ``None`` where nobody knows how many they are."""
+        if self.dense is None and self.memory:
+            size = ask(self.mask, count)
+            if size is not None:
+                flat, numbers = self.mask.flatten(), torch.arange(self.mask.numel(), device=self.mask.device)
+                # What is not chosen goes to one place behind the last.
+                target = torch.where(flat, flat.long().cumsum(0) - 1, size)
+                places = numbers.new_zeros(size + 1).scatter(0, target, numbers)[:size]
+                self.dense = self.flat().index_select(0, places)
+                self.memory.clear()
+        return self.dense
+
     def wide_mask(self) -> Tensor:
         """The mask, for ``rows`` to be broadcast against."""
         return self.mask.reshape(*self.mask.shape, *[1] * self.behind)
@@ -135,16 +174,16 @@ class Selection:
             raise refusal(name)
         return lambda *args, **kwargs: apply(method, (self, *args), kwargs)
 
-    def __getitem__(self, key: Any) -> Selection:
+    def __getitem__(self, key: Any) -> Any:
         """A part of each element: ``[:, i]``, ``[..., i]``."""
-        keys = key if isinstance(key, tuple) else (key,)
-        first, plain = keys[0], all(part is not Ellipsis and isinstance(part, int | slice) for part in keys[1:])
-        if not plain or not (first is Ellipsis or (isinstance(first, slice) and first == slice(None))):
-            raise refusal("[...]")
-        if len(keys) - 1 > self.behind:
-            raise IndexError(f"too many indices for a tensor of {self.ndim} axes")
-        whole = [] if first is Ellipsis else [slice(None)] * self.mask.dim()
-        return self.having(self.rows[(*whole, *([Ellipsis] * (not whole)), *keys[1:])], shared=True)
+        return or_settled(_select_part, Tensor.__getitem__, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Only where the elements are known to be in a row."""
+        dense = self.settle()
+        if dense is None:
+            raise refusal("[...] = y")
+        dense[key] = value
 
     @classmethod
     def __torch_function__(
@@ -157,10 +196,13 @@ class Selection:
         raise refusal("bool()")
 
     def __len__(self) -> int:
-        raise refusal("len()")
+        return self._asked_shape("len()")[0]
 
     def __iter__(self) -> Any:
-        raise refusal("a loop over it")
+        dense = self.settle()
+        if dense is None:
+            raise refusal("a loop over it")
+        return iter(dense)
 
     __hash__ = object.__hash__
 
@@ -171,7 +213,12 @@ def _operator(name: str) -> Callable[..., Any]:
 
 def _in_place(name: str) -> Callable[..., Selection]:
     def write(self: Selection, other: Any) -> Selection:
-        result: Selection = apply(getattr(Tensor, name), (self, other), {})
+        result = apply(getattr(Tensor, name), (self, other), {})
+        if not isinstance(result, Selection):
+            if self.dense is None:
+                raise refusal(name)
+            self.dense.copy_(result)
+            return self
         self.memory.clear()
         return result.having(result.rows.to(self.rows.dtype))
 
@@ -185,12 +232,44 @@ for _name, _plain in _IN_PLACE.items():
     setattr(Selection, _name, _in_place(_plain))
 
 
+def _select_part(chosen: Selection, key: Any) -> Selection:
+    keys = key if isinstance(key, tuple) else (key,)
+    first, plain = keys[0], all(part is not Ellipsis and isinstance(part, int | slice) for part in keys[1:])
+    if not plain or not (first is Ellipsis or (isinstance(first, slice) and first == slice(None))):
+        raise refusal("[...]")
+    if len(keys) - 1 > chosen.behind:
+        raise IndexError(f"too many indices for a tensor of {chosen.ndim} axes")
+    whole = [] if first is Ellipsis else [slice(None)] * chosen.mask.dim()
+    return chosen.having(chosen.rows[(*whole, *([Ellipsis] * (not whole)), *keys[1:])], shared=True)
+
+
+def or_settled(call: Callable[..., Any], func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``call`` of arguments of which some are selections; where that needs their elements in a row, and it is known
+    how many they are, ``func`` of tensors in their place."""
+    settle = lambda leaf: leaf.dense if isinstance(leaf, Selection) and leaf.dense is not None else leaf  # noqa: E731
+    args, kwargs = pytree.tree_map(settle, (tuple(args), kwargs))
+    chosen = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Selection)]
+    if not chosen:
+        return func(*args, **kwargs)
+    try:
+        return call(*args, **kwargs)
+    except NotInARowError:
+        if any(selection.settle() is None for selection in chosen):
+            raise
+    return func(*pytree.tree_map(settle, args), **pytree.tree_map(settle, kwargs))
+
+
 def apply(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func`` of arguments of which some are selections.
 
     Raises:
-        CaptureError: it is no function of single elements, nor a sum or mean of them.
+        CaptureError: it is no function of single elements, nor a sum or mean of them, and nobody knows how many they
+            are.
     """
+    return or_settled(lambda *args, **kwargs: _apply(func, args, kwargs), func, args, kwargs)
+
+
+def _apply(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = func.__name__
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Selection)]
     chosen = given[0]
@@ -281,8 +360,12 @@ def is_same_choice(chosen: Selection, mask: Tensor, version: int) -> bool:
     return chosen.mask is mask and chosen.version == version
 
 
-def refusal(name: str, what: str = "") -> CaptureError:
+class NotInARowError(CaptureError):
+    """Elements that a mask chooses are needed in a row."""
+
+
+def refusal(name: str, what: str = "") -> NotInARowError:
     """What is raised where a selection would need the elements in a row."""
     of = f"{name} {what}".strip()
     where = f"the size of x[mask], or of where(mask), depends on the mask's contents{place_of_caller()}"
-    return CaptureError(f"data-dependent shape: {of}, where {where}", _REMEDY)
+    return NotInARowError(f"data-dependent shape: {of}, where {where}", _REMEDY)

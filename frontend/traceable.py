@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from retrograd.frontend.chosen_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.ctc_loss import ctc_loss
 from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.known_masks import forget, note_contents, places_of, read_arguments
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
-from retrograd.frontend.selections import Selection, is_same_choice, refusal
+from retrograd.frontend.selections import Selection, is_same_choice, or_settled, refusal
 
 
 class TraceableFunctions(TorchFunctionMode):
@@ -28,6 +29,8 @@ class TraceableFunctions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         formula = _FUNCTIONS.get(func)
+        if formula is not None and any(isinstance(leaf, Selection) for leaf in pytree.tree_leaves((args, kwargs))):
+            return or_settled(_or_itself(formula, func), func, args, kwargs)
         result = formula(*args, **kwargs) if formula is not None else NotImplemented
         if result is not NotImplemented:
             return result
@@ -37,6 +40,14 @@ class TraceableFunctions(TorchFunctionMode):
         if given is not None:
             note_contents(func, (args, kwargs), given, result)
         return result
+
+
+def _or_itself(formula: Callable[..., Any], func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = formula(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+    return call
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:

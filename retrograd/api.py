@@ -49,7 +49,7 @@ from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
 from retrograd.runtime.executor import Program
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
-from retrograd.specializations import Specializations
+from retrograd.specializations import Specializations, asking
 from retrograd.stagers import import_captured
 from retrograd.variants import variants_of
 
@@ -171,16 +171,14 @@ def compile_backward(
             unlocated = backward.narrowed or captured.sizes.sizes
             locate = None if unlocated else partial(_locate, captured, built, options.target)
             call = verified(call, captured, reference, locate)
-        call = captured.module.checked(
-            under_hooks(call, hooks), len(captured.signature.params + captured.signature.buffers)
-        )
+        call = asking(captured, under_hooks(call, hooks))
     if captured.sizes.sizes:
         # Outside of the trace, in which every tensor would be a fake one.
         with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
             captured = admit_ones(captured, model, args, kwargs)
     manifest = describe(captured, built, options, _name_of(model), phases)
-    if captured.module.checks:
-        manifest.report["checks"] = list(dict.fromkeys(map(str, captured.module.checks)))
+    if asked := [*captured.module.checks, *captured.module.answers]:
+        manifest.report["checks"] = list(dict.fromkeys(map(str, asked)))
     convention = _convention(captured, built.program)
     names, training = [e.name for e in convention.state], captured.signature.training
     constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
@@ -204,6 +202,7 @@ def compile_backward(
         verification=built.checks or Unchecked(said),
         cut=built.cut_halves(),
         captured=built.captured,
+        answers=[str(answer) for answer in captured.module.answers],
     )
     compiled = CompiledBackward(parts)
     once_more = partial(

@@ -13,18 +13,44 @@ from typing import Any
 
 import torch
 
+from retrograd.frontend.capture import CapturedGraph
 from retrograd.frontend.pack_hooks import HookPair
 from retrograd.frontend.python_places import PythonValues
-from retrograd.runtime.calling import ArgumentError, MissingGradientError
+from retrograd.runtime.calling import ArgumentError, OtherAnswersError, OtherProgramError
 from retrograd.runtime.compiled import CompiledBackward
 
 # As many as PyTorch's compiler makes of one function before it gives up (torch._dynamo.config.recompile_limit).
 LIMIT = 8
+# Of those, as many as are made because the arguments' contents give other answers.
+MOST_ANSWERS = 3
 _REMEDY = "pass it as a tensor argument, or compile the model for each value by itself"
 
 
 class SpecializationWarning(UserWarning):
     """A model goes by a Python value that is another one at each call, and runs in eager."""
+
+
+def asking(
+    captured: CapturedGraph, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    """``call`` of the model's parameters and buffers and its arguments, behind the model's checks of these, and asked
+    before what the model asks of them.
+
+    Raises:
+        OtherAnswersError: of the result, an answer is another one.
+    """
+    state = len(captured.signature.params + captured.signature.buffers)
+    call, answers = captured.module.checked(call, state), captured.module.answers
+    if not answers:
+        return call
+
+    def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for answer in answers:
+            if not answer.holds(primals[state:]):
+                raise OtherAnswersError(f"the contents of the arguments decide otherwise: {answer}; compile again")
+        return call(primals)
+
+    return run
 
 
 @dataclass
@@ -49,8 +75,9 @@ class Specializations:
         """Whether Python's values are those of the first program."""
         return self.values.are_as_before()
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: OtherProgramError | None = None) -> Any:
         """Call the program for what Python's values are now, and these arguments; compiled now if there is none.
+        ``refused`` says why the first program does not take them.
 
         Where that would be one more than the limit, the model runs in eager, which a warning says.
 
@@ -63,16 +90,22 @@ class Specializations:
             if values.are_as_before():
                 try:
                     return program(*args, **kwargs)
-                except MissingGradientError:
+                except OtherProgramError:
                     # Nothing ran. One for more tensors that require grad may be among the others.
                     continue
-        reason = "; ".join(self.values.find_changed()) or "more tensors that require grad"
-        if len(self._others) >= LIMIT:
+        other_answers = isinstance(refused, OtherAnswersError)
+        reason = str(refused) if other_answers else "more tensors that require grad"
+        reason = "; ".join(self.values.find_changed()) or reason
+        # Contents differ from call to call where they differ at all.
+        limit = MOST_ANSWERS if other_answers else LIMIT
+        if len(self._others) >= limit:
             return self._run_eager(args, kwargs, reason)
         return self._compile(args, kwargs, reason)(*args, **kwargs)
 
     def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
-        message = f"compiled {LIMIT + 1} times, and once more other than what it was compiled with: {reason}"
+        message = (
+            f"compiled {len(self._others) + 1} times, and once more other than what it was compiled with: {reason}"
+        )
         if self.fallback == "error":
             raise ArgumentError(f"{message}; {_REMEDY}")
         if not self._has_warned:

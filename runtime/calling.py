@@ -23,7 +23,15 @@ class ArgumentError(RetrogradError, TypeError):
     """An argument that the compiled program does not take; the message names it and what was expected."""
 
 
-class MissingGradientError(ArgumentError):
+class OtherProgramError(ArgumentError):
+    """The arguments need another program of the same model; nothing has run."""
+
+
+class OtherAnswersError(OtherProgramError):
+    """The model asks about its arguments' contents, and the answer is another one than when it was compiled."""
+
+
+class MissingGradientError(OtherProgramError):
     """A tensor requires grad now, and did not when the program was compiled, which has no gradient of it."""
 
 

@@ -16,7 +16,7 @@ from retrograd.contract.manifest import Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.artifact import ArtifactError, write_artifact
-from retrograd.runtime.calling import ArgumentError, CallingConvention, MissingGradientError
+from retrograd.runtime.calling import ArgumentError, CallingConvention, OtherProgramError
 from retrograd.runtime.captured_calls import CapturedCall
 from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
@@ -51,8 +51,9 @@ class OtherPrograms(Protocol):
     def is_first(self) -> bool:
         """Whether Python's values are those of the first program."""
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the one for the values and arguments as they are, which is compiled if there is none."""
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: OtherProgramError | None = None) -> Any:
+        """Call the one for the values and arguments as they are, which is compiled if there is none; ``refused`` is
+        what the first program says of the arguments."""
 
 
 class Verification(Protocol):
@@ -90,7 +91,8 @@ class Parts:
     ``bisect``, given arguments, finds the first op at fault; ``None`` where the model is not known. ``times`` are those
     of what runs in torch. ``variants`` says what each backward that was compiled since does without, and may grow;
     ``None`` where there can be no others. ``verification`` says how first calls were checked; ``cut`` are the halves
-    that are cut into stages, by name, and ``captured`` the functions that are replayed as CUDA graphs.
+    that are cut into stages, by name, and ``captured`` the functions that are replayed as CUDA graphs. ``answers`` are
+    what the model was answered about the contents of its arguments, which is asked again before each call.
     """
 
     call: Call
@@ -106,6 +108,7 @@ class Parts:
     verification: Verification = dataclasses.field(default_factory=lambda: Unchecked("not verified"))
     cut: Mapping[str, Half] = dataclasses.field(default_factory=dict)
     captured: Sequence[tuple[str, CapturedCall]] = ()
+    answers: Sequence[str] = ()
 
 
 class CompiledBackward:
@@ -142,8 +145,8 @@ class CompiledBackward:
             return others.call(args, kwargs)
         try:
             return self._run(args, kwargs)
-        except MissingGradientError:
-            return others.call(args, kwargs)
+        except OtherProgramError as error:
+            return others.call(args, kwargs, error)
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         parts = self._parts
@@ -198,6 +201,12 @@ class CompiledBackward:
             raise ArtifactError(
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"
+            )
+        if self._parts.answers:
+            listed = "\n  ".join(self._parts.answers)
+            raise ArtifactError(
+                f"the program is right for arguments of these contents alone, which a file cannot ask for; pass what "
+                f"the model asks as a Python number:\n  {listed}"
             )
         if (wrong := self._parts.verification.find_wrong()) is not None:
             raise ArtifactError(

@@ -1,0 +1,192 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Models that ask what is in their arguments: each answer is a program, and every step has eager's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retrograd
+
+Forward = Callable[[nn.Linear, Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """A function of a layer, rows of numbers, and integers."""
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(self.layer, x, y)
+
+
+def labelled(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    rows = (y > 0).nonzero()
+    scores: Tensor = layer(x)
+    if rows.size(0) > 0:
+        chosen = torch.gather(scores, 0, rows.expand(rows.size(0), scores.size(1)))
+        return F.cross_entropy(chosen, torch.gather(y, 0, rows.view(-1)) - 1)
+    return scores.sum() * 0
+
+
+def branching(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    if (y > 0).all():
+        return layer(x).sin().sum()  # type: ignore[no-any-return]
+    return (layer(x) * (y > 0)[:, None]).cos().sum()  # type: ignore[no-any-return]
+
+
+def cut_short(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    length = int(y.max())
+    inside = torch.arange(y.max())[None] < y[:, None]  # type: ignore[call-overload]
+    return (layer(x)[:length].sum(0) * inside.sum()).square().sum() + layer(x)[: y.max()].sum()  # type: ignore[no-any-return]
+
+
+def repeated(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return torch.repeat_interleave(layer(x), y, dim=0).cumsum(0).square().sum()
+
+
+def split_up(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    rows = layer(torch.cat([x, x, x]))[: int(y.sum())]
+    return torch.stack([part.sum(0) for part in rows.split(y.tolist())]).sin().sum()
+
+
+def one_by_one(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([layer(x[: y[i]]).sum() for i in range(y.shape[0])]).sin().sum()
+
+
+def in_a_row(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    rows = layer(x)[y > 1]
+    return (rows.sort(0)[0].cumsum(0)[-1] * len(rows)).square().sum()  # type: ignore[no-any-return]
+
+
+def written_in_a_row(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    rows = layer(x)[y > 1]
+    turned = rows.flip(0) * 2
+    rows += 1
+    rows[0] = turned[0] * 3
+    return (rows * turned).sum()  # type: ignore[no-any-return]
+
+
+def by_expert(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for number in range(4):
+        (rows,) = torch.where(y == number)
+        if rows.numel() == 0:
+            continue
+        out.index_add_(0, rows, layer(x[None, rows].reshape(-1, 4)) * (number + 1))
+    return out.square().sum()
+
+
+def masked_by_hand(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    mask = (y > 0).float()
+    mask[y == 2] = 2
+    return layer(x).sum() if bool((mask > 1).any()) else layer(x).square().sum()  # type: ignore[no-any-return]
+
+
+ASKING: dict[str, Forward] = {
+    f.__name__: f
+    for f in (
+        labelled,
+        branching,
+        cut_short,
+        repeated,
+        split_up,
+        one_by_one,
+        in_a_row,
+        written_in_a_row,
+        by_expert,
+        masked_by_hand,
+    )
+}
+CONTENTS = ([1, 2, 3, 1], [2, 1, 1, 3], [1, 3, 3, 1], [3, 0, 2, 0], [1, 2, 3, 1])
+
+
+def gradients(model: nn.Module, call: Callable[..., Tensor], *args: Tensor) -> list[Tensor]:
+    loss = call(*args)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def sample(turn: int, contents: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(turn)), torch.tensor(contents)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_steps_of_other_contents(name: str) -> None:
+    model = Model(ASKING[name])
+    step = retrograd.compile_backward(model, sample(0, CONTENTS[0]), cache=False)
+    assert any("asked before each call" in line for line in step.explain().to_dict()["checks"])
+    for turn, contents in enumerate(CONTENTS):
+        given = sample(turn, contents)
+        torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
+
+
+def test_the_same_answer_takes_the_same_program() -> None:
+    model = Model(branching)
+    step = retrograd.compile_backward(model, sample(0, [1, 2, 3, 4]), cache=False)
+    step(*sample(1, [4, 3, 2, 1]))
+    assert "specializations" not in step.explain().to_dict()
+    step(*sample(2, [0, 3, 2, 1]))
+    (reason,) = step.explain().to_dict()["specializations"]
+    assert "the contents of the arguments decide otherwise" in reason and "(True, asked" in reason
+
+
+def test_what_is_another_answer_each_time_runs_in_eager() -> None:
+    model = Model(cut_short)
+    step = retrograd.compile_backward(model, sample(0, [1, 1, 1, 1]), cache=False)
+    for most in (2, 3, 4):
+        step(*sample(most, [1, most, 1, 1]))
+    given = sample(5, [1, 5, 1, 1])
+    with pytest.warns(retrograd.SpecializationWarning, match="such calls run in eager"):
+        torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
+
+
+def test_a_file_asks_nothing(tmp_path: Path) -> None:
+    step = retrograd.compile_backward(Model(branching), sample(0, [1, 2, 3, 4]), cache=False)
+    with pytest.raises(retrograd.ArtifactError, match="arguments of these contents alone"):
+        step.save(tmp_path / "program.rgd")
+
+
+def scaled(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return layer(x).sum() * x.abs().max().item()  # type: ignore[no-any-return]
+
+
+def of_parameters(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return layer(x).sum() if bool((layer(x) > 0).any()) else x.sum()
+
+
+def written_elsewhere(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    mask = y > 0
+    mask.view(2, 2)[0].logical_not_()
+    return layer(x).sum() if mask.any() else layer(x).square().sum()  # type: ignore[no-any-return]
+
+
+def drawn(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return layer(x).sum() if bool((torch.rand(4) + y > 2).any()) else layer(x).square().sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", [scaled, of_parameters, written_elsewhere, drawn])
+def test_what_is_not_answered(function: Forward) -> None:
+    with pytest.raises(retrograd.CaptureError, match="data-dependent") as refused:
+        retrograd.compile_backward(Model(function), sample(0, [1, 2, 3, 1]), cache=False)
+    assert 'torch.compile(model, backend="retrograd")' in refused.value.remedy
+
+
+def test_sizes_given_as_tensors() -> None:
+    def padded(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        wide = x.new_zeros((torch.tensor(4), torch.tensor(6)))  # type: ignore[arg-type]
+        wide[:, :4] = layer(x)
+        return wide.square().sum()
+
+    model = Model(padded)
+    step = retrograd.compile_backward(model, sample(0, [1, 2, 3, 1]), cache=False)
+    given = sample(1, [1, 2, 3, 1])
+    torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
