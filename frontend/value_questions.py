@@ -107,8 +107,8 @@ def _batch_norm_averaged(
     """``F.batch_norm`` for a layer whose running statistics are means over all batches: 1 / n of the newest is in."""
     if running_mean is None or running_var is None or layer.num_batches_tracked is None:
         return F.batch_norm(x, running_mean, running_var, *args, **kwargs)
-    # With the share of _WHOLE, a batch norm leaves the statistics of the batch.
-    of_batch = torch.empty_like(running_mean), torch.empty_like(running_var)
+    # With the share of _WHOLE, a batch norm leaves the statistics of the batch; it multiplies what was there by zero.
+    of_batch = torch.zeros_like(running_mean), torch.zeros_like(running_var)
     y = F.batch_norm(x, *of_batch, *args, **kwargs)
     with torch.no_grad():
         for running, newest in zip((running_mean, running_var), of_batch, strict=True):
