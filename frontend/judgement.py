@@ -30,7 +30,8 @@ SHAKES = 4
 # good as equal, either may be the larger.
 COARSE_SHAKES = 16
 # Of many numbers that are no floats so few may hang on rounding without a run that shows it: each run of a network of
-# the size that people train takes seconds.
+# the size that people train takes seconds. Where rounding decides many, as in a deep network under autocast, each run
+# has some that no other has: eager's count, and SLACK times as many are allowed.
 _FEW = 1e-5
 # The largest error of one element, over the largest element, counts as this much less than that of the norm.
 _OF_LARGEST = 0.1
@@ -96,6 +97,8 @@ def _judge_again(
     own = {i: error_of(eager[i], expected[i], floor) for i in suspects}
     errors = {i: error_of(found[i], expected[i], floor) for i in suspects}
     alike = {i: (found[i] == eager[i]) for i in suspects}
+    # Where another run of eager gives what eager gave.
+    again_given = {i: torch.zeros_like(alike[i]) for i in suspects}
     open_places = list(suspects)
     for count, run in enumerate(chain([precise], again)):
         if run is None:
@@ -105,10 +108,12 @@ def _judge_again(
                 # Coarse runs say nothing of numbers.
                 own[i] = max(own[i], error_of(run[i], expected[i], floor)) if count <= SHAKES else own[i]
             else:
-                alike[i] |= found[i] == run[i].to(found[i].dtype)
-        few = _FEW if count >= SHAKES else 0.0
+                other = run[i].to(found[i].dtype)
+                alike[i] |= found[i] == other
+                again_given[i] |= eager[i] == other
+        few = {i: max(_FEW, SLACK * _share_of_false(again_given[i])) if count >= SHAKES else 0.0 for i in open_places}
         open_places = [
-            i for i in open_places if not _is_settled(found[i], alike[i], few, errors[i], allowed[i], own[i])
+            i for i in open_places if not _is_settled(found[i], alike[i], few[i], errors[i], allowed[i], own[i])
         ]
         if not open_places:
             return None
@@ -121,8 +126,12 @@ def _judge_again(
 
 def _is_settled(found: Tensor, alike: Tensor, few: float, error: float, allowed: float, own: float) -> bool:
     if _hangs_on_rounding(found):
-        return alike.numel() - int(alike.sum()) <= few * alike.numel()
+        return _share_of_false(alike) <= few
     return error <= max(allowed, SLACK * own)
+
+
+def _share_of_false(truths: Tensor) -> float:
+    return (truths.numel() - int(truths.sum())) / max(truths.numel(), 1)
 
 
 def _hangs_on_rounding(found: Tensor) -> bool:

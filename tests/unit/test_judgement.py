@@ -124,6 +124,17 @@ def test_of_many_comparisons_a_few_may_hang_on_rounding() -> None:
     assert judge(compare, x, flip(3)) is not None
 
 
+def test_comparisons_of_which_each_run_decides_some_alone() -> None:
+    """In a deep network under autocast each run has a few comparisons that no other has."""
+    generator = torch.Generator().manual_seed(4)
+    sure = torch.rand(100_000, generator=generator) > 0.5
+    runs = [[sure ^ (torch.rand(100_000, generator=generator) < 0.01)] for _ in range(3 + SHAKES + COARSE_SHAKES)]
+    ours, eager, *others = runs
+    assert find_difference(ours, eager, [0.0], lambda: iter(others)) is None
+    wrong = [ours[0] ^ (torch.arange(100_000) < 30_000)]
+    assert find_difference(wrong, eager, [0.0], lambda: iter(others)) is not None
+
+
 def test_infinities_in_the_same_places_are_right() -> None:
     x = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")])
     assert error_of(x, x.clone()) == 0.0
