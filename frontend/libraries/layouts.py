@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.deferred_code import recompile_when_called
@@ -25,22 +26,9 @@ WITH = "retrograd_with"
 """In a view's ``meta``: the name of the op whose island it is part of."""
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_VIEWS = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.alias.default,
-    aten.detach.default,
-)
+# Besides all ops that are views by their schema. Strides that an op names are of memory that is not there.
+_VIEWS = (aten._unsafe_view.default, aten.reshape.default, aten.detach.default)
+_NO_VIEWS = (aten.as_strided.default,)
 _PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
 
 
@@ -49,9 +37,10 @@ def attach_views(graph_module: GraphModule) -> None:
     graph = graph_module.graph
     marked = mark_library_ops(graph)
     for node in marked:
+        copies: dict[Node, Node] = {}
         for value in list(node.all_input_nodes):
             with graph.inserting_before(node):
-                node.replace_input_with(value, _taken(graph, node, value))
+                node.replace_input_with(value, _taken(graph, node, value, copies))
         _give(graph, node)
     if marked:
         # Sizes stay: shapes are written in terms of them.
@@ -59,26 +48,35 @@ def attach_views(graph_module: GraphModule) -> None:
         recompile_when_called(graph_module)
 
 
-def _taken(graph: Graph, op: Node, value: Node) -> Node:
-    """What the op is to take in place of ``value``: a view of its own, of something contiguous."""
+def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Node:
+    """What the op is to take in place of ``value``: a view of its own, of something contiguous; ``copies`` are the
+    views that it has so far."""
     if _is_contiguous(value):
         return value
+    if value in copies:
+        return copies[value]
     source = _source_of(value)
     if source is not None:
-        argument = _taken(graph, op, source)
-        copy = graph.node_copy(value, lambda n: argument if n is source else n)
-        return _belongs(copy, op)
+        argument = _taken(graph, op, source, copies)
+        copies[value] = _belongs(graph.node_copy(value, lambda n: argument if n is source else n), op)
+        return copies[value]
     order = _order_of(value)
     return value if order is None else _permuted(graph, op, _permuted(graph, None, value, order), _inverse(order))
 
 
 def _source_of(view: Node) -> Node | None:
     """The tensor that a node is a view of; of a part, the tuple that it is taken from."""
-    if view.target in _VIEWS:
+    if _is_view(view.target):
         return view.args[0] if isinstance(view.args[0], Node) else None
     if view.target is operator.getitem and isinstance(view.args[0], Node) and view.args[0].target in _PARTS:
         return view.args[0]
     return view.args[0] if view.target in _PARTS and isinstance(view.args[0], Node) else None
+
+
+def _is_view(target: Any) -> bool:
+    if target in _VIEWS:
+        return True
+    return isinstance(target, OpOverload) and target.is_view and target not in (*_PARTS, *_NO_VIEWS)
 
 
 def _give(graph: Graph, op: Node) -> None:

@@ -77,9 +77,27 @@ class Small(nn.Module):
         return F.scaled_dot_product_attention(y, y, y).square().mean()
 
 
-def capture(libraries: Libraries) -> torch.fx.GraphModule:
+class Projected(nn.Module):
+    """Attention of three parts of one projection, as they are written: unpacked, by ``unbind``, by ``chunk``."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(x)
+        if self.way == "chunk":
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in y.chunk(3, -1))
+        else:
+            parts = y.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            q, k, v = parts if self.way == "unpacked" else parts.unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).square().mean()
+
+
+def capture(libraries: Libraries, model: nn.Module | None = None, *size: int) -> torch.fx.GraphModule:
     with contextlib.ExitStack() as stack, library_ops(libraries):
-        return capture_joint(stack, Small(), (torch.randn(2, 3, 4, 4),)).graph_module
+        return capture_joint(stack, model or Small(), (torch.randn(size or (2, 3, 4, 4)),)).graph_module
 
 
 def test_smaller_ones_are_written_out_in_the_trace() -> None:
@@ -109,6 +127,24 @@ def test_views_belong_to_ops_that_there_are() -> None:
     views = [node for node in graph.nodes if WITH in node.meta]
     assert views
     assert {node.meta[WITH] for node in views} <= {node.name for node in graph.nodes if node.target in LIBRARY_OPS}
+
+
+@pytest.mark.parametrize("way", ["unpacked", "unbind", "chunk"])
+def test_parts_of_a_projection_are_taken_inside_of_the_island(way: str) -> None:
+    """So that nothing is copied on the way."""
+    graph = capture(Libraries(cpu=0), Projected(way), 2, 5, 8).graph
+    for op in (node for node in graph.nodes if node.target in LIBRARY_OPS):
+        reached, todo = set(), [*op.all_input_nodes]
+        while todo:
+            node = todo.pop()
+            if node.meta.get(WITH) == op.name:
+                todo += node.all_input_nodes
+            else:
+                reached.add(node)
+        assert not [node.format_node() for node in reached if not node.meta["val"].is_contiguous()]
+        # The projection; of the backward the tangent, the output and the log-sum-exp too.
+        backward = op.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        assert len(reached) == (4 if backward else 1)
 
 
 def test_written_out_no_op_is_a_librarys() -> None:
