@@ -31,6 +31,7 @@ from retrograd.runtime.devices import (
 from retrograd.runtime.loaded import Argument, Loaded, OutOfDeviceMemory
 from retrograd.runtime.openmp import release_threads
 from retrograd.runtime.plain_call import PlainCall
+from retrograd.runtime.queued_call import QueuedCall
 from retrograd.runtime.tensors import (
     ALIGNMENT,
     ExecutionError,
@@ -67,9 +68,9 @@ class Program:
         self._vmfb = vmfb
         self._driver = driver
         self._loaded: Loaded | None = None
-        # By name, the calls of functions that turned out to be short, in the calling thread: a caller who knows that
-        # they take as long each time needs nothing more.
-        self.short_calls: dict[str, PlainCall] = {}
+        # By name, the calls of functions that turned out to be short, in the calling thread, or that were queued: a
+        # caller who knows that they take as long each time needs nothing more.
+        self.short_calls: dict[str, PlainCall | QueuedCall] = {}
         try:
             self._loaded = Loaded(vmfb, get_device(driver))
         except DeviceError:
@@ -199,7 +200,10 @@ class Program:
         if device.is_staged:
             return loaded.invoke_staged(name, inputs, results, same_step)
         if loaded.launcher is not None and loaded.launcher.takes(name):
-            return loaded.launch(name, [tensor for tensor in (*inputs, *results) if isinstance(tensor, torch.Tensor)])
+            loaded.launch(name, [tensor for tensor in (*inputs, *results) if isinstance(tensor, torch.Tensor)])
+            if name not in self.short_calls and (queued := loaded.launcher.queued_call(name)) is not None:
+                self.short_calls[name] = queued
+            return None
         with _after_torch(device.torch_device):
             return _invoke_beside_torch(loaded, name, inputs, results)
 

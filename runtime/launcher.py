@@ -12,16 +12,16 @@ import ctypes
 import io
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from retrograd.contract.launches import MEMBER, Copy, Fill, Kernel, Launches, LaunchPlan, Place, parse_launches
+from retrograd.contract.launches import MEMBER, Kernel, Launches, LaunchPlan, parse_launches
 from retrograd.runtime.cuda_code import CudaCode, read_code
 from retrograd.runtime.cuda_driver import Driver
 from retrograd.runtime.declaration import ELEMENT_DTYPES
+from retrograd.runtime.prepared_plan import PreparedPlan
+from retrograd.runtime.queued_call import QueuedCall
 from retrograd.runtime.tensors import ExecutionError
 
 _address_of = torch.Tensor.data_ptr
@@ -34,7 +34,7 @@ class Launcher:
         self._launches, self._codes, self._driver, self._device = launches, codes, driver, device
         self._lock = threading.Lock()
         self._modules: dict[tuple[str, int], ctypes.c_void_p] = {}
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[str, PreparedPlan] = {}
         # Addresses of buffers that initializers left, and the memory that they are in.
         self._globals: dict[str, int] | None = None
         self._kept: list[torch.Tensor] = []
@@ -82,6 +82,19 @@ class Launcher:
             check_tensors(name, prepared.plan, tensors)
             self._run(prepared, tensors)
 
+    def queued_call(self, name: str) -> QueuedCall | None:
+        """The short way to a function that was launched; none before that, or without a device of CUDA's."""
+        prepared, device = self._prepared.get(name), self._device.index
+        if prepared is None or device is None:
+            return None
+        place = torch.device("cuda", device)
+
+        def allocate(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.uint8, device=place)
+
+        current, stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+        return QueuedCall(prepared, device, self._lock, current, stream, allocate)
+
     def _initialize(self) -> tuple[dict[str, int], list[torch.Tensor]]:
         """Run all initializers; where one fails, the next call runs them anew."""
         addresses: dict[str, int] = {}
@@ -95,14 +108,14 @@ class Launcher:
             torch.cuda.current_stream(self._device).synchronize()
         return addresses, memory
 
-    def _run(self, prepared: Prepared, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _run(self, prepared: PreparedPlan, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         scratch = torch.empty(prepared.plan.scratch, dtype=torch.uint8, device=self._device)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         prepared.run([*map(_address_of, tensors), scratch.data_ptr()], stream)
         return scratch
 
-    def _prepare(self, name: str, plan: LaunchPlan, globals_: dict[str, int]) -> Prepared:
-        return Prepared(name, plan, self._driver, self._function, globals_)
+    def _prepare(self, name: str, plan: LaunchPlan, globals_: dict[str, int]) -> PreparedPlan:
+        return PreparedPlan(name, plan, self._driver, self._function, globals_)
 
     def _function(self, step: Kernel) -> tuple[ctypes.c_void_p, tuple[int, int, int], int]:
         """A kernel, its block and its shared memory; its module is loaded once."""
@@ -114,89 +127,6 @@ class Launcher:
         if key not in self._modules:
             self._modules[key] = self._driver.load_module(code.modules[entry.module])
         return self._driver.find_function(self._modules[key], step.entry, entry.shared), entry.block, entry.shared
-
-
-class Prepared:
-    """A plan whose calls of the driver are put together: what differs from call to call are addresses and the stream.
-
-    Addresses and constants are 64-bit cells of one array, which kernels' parameters point to; the driver has read them
-    when a launch returns. The caller sees to it that one call at a time runs.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        plan: LaunchPlan,
-        driver: Driver,
-        function: Callable[[Kernel], tuple[ctypes.c_void_p, tuple[int, int, int], int]],
-        globals_: dict[str, int],
-    ) -> None:
-        self.plan = plan
-        self._name, self._driver = name, driver
-        self._globals = globals_
-        self._scratch = len(plan.arguments)
-        self._fixed = self._scratch + 1
-        places = [self._split(place) for step in plan.steps for place in _places(step)]
-        constants = [c for step in plan.steps if isinstance(step, Kernel) for c in step.constants]
-        self._count = len(places)
-        self._cells = np.array([*[0] * len(places), *constants], dtype=np.uint64)
-        self._bases = np.array([base for base, _ in places], dtype=np.intp)
-        self._offsets = np.array([offset for _, offset in places], dtype=np.uint64)
-        self._calls = self._make_calls(function)
-
-    def _split(self, place: Place) -> tuple[int, int]:
-        """The number of an address among those of a call, and what to add; the last one is 0."""
-        if place.base == "argument":
-            return int(place.which), place.offset
-        if place.base == "scratch":
-            return self._scratch, place.offset
-        return self._fixed, self._globals[str(place.which)] + place.offset
-
-    def _make_calls(self, function: Callable[[Kernel], Any]) -> list[tuple[Any, ...]]:
-        calls: list[tuple[Any, ...]] = []
-        cell, constant = 0, self._count
-        start = self._cells.ctypes.data
-        for step in self.plan.steps:
-            if isinstance(step, Kernel):
-                handle, block, shared = function(step)
-                numbers = [*range(cell, cell + len(step.bindings)), *range(constant, constant + len(step.constants))]
-                pointers = (ctypes.c_void_p * len(numbers))(*(start + 8 * number for number in numbers))
-                calls.append((step, (handle, *step.grid, *block, shared), pointers, cell))
-                constant += len(step.constants)
-            else:
-                calls.append((step, None, None, cell))
-            cell += len(_places(step))
-        return calls
-
-    def run(self, addresses: Sequence[int], stream: int) -> None:
-        """Queue it on a stream, with addresses of its arguments and then of its scratch memory.
-
-        Raises:
-            ExecutionError: the driver refused something; names it.
-        """
-        bases = np.array([*addresses, 0], dtype=np.uint64)
-        self._cells[: self._count] = bases[self._bases] + self._offsets
-        launch = self._driver.launch
-        for step, fixed, pointers, cell in self._calls:
-            if fixed is not None:
-                status = launch(*fixed, stream, pointers, None)
-            elif isinstance(step, Copy):
-                status = self._driver.copy(int(self._cells[cell + 1]), int(self._cells[cell]), step.length, stream)
-            else:
-                count = step.length // step.width
-                status = self._driver.fills[step.width](int(self._cells[cell]), step.pattern, count, stream)
-            if status:
-                self._driver.check(status, f"queue {_describe(step)} of {self._name}")
-
-
-def _places(step: Kernel | Fill | Copy) -> tuple[Place, ...]:
-    if isinstance(step, Kernel):
-        return step.bindings
-    return (step.target,) if isinstance(step, Fill) else (step.source, step.target)
-
-
-def _describe(step: Kernel | Fill | Copy) -> str:
-    return f"kernel {step.entry}" if isinstance(step, Kernel) else f"a {type(step).__name__.lower()}"
 
 
 def check_tensors(name: str, plan: LaunchPlan, tensors: Sequence[torch.Tensor]) -> None:

@@ -67,6 +67,9 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
     if torch.device(device).type == "cpu":
         # What Inductor's code calls, in a third of the time of torch.empty_strided.
         return partial(guards._empty_strided_cpu, shape, stride, dtype)  # type: ignore[attr-defined]
+    if torch.device(device).type == "cuda" and torch.cuda.device_count() == 1:
+        # That of CUDA asks for no device: it takes the current one.
+        return partial(guards._empty_strided_cuda, shape, stride, dtype)  # type: ignore[attr-defined]
     return partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
 
 

@@ -24,12 +24,14 @@ def setup_module() -> None:
 @contextmanager
 def through_iree(compiled: CompiledBackward) -> Iterator[None]:
     """Have IREE's runtime queue the kernels during the block."""
-    loaded = compiled._parts.program._current()
+    program = compiled._parts.program
+    loaded = program._current()
     launcher, loaded.launcher = loaded.launcher, None
+    queued, program.short_calls = program.short_calls, {}
     try:
         yield
     finally:
-        loaded.launcher = launcher
+        loaded.launcher, program.short_calls = launcher, queued
 
 
 def compiled_and_launched(name: str) -> tuple[Case, CompiledBackward]:

@@ -4,6 +4,7 @@
 
 import contextlib
 import ctypes
+import threading
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +14,9 @@ import torch
 from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place
 from retrograd.runtime.cuda_code import read_code
 from retrograd.runtime.cuda_driver import Driver
-from retrograd.runtime.launcher import Launcher, Prepared, check_tensors
+from retrograd.runtime.launcher import Launcher, check_tensors
+from retrograd.runtime.prepared_plan import PreparedPlan
+from retrograd.runtime.queued_call import QueuedCall
 from retrograd.runtime.tensors import ExecutionError
 
 
@@ -26,10 +29,11 @@ class Function:
         self.restype: Any = None
 
     def __call__(self, *arguments: Any) -> int:
-        if self.name == "cuLaunchKernel":
-            pointers = arguments[9]
+        if self.name == "cuLaunchKernelEx":
+            reference, _, pointers, _ = arguments
+            config = reference._obj
             read = [ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64))[0] for pointer in pointers]
-            arguments = (*arguments[1:9], read)
+            arguments = (*config.grid, *config.block, config.shared, config.stream, read)
         self.calls.append((self.name, *arguments))
         return self.status
 
@@ -57,32 +61,32 @@ PLAN = LaunchPlan(
 )
 
 
-def prepare(library: Library) -> Prepared:
-    return Prepared("f", PLAN, Driver(library), lambda step: (ctypes.c_void_p(5), (32, 1, 1), 64), {"table": 9000})
+def prepare(library: Library) -> PreparedPlan:
+    return PreparedPlan("f", PLAN, Driver(library), lambda step: (ctypes.c_void_p(5), (32, 1, 1), 64), {"table": 9000})
 
 
 def test_steps_are_queued_in_order_with_the_addresses_of_the_call() -> None:
     library = Library()
     prepared = prepare(library)
     assert library.calls == []
-    for first in (1000, 3000):
+    for first, stream in ((1000, 42), (3000, 42), (3000, 43)):
         library.calls.clear()
-        prepared.run([first, 2000, 5000], 42)
+        prepared.run([first, 2000, 5000], stream)
         assert library.calls == [
-            ("cuMemsetD32Async", 5016, 0xFF, 2, 42),
-            ("cuLaunchKernel", 4, 2, 1, 32, 1, 1, 64, 42, [2008, 5016, 7, 9]),
-            ("cuMemcpyDtoDAsync_v2", first, 5016, 8, 42),
-            ("cuMemcpyDtoDAsync_v2", first + 8, 9004, 8, 42),
+            ("cuMemsetD32Async", 5016, 0xFF, 2, stream),
+            ("cuLaunchKernelEx", 4, 2, 1, 32, 1, 1, 64, stream, [2008, 5016, 7, 9]),
+            ("cuMemcpyDtoDAsync_v2", first, 5016, 8, stream),
+            ("cuMemcpyDtoDAsync_v2", first + 8, 9004, 8, stream),
         ]
 
 
 def test_what_the_driver_refuses_is_named() -> None:
     library = Library()
     prepared = prepare(library)
-    library.functions["cuLaunchKernel"].status = 1
+    library.functions["cuLaunchKernelEx"].status = 1
     with pytest.raises(ExecutionError, match="failed to queue kernel k of f: 1"):
         prepared.run([1000, 2000, 5000], 42)
-    assert [name for name, *_ in library.calls] == ["cuMemsetD32Async", "cuLaunchKernel", "cuGetErrorName"]
+    assert [name for name, *_ in library.calls] == ["cuMemsetD32Async", "cuLaunchKernelEx", "cuGetErrorName"]
 
 
 def test_bytes_are_taken_whatever_their_sign() -> None:
@@ -95,6 +99,72 @@ def test_bytes_are_taken_whatever_their_sign() -> None:
             check_tensors("f", plan, [wrong])
 
 
+def queued(library: Library, **parts: Any) -> QueuedCall:
+    """Of a plan that copies its first argument to its result; torch's CPU has number -1."""
+    kernel = Kernel("m", "k", (1, 1, 1), tuple(Place("argument", i, 0) for i in range(3)), ())
+    plan = LaunchPlan((Expected((4,), "f32", 16), Expected(None, "complex<f32>", 8), Expected((4,), "f32", 16)), 64, (kernel,))
+    prepared = PreparedPlan("f", plan, Driver(library), lambda step: (ctypes.c_void_p(5), (1, 1, 1), 0), {})
+    given = {"current": lambda: -1, "stream": lambda device: 42 - device, "allocate": Mock(wraps=torch.empty), **parts}
+    return QueuedCall(prepared, -1, threading.Lock(), **given)
+
+
+def test_tensors_that_lie_as_the_plan_takes_them_are_queued() -> None:
+    library = Library()
+    call = queued(library)
+    x, number, result = torch.nn.Parameter(torch.ones(4)), torch.zeros(3, dtype=torch.complex64), torch.zeros(4)
+    assert call([x, number], [result])
+    addresses = [t.data_ptr() for t in (x, number, result)]
+    assert library.calls == [("cuLaunchKernelEx", 1, 1, 1, 1, 1, 1, 0, 43, addresses)]
+
+
+NUMBER = torch.zeros(1, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [torch.ones(4)],
+        [torch.ones(4), 3],
+        [torch.ones(5), NUMBER],
+        [torch.ones(4, dtype=torch.float64), NUMBER],
+        [torch.ones(8)[::2], NUMBER],
+        [torch.ones(8)[1:5], NUMBER],
+        [torch.ones(4), torch.zeros(0, dtype=torch.complex64)],
+        [torch.ones(4), NUMBER.conj()],
+        [torch._neg_view(torch.ones(4)), NUMBER],
+        [torch.ones(4, device="meta"), NUMBER],
+        [torch._efficientzerotensor((4,)), NUMBER],
+        [torch.ones(4).to_sparse(), NUMBER],
+    ],
+)
+def test_other_tensors_go_the_long_way(arguments: list[Any]) -> None:
+    library = Library()
+    assert not queued(library)(arguments, [torch.zeros(4)])
+    assert library.calls == []
+
+
+def test_tensors_of_a_transform_go_the_long_way() -> None:
+    library, seen = Library(), list[bool]()
+    call = queued(library)
+
+    def transformed(x: torch.Tensor) -> torch.Tensor:
+        seen.append(call([x, NUMBER], [torch.zeros(4)]))
+        return x
+
+    torch.vmap(transformed)(torch.ones(2, 4))
+    assert seen == [False]
+    assert library.calls == []
+
+
+def test_other_devices_and_full_memory_go_the_long_way() -> None:
+    library = Library()
+    assert not queued(library, current=lambda: 0)([torch.ones(4), NUMBER], [torch.zeros(4)])
+    full = Mock(side_effect=torch.OutOfMemoryError("full"))
+    assert not queued(library, allocate=full)([torch.ones(4), NUMBER], [torch.zeros(4)])
+    assert full.called
+    assert library.calls == []
+
+
 def test_initializers_that_failed_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for which memory runs out is made once more when torch has given up what it keeps unused."""
     initializer = LaunchPlan((), 64, (), globals={"table": 16})
@@ -104,7 +174,7 @@ def test_initializers_that_failed_run_again(monkeypatch: pytest.MonkeyPatch) -> 
     memory, waits = torch.empty(64, dtype=torch.uint8), list[str]()
     outcomes: list[Any] = [torch.OutOfMemoryError("full"), memory]
 
-    def run(self: Launcher, prepared: Prepared, tensors: Any) -> Any:
+    def run(self: Launcher, prepared: PreparedPlan, tensors: Any) -> Any:
         if prepared.plan is plan:
             prepared.run([0], 42)
             return memory

@@ -1,0 +1,106 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A launch plan for many calls: its calls of the driver, put together once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.contract.launches import Copy, Fill, Kernel, LaunchPlan, Place
+from retrograd.runtime.cuda_driver import Driver, LaunchConfig
+
+
+class PreparedPlan:
+    """A plan whose calls of the driver are put together: what differs from call to call are addresses and the stream.
+
+    Addresses and constants are 64-bit cells of one array, which kernels' parameters point to; the driver has read them
+    when a launch returns. The caller sees to it that one call at a time runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: LaunchPlan,
+        driver: Driver,
+        function: Callable[[Kernel], tuple[ctypes.c_void_p, tuple[int, int, int], int]],
+        globals_: dict[str, int],
+    ) -> None:
+        self.plan = plan
+        self._name, self._driver = name, driver
+        self._globals = globals_
+        self._scratch = len(plan.arguments)
+        self._fixed = self._scratch + 1
+        places = [self._split(place) for step in plan.steps for place in _places(step)]
+        constants = [c for step in plan.steps if isinstance(step, Kernel) for c in step.constants]
+        self._count = len(places)
+        self._cells = np.array([*[0] * len(places), *constants], dtype=np.uint64)
+        self._bases = np.array([base for base, _ in places], dtype=np.intp)
+        self._offsets = np.array([offset for _, offset in places], dtype=np.uint64)
+        self._configs: list[LaunchConfig] = []
+        # Torch's own stream has number 0.
+        self._stream = 0
+        self._calls = self._make_calls(function)
+
+    def _split(self, place: Place) -> tuple[int, int]:
+        """The number of an address among those of a call, and what to add; the last one is 0."""
+        if place.base == "argument":
+            return int(place.which), place.offset
+        if place.base == "scratch":
+            return self._scratch, place.offset
+        return self._fixed, self._globals[str(place.which)] + place.offset
+
+    def _make_calls(self, function: Callable[[Kernel], Any]) -> list[tuple[Any, ...]]:
+        calls: list[tuple[Any, ...]] = []
+        cell, constant = 0, self._count
+        start = self._cells.ctypes.data
+        for step in self.plan.steps:
+            if isinstance(step, Kernel):
+                handle, block, shared = function(step)
+                numbers = [*range(cell, cell + len(step.bindings)), *range(constant, constant + len(step.constants))]
+                pointers = (ctypes.c_void_p * len(numbers))(*(start + 8 * number for number in numbers))
+                config = LaunchConfig(step.grid, block, shared)
+                self._configs.append(config)
+                calls.append((step, (ctypes.byref(config), handle, pointers, None), cell))
+                constant += len(step.constants)
+            else:
+                calls.append((step, None, cell))
+            cell += len(_places(step))
+        return calls
+
+    def run(self, addresses: Sequence[int], stream: int) -> None:
+        """Queue it on a stream, with addresses of its arguments and then of its scratch memory.
+
+        Raises:
+            ExecutionError: the driver refused something; names it.
+        """
+        bases = np.array([*addresses, 0], dtype=np.uint64)
+        self._cells[: self._count] = bases[self._bases] + self._offsets
+        if stream != self._stream:
+            for config in self._configs:
+                config.stream = stream
+            self._stream = stream
+        launch = self._driver.launch
+        for step, kernel, cell in self._calls:
+            if kernel is not None:
+                status = launch(*kernel)
+            elif isinstance(step, Copy):
+                status = self._driver.copy(int(self._cells[cell + 1]), int(self._cells[cell]), step.length, stream)
+            else:
+                count = step.length // step.width
+                status = self._driver.fills[step.width](int(self._cells[cell]), step.pattern, count, stream)
+            if status:
+                self._driver.check(status, f"queue {_describe(step)} of {self._name}")
+
+
+def _places(step: Kernel | Fill | Copy) -> tuple[Place, ...]:
+    if isinstance(step, Kernel):
+        return step.bindings
+    return (step.target,) if isinstance(step, Fill) else (step.source, step.target)
+
+
+def _describe(step: Kernel | Fill | Copy) -> str:
+    return f"kernel {step.entry}" if isinstance(step, Kernel) else f"a {type(step).__name__.lower()}"

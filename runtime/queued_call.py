@@ -1,0 +1,81 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The short way to a launch plan: tensors as they come, and nothing looked at that can be known before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from retrograd.runtime.declaration import ELEMENT_DTYPES
+from retrograd.runtime.prepared_plan import PreparedPlan
+from retrograd.runtime.tensors import ALIGNMENT, PLAIN_TYPES
+
+
+class QueuedCall:
+    """Queues a plan on the current stream for arguments as they come and results that were just allocated, if the
+    plan takes all of them as they lie. Most calls are such, and this is all that is done for them.
+
+    ``device`` is the number of the plan's device, and ``current`` asks for that of the calling thread; ``stream`` gives
+    the handle of a device's current stream, ``allocate`` scratch memory of so many bytes. ``lock`` is held for a call.
+    """
+
+    __slots__ = ("_allocate", "_current", "_device", "_expected", "_lock", "_plan", "_scratch", "_stream")
+
+    def __init__(
+        self,
+        plan: PreparedPlan,
+        device: int,
+        lock: threading.Lock,
+        current: Callable[[], int],
+        stream: Callable[[int], int],
+        allocate: Callable[[int], torch.Tensor],
+    ) -> None:
+        self._plan, self._device, self._lock = plan, device, lock
+        self._current, self._stream, self._allocate = current, stream, allocate
+        self._scratch = plan.plan.scratch
+        self._expected = [
+            (None if a.element is None else ELEMENT_DTYPES[a.element], a.shape, a.bytes) for a in plan.plan.arguments
+        ]
+
+    def __call__(self, arguments: Sequence[Any], results: Sequence[torch.Tensor]) -> bool:
+        """Queue it. Says whether it could; if not, nothing was queued, and the long way says why.
+
+        Raises:
+            ExecutionError: the driver refused something.
+        """
+        if self._current() != self._device or len(arguments) + len(results) != len(self._expected):
+            return False
+        device, addresses = self._device, list[int]()
+        try:
+            for tensor, (dtypes, shape, size) in zip(arguments, self._expected, strict=False):
+                if (
+                    type(tensor) not in PLAIN_TYPES
+                    or (dtypes is not None and tensor.dtype not in dtypes)
+                    or (tensor.shape != shape if shape is not None else tensor.nbytes < size)
+                    or tensor.get_device() != device
+                    or not tensor.is_contiguous()
+                    or tensor.is_neg()
+                    or tensor.is_conj()
+                ):
+                    return False
+                address = tensor.data_ptr()
+                # Zeros for which torch keeps no memory, or a storage that was freed, are at address 0.
+                if not address or address % ALIGNMENT:
+                    return False
+                addresses.append(address)
+        except RuntimeError:
+            # It has no memory of its own, as inside of a transform of torch.func.
+            return False
+        addresses += [tensor.data_ptr() for tensor in results]
+        with self._lock:
+            try:
+                scratch = self._allocate(self._scratch)
+            except torch.OutOfMemoryError:
+                return False
+            addresses.append(scratch.data_ptr())
+            self._plan.run(addresses, self._stream(device))
+        return True
