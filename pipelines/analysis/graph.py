@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from retrograd.pipelines.analysis.op_kinds import FILLS, OpKind
+from retrograd.pipelines.analysis.op_kinds import FILLS, REORDERS, OpKind
 
-_REORDERS = ("torch.aten.permute", "torch.aten.transpose.int", "torch.aten.t")
 _PARTS = ("torch.aten.select.int", "torch.aten.slice.Tensor", "torch.aten.narrow")
 _LIKE = tuple(f"torch.aten.{name}_like" for name in ("empty", "full", "ones", "zeros"))
 _LIKE += tuple(f"torch.aten.new_{name}" for name in ("empty", "full", "ones", "zeros"))
@@ -85,7 +84,8 @@ class JointGraph:
     no cost, but for those in ``mutated``: the step overwrites them, so that the backward finds them only where they
     were saved. ``same`` numbers the ops that do what others do too, were their operands the
     same: equal ones have equal numbers. ``reshaped`` has the values that hold all that another one holds, in its order:
-    that one, and the shape it has of it, or ``None`` for the other's own.
+    that one, and the shape it has of it, or ``None`` for the other's own. ``transposed`` has the values that are
+    transposes of a matrix, and that matrix.
     """
 
     values: tuple[Value, ...]
@@ -97,6 +97,7 @@ class JointGraph:
     mutated: frozenset[int] = frozenset()
     same: Mapping[int, int] = field(default_factory=dict, hash=False)
     reshaped: Mapping[int, tuple[int, Hashable | None]] = field(default_factory=dict, hash=False)
+    transposed: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def is_fill(self, value: int) -> bool:
         """Whether ``value`` is computed as one number all over."""
@@ -151,7 +152,7 @@ class JointGraph:
     def copied_views(self) -> frozenset[int]:
         """Views that are copies in compiled code: those that reorder the axes of a value of which several parts are
         then taken, as of queries, keys and values that one product gives."""
-        views = (op for op in self.ops if op.kind is OpKind.VIEW and op.name in _REORDERS)
+        views = (op for op in self.ops if op.kind is OpKind.VIEW and op.name in REORDERS)
         return frozenset(op.id for op in views if self._count_parts(op.results[0]) > 1)
 
     @cached_property

@@ -20,10 +20,26 @@ from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_bann
 
 
 def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = None) -> PartitionPlan:
-    """Values to save so that the fewest weighted bytes cross from forward to backward."""
+    """Values to save so that the fewest weighted bytes cross from forward to backward.
+
+    Of a matrix and its transpose, which are as large, the matrix: products read it either way, and to save the
+    transpose is to write it to memory in that order.
+    """
     options = options or MinCutOptions()
     banned = find_banned(graph, options)
-    return plan_from_saved(graph, find_cut(graph, banned, options), "min-cut")
+    saved = {_as_it_lies(graph, value) for value in find_cut(graph, banned, options)}
+    return plan_from_saved(graph, saved, "min-cut")
+
+
+def _as_it_lies(graph: JointGraph, value: int) -> int:
+    """What to save in place of ``value``."""
+    matrix = graph.transposed.get(value, value)
+    producer = graph.values[matrix].producer
+    if producer is None or graph.values[matrix].saved_bytes != graph.values[value].saved_bytes:
+        return value
+    op = graph.ops[producer]
+    recomputed = op.tag is not None and op.tag.recomputes
+    return value if recomputed or op.kind is OpKind.CONSTANT else matrix
 
 
 def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) -> frozenset[int]:

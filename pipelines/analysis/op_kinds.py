@@ -121,6 +121,9 @@ RESHAPES = frozenset(_PREFIX + name for name in _RESHAPES.split())
 RESHAPES |= {"torch.prims.squeeze", "torch.prims.split_dim", "torch.prims.collapse"}
 """Views of all that a tensor holds, in the order in which it holds it: the shape says which one it is."""
 
+REORDERS = frozenset(_PREFIX + name for name in ("permute", "t", "transpose.int"))
+"""Views that change the order of axes."""
+
 
 def op_kind(name: str, *, has_tensor_result: bool) -> OpKind:
     """The kind of the op named ``name`` (``torch.aten.mm``); scalars and lists are CONSTANT unless known."""

@@ -24,7 +24,7 @@ from retrograd.pipelines.analysis.tensor_types import (
     parse_tensor_type,
     tensor_shape,
 )
-from retrograd.pipelines.analysis.value_numbering import find_reshaped, number_repeated
+from retrograd.pipelines.analysis.value_numbering import find_reshaped, find_transposed, number_repeated
 
 # On an op: what the user asked of it, and the number of the checkpointed block that it is in.
 TAG, BLOCK = "bwd.recompute", "bwd.block"
@@ -159,7 +159,9 @@ class _BlockReader:
 
 def _number(graph: JointGraph, types: Sequence[TensorType | None], meanings: Sequence[Hashable | None]) -> JointGraph:
     """``graph`` with what is known of values that are the same."""
-    graph = replace(graph, reshaped=find_reshaped(graph, [None if t is None else t.fixed_shape for t in types]))
+    reshaped = find_reshaped(graph, [None if t is None else t.fixed_shape for t in types])
+    transposed = find_transposed(graph, [None if t is None else len(t.shape) for t in types])
+    graph = replace(graph, reshaped=reshaped, transposed=transposed)
     return replace(graph, same=number_repeated(graph, meanings))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.op_kinds import RESHAPES, OpKind
+from retrograd.pipelines.analysis.op_kinds import REORDERS, RESHAPES, OpKind
 
 # A second run gives other values, or does something besides giving values.
 IMPURE = (OpKind.RANDOM, OpKind.OPAQUE)
@@ -67,6 +67,12 @@ def find_reshaped(graph: JointGraph, shapes: Sequence[Hashable | None]) -> dict[
             shape = shapes[op.results[0]]
             found[op.results[0]] = (root, None if shape == shapes[root] else shape)
     return found
+
+
+def find_transposed(graph: JointGraph, ranks: Sequence[int | None]) -> dict[int, int]:
+    """For each value that is the transpose of a matrix that matrix; ``ranks`` are those of the values."""
+    turned = (op for op in graph.ops if op.name in REORDERS and ranks[op.operands[0]] == 2)
+    return {op.results[0]: op.operands[0] for op in turned}
 
 
 def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> dict[int, int]:

@@ -102,7 +102,9 @@ def test_bytes_are_taken_whatever_their_sign() -> None:
 def queued(library: Library, **parts: Any) -> QueuedCall:
     """Of a plan that copies its first argument to its result; torch's CPU has number -1."""
     kernel = Kernel("m", "k", (1, 1, 1), tuple(Place("argument", i, 0) for i in range(3)), ())
-    plan = LaunchPlan((Expected((4,), "f32", 16), Expected(None, "complex<f32>", 8), Expected((4,), "f32", 16)), 64, (kernel,))
+    plan = LaunchPlan(
+        (Expected((4,), "f32", 16), Expected(None, "complex<f32>", 8), Expected((4,), "f32", 16)), 64, (kernel,)
+    )
     prepared = PreparedPlan("f", plan, Driver(library), lambda step: (ctypes.c_void_p(5), (1, 1, 1), 0), {})
     given = {"current": lambda: -1, "stream": lambda device: 42 - device, "allocate": Mock(wraps=torch.empty), **parts}
     return QueuedCall(prepared, -1, threading.Lock(), **given)

@@ -3,6 +3,7 @@
 """The minimum cut: what each heuristic changes, what values weigh, and graphs of a real model's size."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from graph_text import op_names, parse_graph, value_names
@@ -188,6 +189,25 @@ def test_save_views() -> None:
     """
     assert saved(text) == ["v"]
     assert saved(text, MinCutOptions(save_views=False)) == ["y"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_a_matrix_and_its_transpose_the_matrix_is_saved(known: bool) -> None:
+    """As it lies, though the transpose is nearer to the backward."""
+    graph = parse_graph("""
+        input x 64
+        tangent t 64
+        w = compute x 64
+        turned = view w 64
+        y = compute x turned 64
+        g = compute t turned 64
+        forward y
+        backward g
+    """)
+    number = {value.name: value.id for value in graph.values}
+    if known:
+        graph = replace(graph, transposed={number["turned"]: number["w"]})
+    assert value_names(graph, find_min_cut_partition(graph).saved) == ["w" if known else "turned"]
 
 
 def test_max_distance_and_fused_weight() -> None:

@@ -251,3 +251,27 @@ def test_a_copy_of_what_an_op_computes_is_none_but_that_of_an_argument_or_a_tran
     graph = read_joint(first_function(module)).graph
     kinds = [op.kind for op in graph.ops if op.name == "torch.aten.clone"]
     assert kinds == [OpKind.VIEW, OpKind.POINTWISE, OpKind.POINTWISE]
+
+
+def test_transposes_of_matrices(context: Any) -> None:
+    """Of matrices alone: other orders of axes are no matter of how a product reads its operands."""
+    module = ir.Module.parse("""
+func.func @joint(%x: !torch.vtensor<[4,64],f32> {bwd.role = "input", bwd.name = "x"},
+                 %y: !torch.vtensor<[2,4,64],f32> {bwd.role = "input", bwd.name = "y"})
+    -> (!torch.vtensor<[64,4],f32> {bwd.role = "output", bwd.name = "a"},
+        !torch.vtensor<[64,4],f32> {bwd.role = "output", bwd.name = "b"},
+        !torch.vtensor<[4,2,64],f32> {bwd.role = "output", bwd.name = "c"}) {
+  %zero = torch.constant.int 0
+  %one = torch.constant.int 1
+  %order = torch.prim.ListConstruct %one, %zero : (!torch.int, !torch.int) -> !torch.list<int>
+  %a = torch.aten.permute %x, %order : !torch.vtensor<[4,64],f32>, !torch.list<int> -> !torch.vtensor<[64,4],f32>
+  %b = torch.aten.t %x : !torch.vtensor<[4,64],f32> -> !torch.vtensor<[64,4],f32>
+  %c = torch.aten.transpose.int %y, %zero, %one
+      : !torch.vtensor<[2,4,64],f32>, !torch.int, !torch.int -> !torch.vtensor<[4,2,64],f32>
+  return %a, %b, %c : !torch.vtensor<[64,4],f32>, !torch.vtensor<[64,4],f32>, !torch.vtensor<[4,2,64],f32>
+}
+""")
+    graph = read_joint(first_function(module)).graph
+    names = {value: graph.ops[graph.values[value].producer or 0].name for value in graph.transposed}
+    assert sorted(names.values()) == ["torch.aten.permute", "torch.aten.t"]
+    assert set(graph.transposed.values()) == {0}
