@@ -18,6 +18,9 @@ from retrograd.pipelines.analysis.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition_plan import PartitionPlan, plan_from_saved
 from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned, find_distances, is_fusible
 
+# What is read besides a value of the same size, such as a mean for each of its rows, and does not count.
+_SMALL_PART = 1 / 16
+
 
 def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = None) -> PartitionPlan:
     """Values to save so that the fewest weighted bytes cross from forward to backward.
@@ -108,11 +111,39 @@ def _argument_weight(graph: JointGraph, value: Value, options: MinCutOptions) ->
 
 
 def _is_written(graph: JointGraph, value: int) -> bool:
-    """Whether this value is written to memory in any case: a result, or between ops that do not fuse."""
+    """Whether this value is written to memory in any case: a result, between ops that do not fuse, or read again behind
+    a reduction of it."""
     if value in graph.forward_results or value in graph.backward_results:
         return True
     producer = graph.values[value].producer
-    return producer is not None and not all(is_fusible(graph, producer, user) for user in graph.users[value])
+    if producer is None:
+        return False
+    if not all(is_fusible(graph, producer, user) for user in graph.users[value]):
+        return True
+    return not _costs_one_read(graph, producer) and _is_read_behind_reduction(graph, value)
+
+
+def _costs_one_read(graph: JointGraph, number: int) -> bool:
+    """Whether to run an op once more reads hardly more than its result: kernels do that in place of reading it."""
+    taken = sum(graph.values[value].bytes for value in graph.reads[number])
+    return graph.ops[number].kind is OpKind.POINTWISE and taken <= graph.count_bytes(number) * (1 + _SMALL_PART)
+
+
+def _is_read_behind_reduction(graph: JointGraph, value: int) -> bool:
+    """Whether the forward reduces ``value`` and then takes it once more, as a normalization does with its input: no
+    kernel does both."""
+    users = {user for user in graph.users[value] if user in graph.forward_ops}
+    pending = [user for user in users if graph.ops[user].kind is OpKind.REDUCTION]
+    seen, last = set(pending), max(users, default=0)
+    while pending:
+        for result in graph.ops[pending.pop()].results:
+            for user in graph.users[result]:
+                if user in users:
+                    return True
+                if user < last and user not in seen:
+                    seen.add(user)
+                    pending.append(user)
+    return False
 
 
 def _solve(graph: JointGraph, arcs: list[tuple[int, int, int]], source: int, sink: int) -> frozenset[int]:

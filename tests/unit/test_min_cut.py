@@ -228,6 +228,24 @@ def test_max_distance_and_fused_weight() -> None:
     assert saved(text, MinCutOptions(distance_base=1.2, max_distance=1)) == ["y"]
 
 
+def test_what_a_normalization_reads_twice_is_written() -> None:
+    """The sum is read again behind its mean; the distance from the mean, nearer to the backward, takes one read."""
+    text = """
+        input a 640
+        tangent t 640
+        b = compute a 640
+        x = pointwise a b 640
+        mean = reduction x 10
+        centred = pointwise x mean 640
+        y = pointwise centred 640
+        g = pointwise t centred mean 640
+        forward y
+        backward g
+    """
+    assert saved(text) == ["x", "mean"]
+    assert saved(text, MinCutOptions(fused_weight=1.0)) == ["mean", "centred"]
+
+
 @pytest.mark.parametrize("options", [MinCutOptions(), MinCutOptions(max_backward_distance=0, max_chain=0)])
 def test_constants_are_never_saved(options: MinCutOptions) -> None:
     text = """
