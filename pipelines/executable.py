@@ -20,6 +20,7 @@ from retrograd.contract.roles import INTO
 from retrograd.pipelines.bindings import widest_kernel
 from retrograd.pipelines.compiler_parts import select_parts
 from retrograd.pipelines.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
+from retrograd.pipelines.elementwise_tiles import elementwise_rules
 from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.kernel_rules import write_library
 from retrograd.pipelines.kernels.family import CHOICES
@@ -294,7 +295,9 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:
     if target.kinds != ("cuda",):
         return ()
     scripts = {"preprocessing-transform-spec-filename": write_tile_script(linalg)}
-    scripts["codegen-transform-dialect-library"] = write_library([*row_rules(linalg), *scatter_rules(linalg)])
+    scripts["codegen-transform-dialect-library"] = write_library(
+        [*row_rules(linalg), *scatter_rules(linalg), *elementwise_rules(linalg)]
+    )
     options = []
     for option, script in scripts.items():
         if script is not None:
