@@ -18,6 +18,7 @@ PASSES: dict[str, str] = {
     "bwd-copy-updated": "retrograd.pipelines.transforms.bwd_copy_updated:BwdCopyUpdated",
     "bwd-cse": "retrograd.pipelines.transforms.bwd_cse:BwdCse",
     "bwd-drop-tangents": "retrograd.pipelines.transforms.bwd_drop_tangents:BwdDropTangents",
+    "bwd-expand-erf": "retrograd.pipelines.transforms.bwd_expand_erf:BwdExpandErf",
     "bwd-expand-sines": "retrograd.pipelines.transforms.bwd_expand_sines:BwdExpandSines",
     "bwd-expand-tanh": "retrograd.pipelines.transforms.bwd_expand_tanh:BwdExpandTanh",
     "bwd-export-complex": "retrograd.pipelines.transforms.bwd_export_complex:BwdExportComplex",

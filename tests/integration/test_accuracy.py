@@ -5,12 +5,22 @@
 from __future__ import annotations
 
 import math
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from iree_tools import RUN_MODULE
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.dialects import ir
+from retrograd.pipelines.executable import compile_executable
+from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.targets import CPU
+
+ERF_SIZE = 200_000
 
 
 class Tangents(nn.Module):
@@ -88,3 +98,36 @@ def test_hyperbolic_functions_of_small_and_large_numbers(dtype: torch.dtype, tol
     assert torch.equal(found[2][x == 0].signbit(), x[x == 0].signbit())
     (slope,) = torch.autograd.grad(found[1].sum(), x)
     torch.testing.assert_close(slope.double(), (1 + x.detach().double().square()).rsqrt(), rtol=tolerance, atol=0.0)
+
+
+def test_erf_as_code_for_cuda_has_it(tmp_path: Path) -> None:
+    """Two units in the last place, between the polynomials, beyond them, and of what is no number."""
+    text = f"""
+#id = affine_map<(i) -> (i)>
+func.func @f(%x: tensor<{ERF_SIZE}xf32>) -> tensor<{ERF_SIZE}xf32> {{
+  %e = tensor.empty() : tensor<{ERF_SIZE}xf32>
+  %r = linalg.generic {{indexing_maps = [#id, #id], iterator_types = ["parallel"]}}
+      ins(%x : tensor<{ERF_SIZE}xf32>) outs(%e : tensor<{ERF_SIZE}xf32>) {{
+  ^bb0(%a: f32, %c: f32):
+    %d = math.erf %a : f32
+    linalg.yield %d : f32
+  }} -> tensor<{ERF_SIZE}xf32>
+  return %r : tensor<{ERF_SIZE}xf32>
+}}
+"""
+    with ir.make_context():
+        module = ir.Module.parse(text)
+        run_pipeline(module, "builtin.module(bwd-expand-erf)")
+        expanded = str(module)
+    assert "math.erf" not in expanded
+    ends = np.array([0.0, -0.0, 1e-30, -1e-30, 1e30, np.inf, -np.inf, np.nan])
+    x = np.concatenate([np.linspace(-5, 5, ERF_SIZE - len(ends)), ends]).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "f.vmfb").write_bytes(compile_executable(expanded, CPU).vmfb)
+    command = [*RUN_MODULE, f"--module={tmp_path / 'f.vmfb'}", "--function=f", f"--input=@{tmp_path / 'x.npy'}"]
+    subprocess.run([*command, f"--output=@{tmp_path / 'out.npy'}", "--device=local-sync"], check=True)
+    found = torch.from_numpy(np.load(tmp_path / "out.npy"))
+    expected = torch.special.erf(torch.from_numpy(x).double())
+    torch.testing.assert_close(found.double(), expected, rtol=2.5e-7, atol=0.0, equal_nan=True)
+    assert float(found.nan_to_num().abs().max()) == 1.0
+    assert math.copysign(1.0, float(found[1 - len(ends)])) == -1.0
