@@ -110,16 +110,8 @@ def threads(folder: Path, *options: str) -> dict[str, int]:
     """The threads of each function's workgroups."""
     source = folder / "in.mlir"
     source.write_text(MODULE, encoding="utf-8")
-    flags = find_target("cuda:sm_90").flags
-    command = [
-        iree_tool("iree-compile"),
-        source,
-        "-o",
-        folder / "out.vmfb",
-        *flags,
-        f"--iree-hal-dump-executable-files-to={folder}",
-    ]
-    subprocess.run([*command, *options], check=True)
+    flags = [*find_target("cuda:sm_90").flags, f"--iree-hal-dump-executable-files-to={folder}", *options]
+    subprocess.run([str(iree_tool("iree-compile")), str(source), "-o", str(folder / "out.vmfb"), *flags], check=True)
     text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.ptx"))
     found = re.findall(r"\.entry (\w+?)_dispatch_\w+\(.*?\.maxntid (\d+), (\d+)", text, re.DOTALL)
     return {name: int(across) * int(down) for name, across, down in found}
