@@ -80,7 +80,10 @@ class _ProcessState:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.devices: dict[str, Device] = {}
+        # Those that are staged close with the last program on them: two of IREE's threads wait for a Vulkan device for
+        # as long as it is open, and on lavapipe they wait by looking again and again, a whole core's time.
+        self.open: weakref.WeakValueDictionary[str, Device] = weakref.WeakValueDictionary()
+        self.kept: list[Device] = []
         self.is_configured = False
 
 
@@ -102,7 +105,7 @@ def torch_device_of(uri: str) -> torch.device:
 
 
 def get_device(uri: str = DEFAULT_DRIVER) -> Device:
-    """This process's device for `uri`, opened on the first call.
+    """This process's device for `uri`, opened on the first call; one that `is_staged` is the caller's to hold.
 
     The number of local-task's workers is at most `torch.get_num_threads()` at the time the first device is opened.
 
@@ -110,12 +113,14 @@ def get_device(uri: str = DEFAULT_DRIVER) -> Device:
         DeviceError: IREE has no such driver, or the driver finds no device.
     """
     state = _state
-    device = state.devices.get(uri)
+    device = state.open.get(uri)
     if device is None:
         with state.lock:
-            device = state.devices.get(uri)
+            device = state.open.get(uri)
             if device is None:
-                device = state.devices[uri] = open_device(uri)
+                device = state.open[uri] = open_device(uri)
+                if not device.is_staged:
+                    state.kept.append(device)
     return device
 
 

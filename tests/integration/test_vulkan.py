@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Vulkan, on whatever driver is installed; `make vulkan-driver` brings lavapipe, which needs no GPU."""
 
+import gc
 import subprocess
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import nn
 
 import retrograd
 from retrograd.frontend.random_ops import draw_seed, uniform
-from retrograd.runtime.devices import list_devices
+from retrograd.runtime.devices import get_device, list_devices
 from retrograd.runtime.executor import Program
 from retrograd.runtime.staging import Staging
 
@@ -81,6 +83,17 @@ def test_only_what_changed_is_copied(artifact: Path) -> None:
     assert staging.uploads - before == 3
     expected = gradients(model, retrograd.load(artifact, model, device="cpu"))
     torch.testing.assert_close(found[0], expected[0], rtol=2e-5, atol=1e-6)
+
+
+def test_a_device_closes_with_the_last_program_on_it(artifact: Path) -> None:
+    steps = [retrograd.load(artifact, make_model(), device="vulkan") for _ in range(2)]
+    device = weakref.ref(get_device("vulkan"))
+    gradients(make_model(), steps.pop())
+    gc.collect()
+    assert device() is not None
+    steps.clear()
+    gc.collect()
+    assert device() is None
 
 
 def test_copies_through_the_hosts_own_buffers(artifact: Path) -> None:
