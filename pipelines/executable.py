@@ -219,6 +219,16 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
 
 
+def compile_to_phase(linalg: str, target: Target, phase: str, *, limits: ToolLimits | None = None) -> None:
+    """Compile as far as a phase of iree-compile's, for what it says of the module.
+
+    Raises:
+        CompileError: as for :func:`compile_executable`.
+    """
+    with tempfile.TemporaryDirectory(prefix="retrograd-phase-") as name:
+        _climb(linalg, target, Path(name) / "phase.mlir", [f"--compile-to={phase}"], None, limits=limits)
+
+
 def _climb(
     linalg: str,
     target: Target,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import compile_executable
+from retrograd.pipelines.executable import compile_executable, compile_to_phase
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.slicing import ModuleSlice, Slicer
 from retrograd.pipelines.staged import StagedModule
@@ -24,6 +24,8 @@ from retrograd.pipelines.targets import Target
 
 # Seconds for a few ops: what takes longer by itself would take as long in the whole.
 _SECONDS = 120.0
+# It takes a tenth of the time of all that comes after it, and finds what is wrong with an op itself.
+_EARLY_PHASE = "global-optimization"
 _PART = re.compile(r"func\.func (?:private |public )?@part_(\d+)")
 _LOCATED = re.compile(r":(\d+):\d+: error:")
 # Names of values differ between ops that are the same; those of sizes are in shapes, and stay.
@@ -57,6 +59,7 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
     limits = replace(limits, seconds=min(limits.seconds, _SECONDS))
     # The plainest flags are those with which all else failed too.
     plain = replace(target, ladder=target.ladder[-1:])
+    is_early = error.phase != "lower" and _fails_early(staged, plain, limits)
 
     def attempt(text: str) -> str:
         """Compile as far as the phase that failed; returns the text that the errors of this phase are located in."""
@@ -65,7 +68,10 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
             return text
         linalg = lower_to_linalg(text.encode(), target, twins_alone=True, locations=False, limits=limits)
         try:
-            compile_executable(linalg, plain, limits=limits)
+            if is_early:
+                compile_to_phase(linalg, plain, _EARLY_PHASE, limits=limits)
+            else:
+                compile_executable(linalg, plain, limits=limits)
         except CompileError as failure:
             raise _Located(failure, linalg) from failure
         return linalg
@@ -74,6 +80,18 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
     parts = _find_parts(slicers)
     failed = [FailedOp(p.op, p.values, message) for p, message in isolate(parts, attempt)]
     return failed or _search(slicers, attempt)
+
+
+def _fails_early(staged: StagedModule, target: Target, limits: ToolLimits) -> bool:
+    """Whether iree-compile refuses the module before it makes kernels: then no trial has to make any."""
+    if target.is_in_order:
+        return False
+    linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True, locations=False, limits=limits)
+    try:
+        compile_to_phase(linalg, target, _EARLY_PHASE, limits=limits)
+    except CompileError:
+        return True
+    return False
 
 
 class _Located(CompileError):

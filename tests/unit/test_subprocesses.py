@@ -152,6 +152,13 @@ def test_tools_do_not_start_interactively(monkeypatch: pytest.MonkeyPatch) -> No
     assert tool_environment()["RETROGRAD_TEST"] == "kept"
 
 
+def test_what_the_user_tells_glibc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "tcache_count" in tool_environment()["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    assert tool_environment()["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's end on Linux only")
 def test_a_parent_that_is_killed_takes_its_tool_along(tmp_path: Path) -> None:
     parent = f"""

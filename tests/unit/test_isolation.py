@@ -1,0 +1,62 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How far trials compile that find the ops which a compilation fails for; the compiler itself is left out."""
+
+from typing import Any
+
+import pytest
+
+from retrograd.dialects import ir
+from retrograd.pipelines import isolation
+from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.isolation import find_failed_ops
+from retrograd.pipelines.staged import Progress, stage_module
+from retrograd.pipelines.targets import CPU
+
+FORWARD = """
+!one = !torch.vtensor<[4],f32>
+func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) -> (!one {bwd.role = "output", bwd.name = "out"}) {
+  %0 = torch.aten.neg %x {bwd.values = ["fine"]} : !one -> !one
+  %1 = torch.aten.exp %0 {bwd.values = ["refused"]} : !one -> !one
+  %2 = torch.aten.sin %1 {bwd.values = ["fine too"]} : !one -> !one
+  return %2 : !one
+}
+"""
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_trials_go_as_far_as_the_failure(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for all other ops is not made where the failure comes before there is any."""
+    tried = {True: 0, False: 0}
+
+    def compile_part(linalg: str, is_early: bool) -> None:
+        tried[is_early] += 1
+        if "aten.exp" in linalg and is_early == early:
+            raise CompileError("iree-compile", "error: no code for it", "", "")
+
+    def to_phase(linalg: str, target: Any, phase: str, **_: Any) -> None:
+        compile_part(linalg, True)
+
+    def to_the_end(linalg: str, target: Any, **_: Any) -> None:
+        compile_part(linalg, False)
+
+    monkeypatch.setattr(isolation, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(isolation, "compile_to_phase", to_phase)
+    monkeypatch.setattr(isolation, "compile_executable", to_the_end)
+    with ir.make_context(), ir.Location.unknown():
+        staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
+        failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
+    assert [(op.op, op.values) for op in failed] == [("torch.aten.exp", ("refused",))]
+    assert tried[not early] == (0 if early else 1)
+
+
+def test_a_layout_of_our_own_compiles_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def to_phase(*_: Any, **__: Any) -> None:
+        raise AssertionError("it takes no such phase")
+
+    monkeypatch.setattr(isolation, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(isolation, "compile_to_phase", to_phase)
+    monkeypatch.setattr(isolation, "compile_executable", lambda linalg, target, **_: None)
+    with ir.make_context(), ir.Location.unknown():
+        staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
+        assert find_failed_ops(staged, CPU.in_order(), CompileError("iree-compile", "error: why", "", "")) == []
