@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tensors without elements, which few lowerings expect: what gives one need not be computed."""
+"""Tensors without elements, which few lowerings expect: what gives one need not be computed. And tensors whose elements
+are still to be written."""
 
 from __future__ import annotations
 
@@ -30,6 +31,15 @@ def fill_empty_tensors(graph_module: GraphModule) -> None:
             node.args = ([t for t in node.args[0] if not is_empty(t)], *node.args[1:])
         unused += [n for n in before if not n.users and n not in unused]
     _erase(graph_module, unused)
+    recompile_when_called(graph_module)
+
+
+def forget_layouts(graph_module: GraphModule) -> None:
+    """Make new memory of a layout new memory of its shape: compiled code has its own layouts, and as_strided, which
+    goes by this one, was worked out in the trace. A write in place to a transposed view has such in its backward."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=aten.new_empty_strided.default):
+        like, size, _ = node.args
+        node.target, node.args = aten.new_empty.default, (like, size)
     recompile_when_called(graph_module)
 
 

@@ -15,7 +15,7 @@ from retrograd.frontend.autograd.reads import finish_reads
 from retrograd.frontend.class_losses import shorten_class_losses
 from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.deferred_code import recompile_when_called
-from retrograd.frontend.empty_tensors import fill_empty_tensors
+from retrograd.frontend.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.matrix_checks import drop_settled_checks
 from retrograd.frontend.pack_hooks import HookPair, mark_values
@@ -96,6 +96,10 @@ PREPARE: tuple[Step, ...] = (
     Step(
         lambda traced: fill_empty_tensors(traced.graph_module),
         "before sizes: what only an empty tensor was computed from asks for sizes no more",
+    ),
+    Step(
+        lambda traced: forget_layouts(traced.graph_module),
+        "anywhere: no step looks at memory that nobody has written to",
     ),
     Step(_number_rest, "before sizes: those that Dynamo has fixed have no symbol to be worked out from"),
     Step(_respell_quotients, "before sizes: it is these quotients that read them"),

@@ -55,7 +55,8 @@ class SourceTracker(TorchFunctionMode):
         frame = user_frame(sys._getframe(1))
         if frame is not None:
             fx_traceback.current_meta["stack_trace"] = format_frame(frame)
-        if func == _SET_DATA:
+        # As module.to(dtype) does with each parameter that has this type already.
+        if func == _SET_DATA and args[0] is not args[1]:
             raise CaptureError(
                 f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
                 "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",

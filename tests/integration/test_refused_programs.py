@@ -258,3 +258,24 @@ def test_a_transform_does_not_hide_a_tensor_that_would_get_no_gradient() -> None
 
     with pytest.raises(retrograd.CaptureError, match="neither an argument nor a parameter"):
         retrograd.compile_backward(Model(scaled), sample(), cache=False)
+
+
+def column_by_column(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    hidden = layer(x).t()
+    states, state = torch.zeros_like(hidden), hidden[0]
+    for place in range(hidden.shape[0]):
+        state = 0.5 * state + hidden[place]
+        states[place] = state
+    return states.square().sum()
+
+
+def converted(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    # What there is nothing to convert of is assigned to its own .data.
+    return layer.to(x.dtype)(x).square().sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", [column_by_column, converted])
+def test_compiled_whole(function: Forward) -> None:
+    model = Model(function)
+    step = retrograd.compile_backward(model, sample(), cache=False, fallback="error")
+    torch.testing.assert_close(gradients(model, step, *sample()), gradients(model, model, *sample()))
