@@ -81,7 +81,7 @@ def islands(compiled: retrograd.CompiledBackward) -> list[str]:
 def test_ahead_of_time(name: str) -> None:
     model, x = CASES[name]()
     expected = step(model, model, x)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library")
     torch.testing.assert_close(step(compiled, model, x), expected)
     assert len(islands(compiled)) == (6 if name == "convolutions" else 4)
     assert all("is faster" in text for text in islands(compiled))
@@ -92,14 +92,14 @@ def test_under_torch_compile(name: str) -> None:
     model, x = CASES[name]()
     expected = step(model, model, x)
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="retrograd", options={"kernels": "library", "cache": False})
+    compiled = torch.compile(model, backend="retrograd", options={"kernels": "library"})
     torch.testing.assert_close(step(compiled, model, x), expected)
 
 
 def test_under_enable() -> None:
     model, x = CASES["convolutions"]()
     expected = step(model, model, x)
-    with retrograd.enable(kernels="library", cache=False):
+    with retrograd.enable(kernels="library"):
         for _ in range(3):
             torch.testing.assert_close(step(model, model, x), expected)
     assert any("aten.convolution_backward" in str(entry) for entry in retrograd.explain_recompiles())
@@ -108,14 +108,14 @@ def test_under_enable() -> None:
 def test_nothing_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     """A library's op is no op that could not be compiled."""
     model, x = CASES["causal"]()
-    retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    retrograd.compile_backward(model, (x,), kernels="library")
     assert not [w for w in recwarn if issubclass(w.category, retrograd.EagerIslandWarning)]
 
 
 @pytest.mark.parametrize("name", ["convolutions", "grouped"])
 def test_a_file_holds_them_compiled(name: str, tmp_path: Path) -> None:
     model, x = CASES[name]()
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library")
     expected = step(compiled, model, x)
     compiled.save(tmp_path / "model.rgb")
     loaded = retrograd.load(tmp_path / "model.rgb").bind(model)
@@ -126,7 +126,7 @@ def test_a_file_holds_them_compiled(name: str, tmp_path: Path) -> None:
 def test_views_are_part_of_the_step() -> None:
     """The parts of a projection are no results of a compiled function: the library takes them out of it as they lie."""
     model, x = CASES["causal"]()
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library")
     calls = [line for line in compiled.mlir("imported").splitlines() if "retrograd.island" in line]
     assert len(calls) == 4
     assert sum(line.count("[2,10,72]") + line.count("[20,72]") for line in calls) >= 4
@@ -135,14 +135,14 @@ def test_views_are_part_of_the_step() -> None:
 def test_fallback_error_takes_them_too() -> None:
     model, x = CASES["causal"]()
     expected = step(model, model, x)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", fallback="error", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", fallback="error")
     torch.testing.assert_close(step(compiled, model, x), expected)
 
 
 def test_open_sizes() -> None:
     model, x = CASES["convolutions"]()
     sizes = ({0: torch.export.Dim("batch")},)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes, cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes)
     for batch in (2, 5):
         other = torch.randn(batch, 3, 16, 16)
         torch.testing.assert_close(step(compiled, model, other), step(model, model, other))
@@ -151,7 +151,7 @@ def test_open_sizes() -> None:
 def test_open_sizes_in_a_file(tmp_path: Path) -> None:
     model, x = CASES["causal"]()
     sizes = ({0: torch.export.Dim("batch")},)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes, cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", dynamic_shapes=sizes)
     compiled.save(tmp_path / "model.rgb")
     loaded = retrograd.load(tmp_path / "model.rgb").bind(model)
     for batch in (2, 4):
@@ -161,7 +161,7 @@ def test_open_sizes_in_a_file(tmp_path: Path) -> None:
 
 def test_bisect_runs_them_as_they_run() -> None:
     model, x = CASES["causal"]()
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", verify=True, cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", verify=True)
     torch.testing.assert_close(step(compiled, model, x), step(model, model, x))
     assert not compiled.bisect(x)
 
@@ -180,7 +180,7 @@ def test_a_checkpointed_block_is_computed_again() -> None:
 
     model = Checkpointed()
     expected = step(model, model, x)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", partition="default", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library", partition="default")
     torch.testing.assert_close(step(compiled, model, x), expected)
     assert compiled.mlir("scheduled").count("retrograd.island") == 0
     ran = [entry for entry in compiled.mlir("partitioned").splitlines() if "retrograd.island" in entry]
@@ -194,7 +194,7 @@ def test_channels_last() -> None:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     x = x.to(memory_format=torch.channels_last)
     expected = step(model, model, x)
-    compiled = retrograd.compile_backward(model, (x,), kernels="library", cache=False)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library")
     torch.testing.assert_close(step(compiled, model, x), expected)
 
 
@@ -207,7 +207,7 @@ def test_a_complex_convolution_is_four_of_numbers() -> None:
     x = torch.randn(1, 2, 8, dtype=torch.complex64, requires_grad=True)
     convolve(x).backward()
     expected, x.grad = x.grad, None
-    compiled = retrograd.compile_backward(convolve, (x,), kernels="library", cache=False)
+    compiled = retrograd.compile_backward(convolve, (x,), kernels="library")
     compiled(x).backward()
     torch.testing.assert_close(x.grad, expected)
     assert all("complex" not in text for text in islands(compiled))
