@@ -30,7 +30,7 @@ class _Result:
 
 
 @dataclass(frozen=True, eq=False)
-class _Noted:
+class Noted:
     """What was in a tensor in its version number ``version``: ``part`` of what ``func`` gave for arguments with these
     in the place of tensors."""
 
@@ -74,7 +74,7 @@ class FunctionsOfArguments:
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         # The tensors are kept, so that their ids stay their own.
         self._inputs = {id(t): (t, t._version, _Input(place)) for place, t in enumerate(arguments)}
-        self._noted: dict[int, tuple[Tensor, _Noted]] = {}
+        self._noted: dict[int, tuple[Tensor, Noted]] = {}
 
     def note(self, result: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Remember that ``func`` gave ``result``, a tensor or several. Returns the result."""
@@ -82,7 +82,7 @@ class FunctionsOfArguments:
         for part, tensor in parts:
             if isinstance(tensor, Tensor) and id(tensor) not in self._noted and id(tensor) not in self._inputs:
                 positional, named = pytree.tree_map(self._origin, (tuple(args), dict(kwargs)))
-                self._noted[id(tensor)] = tensor, _Noted(tensor._version, func, positional, named, part)
+                self._noted[id(tensor)] = tensor, Noted(tensor._version, func, positional, named, part)
         return result
 
     @contextmanager
@@ -91,13 +91,13 @@ class FunctionsOfArguments:
         known any more."""
         positional, named = pytree.tree_map(self._origin, (tuple(args), dict(kwargs)))
         yield
-        if isinstance(positional[0], _Noted):
-            self._noted[id(args[0])] = args[0], _Noted(args[0]._version, func, positional, named)
+        if isinstance(positional[0], Noted):
+            self._noted[id(args[0])] = args[0], Noted(args[0]._version, func, positional, named)
 
-    def function_of(self, tensor: Any) -> _Noted | None:
+    def function_of(self, tensor: Any) -> Noted | None:
         """What gave a tensor, as far as that is known."""
         origin = self._origin(tensor)
-        return origin if isinstance(origin, _Noted) else None
+        return origin if isinstance(origin, Noted) else None
 
     def _origin(self, leaf: Any) -> Any:
         """What stands in the place of a tensor: where it comes from, or ``_UNKNOWN``."""
@@ -120,7 +120,7 @@ class FunctionsOfArguments:
         def visit(leaf: Any) -> Any:
             if leaf is _UNKNOWN:
                 raise _NotFound
-            if not isinstance(leaf, _Noted):
+            if not isinstance(leaf, Noted):
                 return leaf
             if id(leaf) not in places:
                 if not _is_among(leaf.func, names) or leaf.kwargs.get("out") is not None:

@@ -3,7 +3,8 @@
 """Checks in a model's code that raise: ``if labels.max() >= vocab: raise``, ``assert x.isfinite().all()``.
 
 A trace does not know what is in a tensor, and goes on as if nothing were wrong. A check that is computed from arguments
-alone, by a few functions element by element, is looked at before each call; others are taken for granted.
+alone, by a few functions element by element, is looked at before each call; others are taken for granted, and so are
+those that clamp what is not finite (`finite_checks.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from retrograd.frontend.argument_functions import WRITES, FunctionsOfArguments, Steps
+from retrograd.frontend.finite_checks import find_finite
 from retrograd.frontend.source import format_frame, is_user_file, user_frame
 
 _QUESTIONS = (Tensor.__bool__, Tensor.item)
@@ -86,10 +88,20 @@ class CheckRecorder(TorchFunctionMode):
                     SanityCheck(format_frame(frame), passes, self.functions.find(args[0], CHEAP, _MOST_STEPS))
                 )
                 return passes
+            finite = self._find_finite(args[0], asking)
+            if finite is not None and frame is not None:
+                self.checks.append(SanityCheck(format_frame(frame), finite, None))
+                return finite
         if func in WRITES:
             with self.functions.noting_write(func, args, kwargs):
                 return func(*args, **kwargs)
         return self.functions.note(func(*args, **kwargs), func, args, kwargs)
+
+    def _find_finite(self, asked: Tensor, asking: FrameType | None) -> bool | None:
+        """The answer by which nothing is clamped; ``None`` where arguments alone say whether something is."""
+        if asking is None or self.functions.find(asked, CHEAP, _MOST_STEPS) is not None:
+            return None
+        return find_finite(self.functions.function_of(asked), asking.f_code, asking.f_lasti)
 
     def _is_coin_that_never_falls(self, asked: Tensor) -> bool:
         """Whether it is ``torch.rand(...) < p`` of a ``p`` of zero, by which no layer is left out."""

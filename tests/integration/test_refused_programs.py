@@ -274,7 +274,37 @@ def converted(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return layer.to(x.dtype)(x).square().sum()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("function", [column_by_column, converted])
+def clamped(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    hidden: Tensor = layer(x)
+    if not torch.isfinite(hidden).all():
+        largest = torch.finfo(hidden.dtype).max - 1000
+        hidden = torch.clamp(hidden, min=-largest, max=largest)
+    if torch.isinf(hidden).any():
+        hidden = hidden.clamp(max=torch.finfo(hidden.dtype).max - 1000)
+    return hidden.square().sum()
+
+
+def mended(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    hidden: Tensor = layer(x).log()
+    if torch.isnan(hidden).any():
+        hidden = torch.nan_to_num(hidden)
+    return hidden.square().sum()
+
+
+def kept_small(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    hidden: Tensor = layer(x)
+    if not torch.isfinite(hidden).all():
+        hidden = torch.clamp(hidden, -1, 1)
+    return hidden.square().sum()
+
+
+@pytest.mark.parametrize("function", [mended, kept_small])
+def test_what_handles_numbers_that_are_not_finite_is_no_clamp(function: Forward) -> None:
+    with pytest.raises(retrograd.CaptureError, match="data-dependent control flow"):
+        retrograd.compile_backward(Model(function), sample(), cache=False)
+
+
+@pytest.mark.parametrize("function", [column_by_column, converted, clamped])
 def test_compiled_whole(function: Forward) -> None:
     model = Model(function)
     step = retrograd.compile_backward(model, sample(), cache=False, fallback="error")
