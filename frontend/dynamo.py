@@ -27,7 +27,7 @@ from retrograd.frontend.random_ops import find_seed
 from retrograd.frontend.recurrent_frames import find_long_recurrence
 from retrograd.frontend.second_derivatives import SecondDerivatives
 from retrograd.frontend.size_nodes import SYMBOLIC
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.source import CaptureError, SharedMemoryError
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
 # keep memory, are those of "reduce-overhead" alone.
@@ -46,7 +46,9 @@ def compile_with_dynamo(
 ) -> Callable[..., Any]:
     """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
 
-    A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged.
+    A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
+    writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
+    next may be a tensor and a view of it.
 
     Raises:
         CaptureError: a size that depends on data.
@@ -65,6 +67,9 @@ def compile_with_dynamo(
     try:
         return _compile(graph_module, example_inputs, build)
     except _Refused as refused:
+        if isinstance(refused.error, SharedMemoryError):
+            _LOG.warning("run in eager: %s", refused.error.message)
+            return graph_module.forward
         raise refused.error from refused.error.__cause__
 
 

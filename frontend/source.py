@@ -193,9 +193,13 @@ _REMEDIES = {
 }
 
 
-def shared_memory_error() -> CaptureError:
+class SharedMemoryError(CaptureError):
+    """Arguments share memory, and one of them is written to."""
+
+
+def shared_memory_error() -> SharedMemoryError:
     """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
-    return CaptureError(
+    return SharedMemoryError(
         "the model writes to an argument, parameter or buffer that shares its memory with another",
         "give each of them memory of its own, with clone()",
     )

@@ -19,10 +19,20 @@ from retrograd.frontend.decompositions.masked import is_mask, put_masked
 from retrograd.frontend.known_masks import forget, note_contents, places_of, read_arguments
 from retrograd.frontend.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.selections import Selection, is_same_choice, or_settled, refusal
+from retrograd.frontend.single_places import SinglePlaces
 
 
 class TraceableFunctions(TorchFunctionMode):
     """While it is active, the functions below can be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._single = SinglePlaces()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if kind is None:
+            self._single.check()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -32,6 +42,8 @@ class TraceableFunctions(TorchFunctionMode):
         if formula is not None and any(isinstance(leaf, Selection) for leaf in pytree.tree_leaves((args, kwargs))):
             return or_settled(_or_itself(formula, func), func, args, kwargs)
         result = formula(*args, **kwargs) if formula is not None else NotImplemented
+        if result is NotImplemented and func is Tensor.__getitem__:
+            result = self._single.select(*args)
         if result is not NotImplemented:
             return result
         given = read_arguments(func, args, kwargs)

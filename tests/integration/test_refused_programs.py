@@ -309,3 +309,47 @@ def test_compiled_whole(function: Forward) -> None:
     model = Model(function)
     step = retrograd.compile_backward(model, sample(), cache=False, fallback="error")
     torch.testing.assert_close(gradients(model, step, *sample()), gradients(model, model, *sample()))
+
+
+def best_row(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    scores: Tensor = layer(x)
+    best = scores.sum(1).argmax()
+    parts = (
+        scores[best] * 2,
+        scores[:, best % 4][:4],
+        scores[best, best % 4] + scores[best, 1:].sum(),
+        scores[-1 - best],
+    )
+    return torch.stack([part.sin().sum() for part in (*parts, scores[None, best, ..., None])]).sum()
+
+
+def test_a_row_whose_number_is_computed() -> None:
+    model = Model(best_row)
+    step = retrograd.compile_backward(model, sample(), cache=False)
+    x, y = sample()
+    for rows in (x, x.flip(0), -x):
+        torch.testing.assert_close(gradients(model, step, rows, y), gradients(model, model, rows, y))
+
+
+def written_row(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    scores: Tensor = layer(x) * 1
+    row = scores[scores.sum(1).argmax()]
+    row += 1
+    return scores.square().sum()
+
+
+def written_rows(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    scores: Tensor = layer(x) * 1
+    row = scores[scores.sum(1).argmax()]
+    scores *= 2
+    return row.square().sum()
+
+
+@pytest.mark.parametrize("function", [written_row, written_rows])
+def test_a_row_that_is_written_to_as_a_part(function: Forward) -> None:
+    model = Model(function)
+    with pytest.raises(retrograd.CaptureError, match="is a view of x, and one of both is written to"):
+        retrograd.compile_backward(model, sample(), cache=False)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd", options={"cache": False})
+    torch.testing.assert_close(gradients(model, compiled, *sample()), gradients(model, model, *sample()))
