@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,15 +29,16 @@ from retrograd.pipelines.product_tiles import write_tile_script
 from retrograd.pipelines.row_tiles import row_rules
 from retrograd.pipelines.scatter_tiles import scatter_rules
 from retrograd.pipelines.scratch import LAYOUT_PASS, read_transients
-from retrograd.pipelines.subprocesses import ToolLimits, run_tool
+from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.targets import Target
 from retrograd.pipelines.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.vmfb import add_launches, read_formats
+from retrograd.pipelines.warm_tool import WarmTool
 
 # Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
 _PHASES, _PASSES = "phases", "passes"
 # IREE's compiler with our passes in its stream phase.
-_OWN = "retrograd.tools.iree_compile"
+_OWN = WarmTool("retrograd.tools.iree_compile", server="retrograd.tools.iree_compile_server")
 # LLVM has no instructions for a kernel, and ends the process: for products of bf16 whose operands are packed, on a CPU
 # with fewer features than its model has. A set of flags that packs them too would end there as well, as late.
 _LLVM_GAVE_UP = "LLVM ERROR: Do not know how to"
@@ -255,8 +255,8 @@ def _climb(
         flags, script = attempts.pop(0)
         if on_attempt is not None:
             on_attempt(flags)
-        command = [*_compiler(flags), str(source), "-o", str(output), *target.flags, *flags, *script]
-        result = run_tool([*command, *parts, *options, *dumps], folder=folder, limits=limits)
+        arguments = [str(source), "-o", str(output), *target.flags, *flags, *script, *parts, *options, *dumps]
+        result = _run_compiler(flags, arguments, folder, limits)
         if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
         if result.returncode == 0 and SHARED_BINDINGS not in flags:
@@ -266,17 +266,21 @@ def _climb(
         elif DATA_TILING in flags and result.crashed and _LLVM_GAVE_UP in result.stderr:
             attempts = [other for other in attempts if DATA_TILING not in other[0]]
     kept = keep_for_replay(source)
-    name = ["python", "-m", _OWN] if IN_ORDER in flags else ["iree-compile"]
+    name = ["python", "-m", _OWN.program] if IN_ORDER in flags else ["iree-compile"]
     replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])
     if result.returncode == 0 and problem is not None:
         raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
 
 
-def _compiler(flags: Sequence[str]) -> list[str]:
-    """The program that compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler
-    with our passes over commands and their buffers."""
-    return [sys.executable, "-m", _OWN] if IN_ORDER in flags else [str(iree_tool("iree-compile"))]
+def _run_compiler(
+    flags: Sequence[str], arguments: Sequence[str], folder: Path, limits: ToolLimits | None
+) -> ToolResult:
+    """Run what compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler with our
+    passes over commands and their buffers."""
+    if IN_ORDER in flags:
+        return _OWN.run(arguments, folder=folder, limits=limits)
+    return run_tool([iree_tool("iree-compile"), *arguments], folder=folder, limits=limits)
 
 
 def _fusion_flags(flags: Sequence[str]) -> set[str]:

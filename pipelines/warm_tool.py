@@ -44,7 +44,7 @@ class WarmTool:
     """
 
     def __init__(self, program: str, server: str) -> None:
-        self._program, self._module = program, server
+        self.program, self._module = program, server
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._is_first = True
@@ -66,7 +66,7 @@ class WarmTool:
                 return server.run(arguments, folder, limits)
             except ServerLost:
                 self._lose(server)
-        return run_tool([sys.executable, "-m", self._program, *arguments], folder=folder, limits=limits)
+        return run_tool([sys.executable, "-m", self.program, *arguments], folder=folder, limits=limits)
 
     def _find_server(self, folder: Path) -> _Server | None:
         with self._lock:
@@ -78,6 +78,11 @@ class WarmTool:
                 atexit.unregister(self.close)
                 atexit.register(self.close)
             return self._server
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server has done it, and stands ready."""
+        return self._server is not None and self._server.has_served
 
     def close(self) -> None:
         """End the server, and what it runs."""

@@ -33,6 +33,7 @@ from retrograd.pipelines.executable import compile_executable, iree_tool, measur
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.subprocesses import ToolResult, run_tool
 from retrograd.pipelines.targets import CPU, Target
+from retrograd.pipelines.warm_tool import WarmTool
 
 GOOD = """
 func.func @forward(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
@@ -70,6 +71,22 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def with_ladder(*ladder: tuple[str, ...]) -> Target:
     return Target(CPU.devices, ladder)
+
+
+def test_our_own_compiler_gives_the_same_when_it_is_forked(scratch: Path) -> None:
+    """The first in a process is started by itself."""
+    tool = WarmTool("retrograd.tools.iree_compile", server="retrograd.tools.iree_compile_server")
+    made = []
+    for name in ("started", "forked"):
+        folder = scratch / name
+        folder.mkdir()
+        (folder / "f.mlir").write_text(GOOD, encoding="utf-8")
+        result = tool.run(["f.mlir", "-o", "f.vmfb", *CPU.flags, IN_ORDER], folder=folder)
+        assert (result.returncode, result.stderr) == (0, "")
+        made.append((folder / "f.vmfb").read_bytes())
+    assert tool.is_served
+    tool.close()
+    assert made[0] == made[1]
 
 
 def test_an_executable(scratch: Path) -> None:

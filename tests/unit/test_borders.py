@@ -50,6 +50,7 @@ BORDERS = {
     "tools/lowering_server.py": border("pipelines", "tools"),
     "tools/ptx.py": border("pipelines", others="triton"),
     "tools/iree_compile.py": border("pipelines", others="iree.compiler"),
+    "tools/iree_compile_server.py": border("pipelines", "tools"),
 }
 # The distribution that brings each module named above.
 DISTRIBUTIONS = {"iree.compiler": "iree-base-compiler", "iree.runtime": "iree-base-runtime", "torch_mlir": "torch-mlir"}
