@@ -97,6 +97,23 @@ GPT_NEO: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+FUNNEL: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "d_model": 32,
+    "n_head": 4,
+    "d_head": 8,
+    "d_inner": 64,
+    "block_sizes": [1, 1],
+    "num_decoder_layers": 1,
+}
+LED: dict[str, Any] = {
+    **HALVES,
+    **TOKENS,
+    "decoder_start_token_id": 2,
+    "attention_window": [4, 4],
+    "max_encoder_position_embeddings": 64,
+    "max_decoder_position_embeddings": 64,
+}
 tokens = only(causal, "input_ids", "labels")
 
 ENCODERS = [
@@ -138,6 +155,8 @@ ENCODERS = [
     ),
     entry("FNetForMaskedLM", "FNetConfig", tokens, **SMALL),
     entry("LongformerForMaskedLM", "LongformerConfig", padded, **SMALL, attention_window=8),
+    entry("ConvBertForMaskedLM", "ConvBertConfig", padded, **SMALL),
+    entry("FunnelForMaskedLM", "FunnelConfig", padded, **FUNNEL),
     entry("XLNetLMHeadModel", "XLNetConfig", padded, vocab_size=WORDS, d_model=32, n_layer=2, n_head=4, d_inner=64),
     entry(
         "EsmForMaskedLM",
@@ -179,6 +198,8 @@ DECODERS = [
     entry("GraniteForCausalLM", "GraniteConfig", padded, **DECODER),
     entry("CohereForCausalLM", "CohereConfig", padded, **DECODER),
     entry("DeepseekV3ForCausalLM", "DeepseekV3Config", padded, **DEEPSEEK),
+    entry("StableLmForCausalLM", "StableLmConfig", padded, **DECODER),
+    entry("Starcoder2ForCausalLM", "Starcoder2Config", padded, **DECODER),
     entry("MambaForCausalLM", "MambaConfig", tokens, **LAYERS, state_size=4),
     entry("RwkvForCausalLM", "RwkvConfig", tokens, **LAYERS, attention_hidden_size=32, context_length=32),
 ]
@@ -197,6 +218,7 @@ PAIRS = [
         forced_eos_token_id=1,
     ),
     entry("MT5ForConditionalGeneration", "MT5Config", translated, **T5),
+    entry("LEDForConditionalGeneration", "LEDConfig", translated, **LED),
     entry("WhisperForConditionalGeneration", "WhisperConfig", heard, **WHISPER),
 ]
 PROGRAMS = [*ENCODERS, *DECODERS, *PAIRS]

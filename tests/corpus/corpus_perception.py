@@ -148,6 +148,24 @@ SERIES: dict[str, Any] = {
     "decoder_ffn_dim": 32,
 }
 
+DETECTION: dict[str, Any] = {
+    "backbone_config": {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8, 8, 16, 16],
+        "depths": [1, 1, 1, 1],
+        "out_features": ["stage4"],
+    },
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "num_queries": 4,
+}
+
 VISION = [
     entry("ViTForImageClassification", "ViTConfig", images, **SEEN),
     entry("DeiTForImageClassification", "DeiTConfig", images, **SEEN),
@@ -166,6 +184,7 @@ VISION = [
     entry("PvtForImageClassification", "PvtConfig", images, **PVT),
     entry("ViTMAEForPreTraining", "ViTMAEConfig", only(images, "pixel_values"), **MASKED, random=True),
     entry("DPTForSemanticSegmentation", "DPTConfig", segmented, **DPT),
+    entry("DetrForObjectDetection", "DetrConfig", only(images, "pixel_values"), loss=mean_square, **DETECTION),
     entry(
         "VideoMAEForVideoClassification",
         "VideoMAEConfig",
