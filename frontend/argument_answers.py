@@ -116,6 +116,10 @@ class AskedArguments(TorchFunctionMode):
         answer = None if question is None or len(args) != 1 or kwargs else ask(args[0], question)
         if answer is not None:
             return answer
+        if func in (torch.bincount, Tensor.bincount):
+            counted = _bincount(*args, **kwargs)
+            if counted is not None:
+                return counted
         settle = _SETTLED.get(func)
         if settle is not None:
             args, kwargs = settle(args, kwargs)
@@ -173,6 +177,22 @@ def _settle_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     return tuple(map(_number, args)), kwargs
 
 
+def _settle_all_but_first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    return (*args[:1], *map(_number, args[1:])), {name: _number(value) for name, value in kwargs.items()}
+
+
+def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
+    """``torch.bincount`` of as many classes as there are; ``None`` where that cannot be told."""
+    size = ask(input, lambda x: max(minlength, int(x.max()) + 1 if x.numel() else 0))
+    if size is None:
+        return None
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif weights.dtype is not torch.float32:
+        weights = weights.double()
+    return weights.detach().new_zeros(size).scatter_add(0, input.long(), weights.detach())
+
+
 def _settle_slices(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """The ends of slices as numbers."""
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -202,6 +222,8 @@ def _sum_for(repeated: Tensor, dim: int | None) -> Callable[[Tensor], int]:
 
 _SETTLED: dict[Callable[..., Any], Callable[[Sequence[Any], Mapping[str, Any]], Call]] = {
     torch.arange: _settle_numbers,
+    torch.narrow: _settle_all_but_first,
+    Tensor.narrow: _settle_all_but_first,
     Tensor.__getitem__: _settle_slices,
     Tensor.__setitem__: _settle_slices,
     torch.repeat_interleave: _settle_repeats,

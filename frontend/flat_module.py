@@ -20,7 +20,7 @@ from retrograd.frontend.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python_places import PythonValues
 from retrograd.frontend.python_values import find_generators, find_values
 from retrograd.frontend.sanity_checks import CheckRecorder, SanityCheck
-from retrograd.frontend.selections import Selection, refusal
+from retrograd.frontend.selections import Selection, refusal, settled
 from retrograd.frontend.side_effects import contained, refuse_counting, unchanged
 from retrograd.frontend.source import SourceTracker
 from retrograd.frontend.taken_apart import take_apart
@@ -110,10 +110,10 @@ class FlatModule(torch.nn.Module):
             watched as of,
         ):
             if self.python is not None:
-                return call()
+                return settled(call())
             modules = {} if self.model is None else dict(self.model.named_modules())
             seen = PythonSeen()
-            result = run_watched(call, seen, find_generators(self._call, modules))
+            result = settled(run_watched(call, seen, find_generators(self._call, modules)))
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)

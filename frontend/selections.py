@@ -243,6 +243,17 @@ def _select_part(chosen: Selection, key: Any) -> Selection:
     return chosen.having(chosen.rows[(*whole, *([Ellipsis] * (not whole)), *keys[1:])], shared=True)
 
 
+def settled(result: Any) -> Any:
+    """What a model gives, with its selections in a row where it is known how many elements they have."""
+
+    def settle(leaf: Any) -> Any:
+        dense = leaf.settle() if isinstance(leaf, Selection) else None
+        return leaf if dense is None else dense
+
+    chosen = any(isinstance(leaf, Selection) for leaf in pytree.tree_leaves(result))
+    return pytree.tree_map(settle, result) if chosen else result
+
+
 def or_settled(call: Callable[..., Any], func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``call`` of arguments of which some are selections; where that needs their elements in a row, and it is known
     how many they are, ``func`` of tensors in their place."""

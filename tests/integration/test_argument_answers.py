@@ -92,6 +92,16 @@ def masked_by_hand(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return layer(x).sum() if bool((mask > 1).any()) else layer(x).square().sum()  # type: ignore[no-any-return]
 
 
+def counted(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    weights = torch.bincount(y, minlength=3).float()
+    sums = torch.bincount(y, weights=torch.arange(4.0), minlength=2)
+    return layer(x).mul(weights.sum() + weights[0] + sums.float()[1] * weights.numel()).square().sum()  # type: ignore[no-any-return]
+
+
+def narrowed(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    return layer(x).narrow(0, y[0], 1).square().sum()  # type: ignore[no-any-return]
+
+
 ASKING: dict[str, Forward] = {
     f.__name__: f
     for f in (
@@ -103,6 +113,8 @@ ASKING: dict[str, Forward] = {
         one_by_one,
         in_a_row,
         written_in_a_row,
+        counted,
+        narrowed,
         by_expert,
         masked_by_hand,
     )
@@ -127,6 +139,19 @@ def test_steps_of_other_contents(name: str) -> None:
     for turn, contents in enumerate(CONTENTS):
         given = sample(turn, contents)
         torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
+
+
+def test_a_result_that_is_chosen_by_an_argument() -> None:
+    def chosen(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        return layer(x)[y > 1]  # type: ignore[no-any-return]
+
+    model = Model(chosen)
+    step = retrograd.compile_backward(model, sample(0, CONTENTS[0]), cache=False)
+    for turn, contents in enumerate(CONTENTS):
+        given = sample(turn, contents)
+        torch.testing.assert_close(step(*given), model(*given))
+        found, expected = (gradients(model, lambda *g, c=call: c(*g).square().sum(), *given) for call in (step, model))
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_same_answer_takes_the_same_program() -> None:
