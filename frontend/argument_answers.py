@@ -32,7 +32,7 @@ _MOST_ANSWERS, _MOST_STEPS, _MOST_NUMBERS = 64, 64, 64
 _ALSO_NAMES = """
     __floordiv__ __radd__ __rmul__ __rtruediv__ __setitem__ __truediv__ __xor__ arange argmax argmin argsort
     bitwise_xor broadcast_to cat ceil clamp clamp_max clamp_min concat count_nonzero cummax cumsum diff div
-    empty_like expand expand_as fill_ flip floor floor_divide full full_like index_select interpolate isin
+    expand expand_as fill_ flip floor floor_divide full full_like index_select interpolate isin
     logical_xor masked_fill masked_fill_ maximum minimum movedim narrow new_full new_ones new_zeros nonzero one_hot
     ones ones_like pad permute prod remainder repeat round sort split stack swapaxes t to topk transpose tril triu
     type unbind unflatten where zero_ zeros zeros_like

@@ -64,6 +64,7 @@ class Steps:
         return found[-1]
 
 
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 # In the place of a tensor that comes from somewhere else.
 _UNKNOWN = object()
 
@@ -78,12 +79,19 @@ class FunctionsOfArguments:
 
     def note(self, result: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Remember that ``func`` gave ``result``, a tensor or several. Returns the result."""
+        if func == _DATA:
+            self._forget()
         parts = enumerate(result) if isinstance(result, tuple | list) else [(None, result)]
         for part, tensor in parts:
             if isinstance(tensor, Tensor) and id(tensor) not in self._noted and id(tensor) not in self._inputs:
                 positional, named = pytree.tree_map(self._origin, (tuple(args), dict(kwargs)))
                 self._noted[id(tensor)] = tensor, Noted(tensor._version, func, positional, named, part)
         return result
+
+    def _forget(self) -> None:
+        """Know nothing of any tensor so far: one of them has another name now by which writes are not counted."""
+        self._noted.clear()
+        self._inputs = {key: (tensor, -1, origin) for key, (tensor, _, origin) in self._inputs.items()}
 
     @contextmanager
     def noting_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[None]:

@@ -194,11 +194,27 @@ def written_elsewhere(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return layer(x).sum() if mask.any() else layer(x).square().sum()  # type: ignore[no-any-return]
 
 
+def written_uncounted(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    mask = y > 0
+    mask.data.logical_not_()
+    return layer(x).sum() if mask.any() else layer(x).square().sum()  # type: ignore[no-any-return]
+
+
+def argument_written_uncounted(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    own = y.clone()
+    view = own.view(2, 2)
+    own.data.zero_()
+    return layer(x).sum() if (view > 0).any() else layer(x).square().sum()  # type: ignore[no-any-return]
+
+
 def drawn(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return layer(x).sum() if bool((torch.rand(4) + y > 2).any()) else layer(x).square().sum()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("function", [scaled, of_parameters, written_elsewhere, drawn])
+NOT_ANSWERED = [scaled, of_parameters, written_elsewhere, written_uncounted, argument_written_uncounted, drawn]
+
+
+@pytest.mark.parametrize("function", NOT_ANSWERED)
 def test_what_is_not_answered(function: Forward) -> None:
     with pytest.raises(retrograd.CaptureError, match="data-dependent") as refused:
         retrograd.compile_backward(Model(function), sample(0, [1, 2, 3, 1]), cache=False)
