@@ -21,7 +21,8 @@ _THREADS = 256
 # a tensor is taken. Those of 7 are of images of 224 x 224 and what convolutions halve them to.
 _ROWS = (1024, 768, 512, 896, 256)
 _BLOCKS = ((8, 128), (8, 112), (16, 64), (16, 56), (32, 28), (32, 32))
-_MOST_LOOPS = 4
+_MOST_LOOPS = 5
+_SHORTEST_ROW = 32
 # Elements of a thread, by the bits of one: 16 bytes to read, or four elements of what has more bits elsewhere.
 _VECTORS = {32: 4, 16: 4, 8: 4}
 
@@ -42,9 +43,12 @@ def elementwise_rules(linalg: str) -> list[Rule]:
 
 
 def find_transposes(linalg: str) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The transposes of a module's text: the shape that is read, and the order in which its axes are written."""
-    for shape, order in _TRANSPOSE.findall(linalg):
-        yield tuple(map(int, shape.split("x"))), tuple(map(int, order.split(",")))
+    """The transposes of a module's text: the shape that is read, and in what order its axes are written. Those that
+    move rows as they are, such as heads, are none: they read and write line by line."""
+    for sizes, axes in _TRANSPOSE.findall(linalg):
+        shape, order = tuple(map(int, sizes.split("x"))), tuple(map(int, axes.split(",")))
+        if order[-1] != len(shape) - 1 or shape[-1] < _SHORTEST_ROW:
+            yield shape, order
 
 
 def collapse(shape: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ def test_transposes_are_found() -> None:
   %1 = linalg.transpose ins(%0 : tensor<4x6xf32>) outs(%e : tensor<6x4xf32>) permutation = [1, 0]
   %3 = linalg.transpose ins(%2 : tensor<2x3x4x5xbf16>) outs(%e : tensor<2x4x3x5xbf16>) permutation = [0, 2, 1, 3]
   %5 = linalg.transpose ins(%4 : tensor<?x6xf32>) outs(%e : tensor<6x?xf32>) permutation = [1, 0]
+  %7 = linalg.transpose ins(%6 : tensor<8x5x2x64xf32>) outs(%e : tensor<8x2x5x64xf32>) permutation = [0, 2, 1, 3]
 """
     assert list(find_transposes(text)) == [((4, 6), (1, 0)), ((2, 3, 4, 5), (0, 2, 1, 3))]
 
