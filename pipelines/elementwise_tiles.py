@@ -20,7 +20,7 @@ _THREADS = 256
 # Elements of a workgroup along the last axis, and along the one before it where rows are short; the first that divides
 # a tensor is taken. Those of 7 are of images of 224 x 224 and what convolutions halve them to.
 _ROWS = (1024, 768, 512, 896, 256)
-_BLOCKS = ((8, 128), (8, 112), (16, 64), (16, 56), (32, 28), (32, 32))
+_BLOCKS = ((8, 128), (8, 112), (16, 64), (16, 56), (12, 64), (32, 28), (32, 32), (4, 128), (4, 64))
 _MOST_LOOPS = 5
 _SHORTEST_ROW = 32
 # Elements of a thread, by the bits of one: 16 bytes to read, or four elements of what has more bits elsewhere.
