@@ -124,14 +124,12 @@ _MATCHER = """  transform.named_sequence @{name}(%op: !transform.any_op {{transf
   }}"""
 
 # Custom syntax has no place for the attribute `parallel`. A kernel of several ops is left as it is, such as a reduction
-# and what is computed of it: a sequence that stops at the comparison is within one that goes on.
+# and what is computed of it, and so is one that works on memory and stores no tensor, as copies of slices do: a
+# sequence that stops at a comparison is within one that goes on.
 _MAPS = """  transform.named_sequence @maps(%op: !transform.any_op {{transform.readonly}}) -> !transform.any_op {{
     transform.match.operation_name %op ["linalg.generic"] : !transform.any_op
     %matched = transform.match.structured %op : (!transform.any_op) -> !transform.any_op {{
     ^bb0(%structured: !transform.any_op):
-      %results = transform.match.structured.num_inits %structured : (!transform.any_op) -> !transform.param<i64>
-      %one = transform.param.constant 1 : i64 -> !transform.param<i64>
-      transform.match.param.cmpi eq %results, %one : !transform.param<i64>
       "transform.match.structured.dim"(%structured) <{{raw_dim_list = array<i64>, is_all, parallel}}> : (!transform.any_op) -> ()
       transform.match.structured.yield %structured : !transform.any_op
     }}
@@ -147,6 +145,9 @@ _MAPS = """  transform.named_sequence @maps(%op: !transform.any_op {{transform.r
         %count = transform.num_associations %ops : (!transform.any_op) -> !transform.param<i64>
         %one = transform.param.constant 1 : i64 -> !transform.param<i64>
         transform.match.param.cmpi eq %count, %one : !transform.param<i64>
+        %stores = transform.structured.match ops{{["iree_codegen.store_to_buffer"]}} in %kernel : (!transform.any_op) -> !transform.any_op
+        %stored = transform.num_associations %stores : (!transform.any_op) -> !transform.param<i64>
+        transform.match.param.cmpi ge %stored, %one : !transform.param<i64>
         %tiled = transform.foreach_match restrict_root in %map
           {pairs}
           : (!transform.any_op) -> !transform.any_op

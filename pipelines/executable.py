@@ -249,7 +249,7 @@ def _climb(
     rungs = target.find_rungs(linalg)
     tiles = _write_tiles(linalg, target, folder)
     parts = select_parts(linalg, target)
-    attempts = [*((flags, tiles) for flags in rungs if tiles), *((flags, ()) for flags in rungs)]
+    attempts = [*((flags, script) for flags in rungs for script in tiles), *((flags, ()) for flags in rungs)]
     problem = None
     while attempts:
         flags, script = attempts.pop(0)
@@ -304,18 +304,23 @@ def _find_excess(target: Target, folder: Path) -> str | None:
     )
 
 
-def _write_tiles(linalg: str, target: Target, folder: Path) -> tuple[str, ...]:
-    """The options that have iree-compile take our tiles; none for several devices, whose kernels are one another's."""
+def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, ...]]:
+    """The options that have iree-compile take our tiles, and those that leave elementwise ops to it; none for several
+    devices, whose kernels are one another's."""
     if target.kinds != ("cuda",):
-        return ()
-    scripts = {"preprocessing-transform-spec-filename": write_tile_script(linalg)}
-    scripts["codegen-transform-dialect-library"] = write_library(
-        [*row_rules(linalg), *scatter_rules(linalg), *elementwise_rules(linalg)]
-    )
-    options = []
-    for option, script in scripts.items():
-        if script is not None:
-            path = folder / f"{option}.mlir"
-            path.write_text(script, encoding="utf-8")
-            options.append(f"--iree-{option}={path}")
-    return tuple(options)
+        return []
+    script, rules = write_tile_script(linalg), [*row_rules(linalg), *scatter_rules(linalg)]
+    common = () if script is None else (_write_option("preprocessing-transform-spec-filename", script, folder),)
+    choices = []
+    for name, chosen in (("tiles", [*rules, *elementwise_rules(linalg)]), ("reductions", rules)):
+        library = write_library(chosen)
+        option = "codegen-transform-dialect-library"
+        choices.append(common if library is None else (*common, _write_option(option, library, folder, name)))
+    return [options for options in choices if options]
+
+
+def _write_option(option: str, script: str, folder: Path, name: str = "products") -> str:
+    """The option that has iree-compile read a script, which is written to the folder."""
+    path = folder / f"{name}.mlir"
+    path.write_text(script, encoding="utf-8")
+    return f"--iree-{option}={path}"

@@ -32,7 +32,7 @@ from retrograd.pipelines.errors import CompileError
 from retrograd.pipelines.executable import compile_executable, iree_tool, measure_scratch
 from retrograd.pipelines.lowering import lower_to_linalg
 from retrograd.pipelines.subprocesses import ToolResult, run_tool
-from retrograd.pipelines.targets import CPU, Target
+from retrograd.pipelines.targets import CPU, Target, find_target
 from retrograd.pipelines.warm_tool import WarmTool
 
 GOOD = """
@@ -152,6 +152,22 @@ def test_where_llvm_lacks_instructions_for_packed_operands_no_other_flags_pack_t
     made = compile_executable(marked, with_ladder(*packing, plain), on_attempt=tried.append)
     assert made.flags == plain
     assert tried == ([packing[0], plain] if skipped else [*packing, plain])
+
+
+def test_where_tiles_of_elementwise_kernels_fail_the_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts: list[str] = []
+
+    def run(command: Sequence[str | Path], **options: Any) -> ToolResult:
+        scripts.append(next((Path(c).name for c in map(str, command) if "transform-dialect-library" in c), ""))
+        return ToolResult(1, "tiling failed") if scripts[-1] == "tiles.mlir" else run_tool(command, **options)
+
+    monkeypatch.setattr(executable, "run_tool", run)
+    tried: list[tuple[str, ...]] = []
+    target = find_target("cuda:sm_90")
+    rows = GOOD.replace("tensor<4xf32>", "tensor<4x1001xf32>")
+    assert compile_executable(rows, target, on_attempt=tried.append).flags == target.ladder[0]
+    assert scripts == ["tiles.mlir", "reductions.mlir"]
+    assert set(tried) == {target.ladder[0]}
 
 
 @pytest.mark.parametrize("flags", [(), (IN_ORDER,)], ids=["iree-compile", "our passes in it"])

@@ -64,6 +64,21 @@ func.func @scaled(%x: tensor<4x16x784xf32>, %m: tensor<16xf32>) -> tensor<4x16x7
   } -> tensor<4x16x784xf32>
   return %r : tensor<4x16x784xf32>
 }
+func.func @two(%x: tensor<4096xf32>) -> (tensor<4096xf32>, tensor<4096xf32>) {
+  %e = tensor.empty() : tensor<4096xf32>
+  %r:2 = linalg.generic {indexing_maps = [#flat, #flat, #flat], iterator_types = ["parallel"]}
+      ins(%x : tensor<4096xf32>) outs(%e, %e : tensor<4096xf32>, tensor<4096xf32>) {
+  ^bb0(%a: f32, %b: f32, %c: f32):
+    %d = arith.addf %a, %a : f32
+    %f = arith.mulf %a, %a : f32
+    linalg.yield %d, %f : f32, f32
+  } -> (tensor<4096xf32>, tensor<4096xf32>)
+  return %r#0, %r#1 : tensor<4096xf32>, tensor<4096xf32>
+}
+func.func @joined(%x: tensor<4x64x64xf32>, %y: tensor<4x64x64xf32>) -> tensor<4x64x128xf32> {
+  %r = tensor.concat dim(2) %x, %y : (tensor<4x64x64xf32>, tensor<4x64x64xf32>) -> tensor<4x64x128xf32>
+  return %r : tensor<4x64x128xf32>
+}
 func.func @odd(%x: tensor<1001xf32>) -> tensor<1001xf32> {
   %e = tensor.empty() : tensor<1001xf32>
   %r = linalg.generic {indexing_maps = [#flat, #flat], iterator_types = ["parallel"]}
@@ -125,8 +140,10 @@ def test_workgroups_of_elementwise_kernels_alone_are_large(tmp_path: Path) -> No
     rules.write_text(library, encoding="utf-8")
     usual = threads(tmp_path)
     found = threads(tmp_path, f"--iree-codegen-transform-dialect-library={rules}")
-    assert found.keys() == usual.keys() == {"centred", "scaled", "odd", "mean", "turned"}
+    assert found.keys() == usual.keys() == {"centred", "scaled", "two", "joined", "odd", "mean", "turned"}
     assert found["centred"] == 768 // 4
     assert found["scaled"] == 8 * 112 // 4
-    for kept in ("odd", "mean", "turned"):
+    assert found["two"] == 1024 // 4
+    # Copies of slices are of memory, not of tensors.
+    for kept in ("joined", "odd", "mean", "turned"):
         assert found[kept] == usual[kept]
