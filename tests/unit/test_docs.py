@@ -1,0 +1,45 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Pages: what they link to, and the files that they name, are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_FOLDERS = "benchmarks|dialects|docs|examples|frontend|pipelines|retrograd|runtime|tests|tools"
+_PATH = re.compile(rf"`((?:{_FOLDERS})/[\w./-]*)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as they are linked to."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def find_problems(page: Path) -> list[str]:
+    """The links of a page that lead nowhere, and the files that it names and that there are none of."""
+    text = page.read_text(encoding="utf-8")
+    problems = [path for path in _PATH.findall(text) if not (ROOT / path).exists()]
+    for link in _LINK.findall(text):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            problems.append(link)
+    return problems
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert not find_problems(page)
+
+
+def test_what_is_not_there_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n[a](gone.md) [b](#a-page) [c](#no-page) `pipelines/gone.py` `pipelines/passes.py`\n")
+    assert find_problems(page) == ["pipelines/gone.py", "gone.md", "#no-page"]
