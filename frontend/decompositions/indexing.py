@@ -102,16 +102,20 @@ def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate
 
 
 def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Any:
-    """``aten.constant_pad_nd`` with negative amounts as slices; ``NotImplemented`` if there are none."""
-    if not any(isinstance(amount, int) and amount < 0 for amount in pad):
+    """``aten.constant_pad_nd`` with negative amounts as slices; ``NotImplemented`` if there are none.
+
+    Of an amount that is open, such as the one in the backward of a pad to the longest sequence, the sign is that of the
+    sizes that are traced, which becomes a condition on them.
+    """
+    if not any(amount < 0 for amount in pad):
         return NotImplemented
     for position in range(len(pad) // 2):
         dim = x.dim() - 1 - position
-        before, after = max(-pad[2 * position], 0), max(-pad[2 * position + 1], 0)
-        if before or after:
+        before, after = (-amount if amount < 0 else 0 for amount in pad[2 * position : 2 * position + 2])
+        if before != 0 or after != 0:
             x = aten.slice.Tensor(x, dim, before, x.shape[dim] - after, 1)
-    rest = [max(amount, 0) for amount in pad]
-    return aten.constant_pad_nd.default(x, rest, value) if any(rest) else x.clone()
+    rest = [0 if amount < 0 else amount for amount in pad]
+    return aten.constant_pad_nd.default(x, rest, value) if any(amount != 0 for amount in rest) else x.clone()
 
 
 def embedding_dense_backward(

@@ -358,3 +358,32 @@ def test_a_part_of_a_split_that_nobody_reads() -> None:
     for rows in (2, 5):
         x = torch.randn(rows, 8)
         torch.testing.assert_close(step(x), model(x))
+
+
+class Padded(nn.Module):
+    """A sequence of three beside a longer one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        sequences = nn.utils.rnn.pad_sequence([self.layer(x), self.layer(y)], batch_first=True)
+        return sequences.sin().sum()
+
+
+@pytest.mark.parametrize("door", ["compile_backward", "torch.compile"])
+def test_padding_to_an_open_length(door: str) -> None:
+    """The backward of a pad is a pad by a negative amount, which nobody compiles rightly where it is open."""
+    torch.manual_seed(0)
+    model, x = Padded(), torch.randn(3, 4)
+    if door == "torch.compile":
+        torch._dynamo.reset()
+        step = torch.compile(model, backend="retrograd", options={"cache": False})
+    else:
+        lengths = torch.export.Dim("length", min=4, max=20)
+        step = retrograd.compile_backward(model, (x, torch.randn(6, 4)), dynamic_shapes=({}, {0: lengths}), cache=False)
+    for length in (4, 5, 9):
+        y = torch.randn(length, 4)
+        found, expected = (torch.autograd.grad(call(x, y), [*model.parameters()]) for call in (step, model))
+        torch.testing.assert_close(found, expected)
