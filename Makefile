@@ -42,7 +42,7 @@ test: bytecode ## everything that has to pass: lint, types, lit, unit and integr
 	@# mypy takes one core.
 	$(MAKE) --jobs=2 lint types lit
 	@# Those that take long come first: at the end no core waits for another's last.
-	$(PYTEST) tests/integration tests/unit
+	$(PYTEST) tests/integration tests/unit tests/upstream
 
 bytecode: $(STAMP)
 	@# Every tool that a test starts imports these: where Python writes no bytecode by itself, it would compile them anew.

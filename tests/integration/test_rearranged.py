@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from faulty_programs import OUTER
 from iree.runtime import Config, SystemContext, VmModule
 from torch import Tensor
 
@@ -22,32 +23,6 @@ from retrograd.pipelines.executable import iree_tool
 
 SIZE = 6
 LABELS = torch.arange(SIZE)
-
-# The least program that stock iree-compile 3.13 gets wrong, with any flags: a row's sum beside a column's.
-OUTER = """
-#id = affine_map<(m, n) -> (m, n)>
-#row = affine_map<(m, n) -> (m)>
-#column = affine_map<(m, n) -> (n)>
-func.func @main(%a: tensor<4x4xf32>) -> tensor<4x4xf32> {
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.empty() : tensor<4xf32>
-  %zeros = linalg.fill ins(%zero : f32) outs(%rows : tensor<4xf32>) -> tensor<4xf32>
-  %sums = linalg.generic {indexing_maps = [#id, #row], iterator_types = ["parallel", "reduction"]}
-      ins(%a : tensor<4x4xf32>) outs(%zeros : tensor<4xf32>) {
-  ^bb0(%x: f32, %out: f32):
-    %s = arith.addf %x, %out : f32
-    linalg.yield %s : f32
-  } -> tensor<4xf32>
-  %empty = tensor.empty() : tensor<4x4xf32>
-  %outer = linalg.generic {indexing_maps = [#row, #column, #id], iterator_types = ["parallel", "parallel"]}
-      ins(%sums, %sums : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4x4xf32>) {
-  ^bb0(%x: f32, %y: f32, %out: f32):
-    %s = arith.mulf %x, %y : f32
-    linalg.yield %s : f32
-  } -> tensor<4x4xf32>
-  return %outer : tensor<4x4xf32>
-}
-"""
 
 
 def contrastive(x: Tensor) -> Tensor:
@@ -123,11 +98,6 @@ def run(linalg: str, folder: Path) -> bool:
     values = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     sums = values.sum(1)
     return bool(np.allclose(context.modules.module["main"](values).to_host(), np.outer(sums, sums), rtol=1e-4))
-
-
-def test_the_fault_is_still_there_below_us(tmp_path: Path) -> None:
-    """Fails once iree-compile gets this right: ``bwd-isolate-reductions`` can then go."""
-    assert not run(OUTER, tmp_path)
 
 
 def test_the_pass_mends_the_fault(tmp_path: Path) -> None:

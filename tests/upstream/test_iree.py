@@ -1,0 +1,84 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Faults of stock iree-compile that this project mends. A test that fails here says that one is gone: the mend that it
+names can go too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty_programs import OUTER
+from iree_tools import RUN_MODULE
+from numpy.typing import NDArray
+
+from retrograd.pipelines.executable import iree_tool
+from retrograd.pipelines.targets import CPU, find_target
+
+Array = NDArray[np.float32]
+
+MAP = """
+#id = affine_map<(i) -> (i)>
+func.func @main(%x: tensor<SIZExf32>) -> tensor<SIZExf32> {
+  %e = tensor.empty() : tensor<SIZExf32>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%x : tensor<SIZExf32>) outs(%e : tensor<SIZExf32>) {
+  ^bb0(%a: f32, %c: f32):
+    %d = OP %a : f32
+    linalg.yield %d : f32
+  } -> tensor<SIZExf32>
+  return %r : tensor<SIZExf32>
+}
+"""
+
+
+def compile_stock(folder: Path, text: str, *flags: str) -> Path:
+    """What iree-compile makes of a module with these flags and no others of ours."""
+    (folder / "main.mlir").write_text(text, encoding="utf-8")
+    command = [str(iree_tool("iree-compile")), str(folder / "main.mlir"), "-o", str(folder / "main.vmfb"), *flags]
+    subprocess.run(command, check=True)
+    return folder / "main.vmfb"
+
+
+def run_stock(folder: Path, text: str, argument: Array) -> Array:
+    """What its ``@main`` gives on this machine's CPU."""
+    module = compile_stock(folder, text, *CPU.flags)
+    np.save(folder / "in.npy", argument)
+    command = [*RUN_MODULE, f"--module={module}", "--function=main", f"--input=@{folder / 'in.npy'}"]
+    subprocess.run([*command, f"--output=@{folder / 'out.npy'}", "--device=local-sync"], check=True)
+    found: Array = np.load(folder / "out.npy")
+    return found
+
+
+def test_a_sum_beside_itself_along_another_axis(tmp_path: Path) -> None:
+    """One kernel computes both, its diagonal alone is right: ``bwd-isolate-reductions``, ``bwd-isolate-arguments``."""
+    a = np.arange(16, dtype=np.float32).reshape(4, 4)
+    sums = a.sum(1)
+    found = run_stock(tmp_path, OUTER, a)
+    assert found.diagonal() == pytest.approx(np.outer(sums, sums).diagonal())
+    assert found != pytest.approx(np.outer(sums, sums))
+
+
+def test_tanh_is_off_by_four_units_in_the_last_place(tmp_path: Path) -> None:
+    """On a CPU: ``bwd-expand-tanh``."""
+    x = np.linspace(-9, 9, 100_000, dtype=np.float32)
+    found = run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.tanh"), x)
+    assert np.abs(found - np.tanh(x.astype(np.float64))).max() > 2e-7
+
+
+def test_sines_of_large_numbers_lose_digits(tmp_path: Path) -> None:
+    """On a CPU: ``bwd-expand-sines``."""
+    x = np.linspace(1e5, 1e7, 1000, dtype=np.float32)
+    found = run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.sin"), x)
+    assert np.abs(found - np.sin(x.astype(np.float64))).max() > 1e-4
+
+
+def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:
+    """Which an H100 starts too slowly: ``pipelines/elementwise_tiles.py``."""
+    text = MAP.replace("SIZE", "1048576").replace("OP", "math.absf")
+    compile_stock(tmp_path, text, *find_target("cuda:sm_90").flags, f"--iree-hal-dump-executable-files-to={tmp_path}")
+    (ptx,) = (path.read_text(encoding="utf-8") for path in tmp_path.glob("*.ptx"))
+    assert re.findall(r"\.maxntid (\d+)", ptx) == ["32"]
