@@ -28,14 +28,14 @@ from measure_memory import make_case
 from models import MODELS, Case
 from page import heading, make_console, markdown_table, measured_with, releases, write_page
 
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines.analysis.pareto import InfeasibleBudget
-from retrograd.pipelines.analysis.policies import POLICIES, Policy
-from retrograd.pipelines.budgeted import BudgetBuilder, Built, Choice, step_peak
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import Progress, StagedModule
-from retrograd.pipelines.targets import CPU
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.preparation.importer import import_graph
+from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.partition.policies import POLICIES, Policy
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, Built, Choice, step_peak
+from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "budget-steps.md"

@@ -23,31 +23,31 @@ from torch._functorch import config, partitioners
 
 from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
-from retrograd.frontend.capture import CapturedGraph, capture_joint
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines.analysis.budget import find_curve
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import Peaks
-from retrograd.pipelines.analysis.min_cut import find_cut, find_min_cut_partition
-from retrograd.pipelines.analysis.partition_plan import (
+from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
+from retrograd.frontend.preparation.importer import import_graph
+from retrograd.pipelines.analysis.kernels.liveness import Peaks
+from retrograd.pipelines.analysis.partition.budget import find_curve
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.min_cut import find_cut, find_min_cut_partition
+from retrograd.pipelines.analysis.partition.partition_plan import (
     PartitionPlan,
     find_default_partition,
     find_unsavable,
     plan_from_saved,
 )
-from retrograd.pipelines.analysis.policies import POLICIES, WithinBudget
-from retrograd.pipelines.analysis.policies import Policy as PolicyValue
-from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned
-from retrograd.pipelines.analysis.recompute_cost import CostModel
-from retrograd.pipelines.analysis.recompute_program import LeastSaved
-from retrograd.pipelines.analysis.schedule import find_low_schedule
-from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.runner import run_passes
-from retrograd.pipelines.stage_steps import STAGES, passes_of
-from retrograd.pipelines.transforms.bwd_cse import BwdCse, read_merged
-from retrograd.pipelines.transforms.bwd_partition import BwdPartition
-from retrograd.pipelines.transforms.joint_checks import resolve_marks
+from retrograd.pipelines.analysis.partition.policies import POLICIES, WithinBudget
+from retrograd.pipelines.analysis.partition.policies import Policy as PolicyValue
+from retrograd.pipelines.analysis.partition.read_graph import read_joint
+from retrograd.pipelines.analysis.partition.recompute_bans import MinCutOptions, find_banned
+from retrograd.pipelines.analysis.partition.recompute_cost import CostModel
+from retrograd.pipelines.analysis.partition.recompute_program import LeastSaved
+from retrograd.pipelines.analysis.partition.schedule import find_low_schedule
+from retrograd.pipelines.infra.functions import find_function
+from retrograd.pipelines.infra.runner import run_passes
+from retrograd.pipelines.stages.stage_steps import STAGES, passes_of
+from retrograd.pipelines.transforms.helpers.joint_checks import resolve_marks
+from retrograd.pipelines.transforms.torch.bwd_cse import BwdCse, read_merged
+from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition
 
 Policy = Callable[[JointGraph], PartitionPlan]
 # Of the integer program for the fewest bytes, in deterministic seconds.

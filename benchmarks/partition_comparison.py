@@ -41,14 +41,15 @@ Sizes are those of [memory.md](memory.md) for its models and those of [benchmark
 """
 EQUAL_TEXT = """\
 For each decision of PyTorch's the fewest bytes that retrograd's integer program saves with no more FLOPs: that of
-`pipelines/analysis/recompute_program.py`, by which the budget's search fills the gaps of its curve. They are
+`pipelines/analysis/partition/recompute_program.py`, by which the budget's search fills the gaps of its curve. They are
 the fewest there are, or as few as two units of its effort, about seconds, lead to. Repeated decisions are left out.
 Where retrograd saves more, the graphs are not the same: PyTorch merges what both halves compute alike before it
 decides, retrograd what is alike within a half.
 """
 SCALE_TEXT = """\
 A GPT of {layers} layers. `budget` works out the whole curve of peak against recomputation. The limits are not of time
-but of effort, so that the same graph has the same plan: see `BudgetOptions` in `pipelines/analysis/budget.py`.
+but of effort, so that the same graph has the same plan: see `BudgetOptions` in
+`pipelines/analysis/partition/budget.py`.
 """
 
 

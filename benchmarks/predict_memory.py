@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from models import MODELS, SIZES, Case
 
 from retrograd.dialects import ir
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines.budgeted import step_peak
-from retrograd.pipelines.executable import measure_scratch
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.staged import Progress, stage_module
-from retrograd.pipelines.targets import CPU
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.preparation.importer import import_graph
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.stages.budgeted import step_peak
+from retrograd.pipelines.stages.staged import Progress, stage_module
+from retrograd.pipelines.toolchain.executable import measure_scratch
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 
 POLICIES = ("default", "min-cut")
 

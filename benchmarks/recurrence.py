@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Recurrent layers as loops and written out, an op by step: seconds to compile, steps' times to eager's, and peaks.
-From how many steps on a layer is a loop (`LEAST_STEPS` in frontend/recurrent.py) was decided by this.
+From how many steps on a layer is a loop (`LEAST_STEPS` in frontend/layers/recurrent.py) was decided by this.
 
 python benchmarks/recurrence.py
 python benchmarks/recurrence.py --kinds gru --steps 16 64 --repeats 40
@@ -23,7 +23,7 @@ from page import markdown_table
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend import recurrent
+from retrograd.frontend.layers import recurrent
 
 KINDS: dict[str, type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 COLUMNS = ("layer", "steps", "form", "compiles in s", "forward", "backward", "step to eager's", "peak MiB")

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from retrograd.contract.errors import RetrogradError
     from retrograd.fallback import EagerIslandWarning
     from retrograd.first_calls import MiscompiledWarning
-    from retrograd.frontend.checkpoints import save
-    from retrograd.frontend.hook_marks import communication, inlineable
-    from retrograd.frontend.source import CaptureError
-    from retrograd.frontend.verification import VerificationError
+    from retrograd.frontend.doors.checkpoints import save
+    from retrograd.frontend.hooks.hook_marks import communication, inlineable
+    from retrograd.frontend.python.source_locations import CaptureError
+    from retrograd.frontend.verification.first_comparison import VerificationError
     from retrograd.loading import load
-    from retrograd.pipelines.analysis.pareto import InfeasibleBudget
-    from retrograd.pipelines.device_targets import UnknownTarget
-    from retrograd.pipelines.diagnostics import PipelineError
-    from retrograd.pipelines.errors import CompileError
-    from retrograd.pipelines.save_policy import (
+    from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
+    from retrograd.pipelines.devices.device_targets import UnknownTarget
+    from retrograd.pipelines.infra.diagnostics import PipelineError
+    from retrograd.pipelines.infra.errors import CompileError
+    from retrograd.pipelines.stages.save_policy import (
         SavePolicy,
         must_recompute,
         must_save,
@@ -51,37 +51,37 @@ _EXPORTS = {
     "ArgumentError": "retrograd.runtime.calling",
     "ArtifactError": "retrograd.runtime.artifact",
     "Bisection": "retrograd.bisection",
-    "CaptureError": "retrograd.frontend.source",
-    "CompileError": "retrograd.pipelines.errors",
+    "CaptureError": "retrograd.frontend.python.source_locations",
+    "CompileError": "retrograd.pipelines.infra.errors",
     "EagerIslandWarning": "retrograd.fallback",
     "CompiledBackward": "retrograd.runtime.compiled",
     "DeviceError": "retrograd.runtime.devices",
     "ExecutionError": "retrograd.runtime.tensors",
-    "InfeasibleBudget": "retrograd.pipelines.analysis.pareto",
+    "InfeasibleBudget": "retrograd.pipelines.analysis.partition.pareto",
     "MiscompiledWarning": "retrograd.first_calls",
     "OutOfDeviceMemory": "retrograd.runtime.loaded",
-    "PipelineError": "retrograd.pipelines.diagnostics",
+    "PipelineError": "retrograd.pipelines.infra.diagnostics",
     "PlacementError": "retrograd.runtime.placement",
     "Report": "retrograd.runtime.report",
     "RetrogradError": "retrograd.contract.errors",
-    "SavePolicy": "retrograd.pipelines.save_policy",
+    "SavePolicy": "retrograd.pipelines.stages.save_policy",
     "SpecializationWarning": "retrograd.specializations",
-    "UnknownTarget": "retrograd.pipelines.device_targets",
-    "VerificationError": "retrograd.frontend.verification",
+    "UnknownTarget": "retrograd.pipelines.devices.device_targets",
+    "VerificationError": "retrograd.frontend.verification.first_comparison",
     "ZeroTangentWarning": "retrograd.variants",
     "bisect": "retrograd.api",
-    "communication": "retrograd.frontend.hook_marks",
+    "communication": "retrograd.frontend.hooks.hook_marks",
     "compile_backward": "retrograd.api",
     "enable": "retrograd.scope",
     "explain_recompiles": "retrograd.scope",
-    "inlineable": "retrograd.frontend.hook_marks",
+    "inlineable": "retrograd.frontend.hooks.hook_marks",
     "load": "retrograd.loading",
-    "must_recompute": "retrograd.pipelines.save_policy",
-    "must_save": "retrograd.pipelines.save_policy",
-    "prefer_recompute": "retrograd.pipelines.save_policy",
-    "prefer_save": "retrograd.pipelines.save_policy",
-    "save": "retrograd.frontend.checkpoints",
-    "saved_dtype": "retrograd.pipelines.save_policy",
+    "must_recompute": "retrograd.pipelines.stages.save_policy",
+    "must_save": "retrograd.pipelines.stages.save_policy",
+    "prefer_recompute": "retrograd.pipelines.stages.save_policy",
+    "prefer_save": "retrograd.pipelines.stages.save_policy",
+    "save": "retrograd.frontend.doors.checkpoints",
+    "saved_dtype": "retrograd.pipelines.stages.save_policy",
 }
 
 __all__ = [

@@ -18,32 +18,32 @@ from retrograd.build import build, build_functions, tell_notes
 from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
-from retrograd.frontend.autograd.family_lock import make_lock
-from retrograd.frontend.capture import CapturedGraph, capture_joint, find_constants
-from retrograd.frontend.dynamo import MODES, compile_with_dynamo
-from retrograd.frontend.eager_values import find_primals, record_values
-from retrograd.frontend.function_changes import CAN_CHANGE
-from retrograd.frontend.fx_partition import bind, bind_traced
-from retrograd.frontend.islands import draws_numbers
+from retrograd.frontend.autograd.engine.family_lock import make_lock
+from retrograd.frontend.doors.capture import CapturedGraph, capture_joint, find_constants
+from retrograd.frontend.doors.dynamo import MODES, compile_with_dynamo
+from retrograd.frontend.doors.function_changes import CAN_CHANGE
+from retrograd.frontend.hooks.pack_hooks import find_open_pair, under_hooks
+from retrograd.frontend.islands.eager_values import find_primals, record_values
+from retrograd.frontend.islands.island_choice import draws_numbers
+from retrograd.frontend.layers.random_ops import find_seed
+from retrograd.frontend.layers.recurrent import recurrent_loops
+from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
-from retrograd.frontend.pack_hooks import find_open_pair, under_hooks
-from retrograd.frontend.python_places import PythonValues
-from retrograd.frontend.random_ops import find_seed
-from retrograd.frontend.recurrent import recurrent_loops
-from retrograd.frontend.recurrent_frames import takes_recurrent_layers
-from retrograd.frontend.size_one import admit_ones
-from retrograd.frontend.source import CaptureError
-from retrograd.frontend.verification import verified
+from retrograd.frontend.preparation.fx_partition import bind, bind_traced
+from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.sizes.size_one import admit_ones
+from retrograd.frontend.verification.first_comparison import verified
 from retrograd.options import Request, check_choice, check_flag, tensors_of
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.staged import (
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.save_policy import SavePolicy
+from retrograd.pipelines.stages.staged import (
     STAGE_NAMES,
     Progress,
     StagedModule,
     stage_module,
 )
-from retrograd.pipelines.targets import Target
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
 from retrograd.runtime.executor import Program

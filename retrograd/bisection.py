@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.frontend.eager_values import EagerValues
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import Executable, compile_executable
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.lowering_steps import lowering_pipeline
-from retrograd.pipelines.slicing import FoundOp, ModuleSlice, Slicer
-from retrograd.pipelines.staged import StagedModule
-from retrograd.pipelines.targets import Target
+from retrograd.frontend.islands.eager_values import EagerValues
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.slicing import FoundOp, ModuleSlice, Slicer
+from retrograd.pipelines.stages.staged import StagedModule
+from retrograd.pipelines.toolchain.executable import Executable, compile_executable
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.runtime.artifact import ArtifactError, read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program

@@ -22,16 +22,16 @@ from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe_memory, find_versions, function_specs
 from retrograd.fallback import Fallback
 from retrograd.first_calls import Checks
-from retrograd.frontend.autograd.trace import TracedBackward
-from retrograd.frontend.captured_graph import Captured
-from retrograd.frontend.graph_calls import CompiledFunction
+from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.graph_calls import CompiledFunction
+from retrograd.frontend.doors.port_roles import describe_graph
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
-from retrograd.frontend.port_roles import describe_graph
 from retrograd.indices import refusing_wrong_indices
 from retrograd.options import BackwardRequest, Options
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import ExecutableStore, Progress, StagedModule
-from retrograd.pipelines.targets import Target
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.repair import Rebuild, Rebuilt
 from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program

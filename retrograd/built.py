@@ -14,11 +14,11 @@ from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.description import function_specs
 from retrograd.first_calls import Checks
-from retrograd.frontend.graph_calls import Check, CompiledFunction
-from retrograd.frontend.narrowing import Packer, narrow_packer
-from retrograd.frontend.pack_tracing import Packings
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import StagedModule
+from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
+from retrograd.frontend.hooks.pack_tracing import Packings
+from retrograd.frontend.preparation.narrowing import Packer, narrow_packer
+from retrograd.pipelines.stages.staged import StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.compiled import Portable

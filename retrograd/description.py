@@ -15,11 +15,11 @@ from retrograd.contract.plan import Free, RunStage
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.frontend.capture import CapturedGraph
+from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.options import Options
-from retrograd.pipelines.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import Progress, StagedModule
+from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
+from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.timeline import BETWEEN
 
 if TYPE_CHECKING:

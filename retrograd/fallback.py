@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from retrograd.frontend.importer import ImportFailure
-from retrograd.frontend.island_graphs import extract_islands
-from retrograd.frontend.islands import (
+from retrograd.frontend.islands.island_choice import (
     Island,
     can_be_island,
     find_uncompiled,
     plan_islands,
     refuse_uncompiled,
 )
-from retrograd.frontend.size_nodes import find_heads
-from retrograd.frontend.source import source_place
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.isolation import FailedOp, find_failed_ops
-from retrograd.pipelines.staged import ExecutableStore, StagedModule
-from retrograd.pipelines.targets import Target
+from retrograd.frontend.islands.island_graphs import extract_islands
+from retrograd.frontend.preparation.importer import ImportFailure
+from retrograd.frontend.python.source_locations import source_place
+from retrograd.frontend.sizes.size_nodes import find_heads
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.failing_ops import FailedOp, find_failed_ops
+from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
 from retrograd.runtime.islands import EagerIsland, Layout
 
 # Each finds at least one op more; ops that fail alone are all found in the first.

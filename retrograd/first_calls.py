@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from retrograd.frontend.first_call import Fault, FirstCall, Graph
-from retrograd.frontend.graph_calls import Caller, Check, CompiledFunction
-from retrograd.frontend.verification import VerificationError
+from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
+from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
+from retrograd.frontend.verification.first_comparison import VerificationError
 from retrograd.options import Options
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import ExecutableStore, StagedModule
+from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.repair import Case, Rebuild, RepairWork, can_repair
 
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from retrograd.frontend.graph_calls import CompiledFunction
-from retrograd.frontend.index_bounds import find_index_bounds
+from retrograd.frontend.doors.graph_calls import CompiledFunction
+from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.runtime.index_bounds import IndexCheck
 
 

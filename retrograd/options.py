@@ -14,12 +14,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, Libraries
-from retrograd.pipelines.analysis.hook_schedule import POLICIES
-from retrograd.pipelines.analysis.memory_size import parse_memory_size
-from retrograd.pipelines.device_targets import KINDS
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
+from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
+from retrograd.pipelines.devices.device_targets import KINDS
+from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target
 from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
-from retrograd.pipelines.save_policy import SavePolicy
-from retrograd.pipelines.targets import Target, UnknownTarget, cuda_architecture, find_target
+from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.placement import choose_device, choose_uri
 
 FALLBACKS = ("island", "error")

@@ -20,19 +20,19 @@ import torch
 from torch.fx import GraphModule
 
 from retrograd.bisection import Bisection, find_fault
-from retrograd.frontend.autograd.background import BackgroundWork
-from retrograd.frontend.eager_values import EagerValues, record_run
-from retrograd.frontend.first_call import Fault
-from retrograd.frontend.graph_calls import Caller, CompiledFunction
-from retrograd.frontend.islands import can_be_island, draws_numbers
-from retrograd.frontend.size_nodes import SYMBOLIC
-from retrograd.frontend.source import CaptureError
-from retrograd.pipelines.device_targets import DATA_TILING, SHARED_BINDINGS
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import StagedModule
-from retrograd.pipelines.targets import Target
+from retrograd.frontend.autograd.engine.background import BackgroundWork
+from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.islands.eager_values import EagerValues, record_run
+from retrograd.frontend.islands.island_choice import can_be_island, draws_numbers
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.sizes.size_nodes import SYMBOLIC
+from retrograd.frontend.verification.first_call import Fault
+from retrograd.pipelines.devices.device_targets import DATA_TILING, SHARED_BINDINGS
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.staged import StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 
 # Ops at fault that become islands before a repair is given up.
 _MOST_ISLANDS = 4

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from retrograd.api import COMPILING
 from retrograd.build import build_backward
-from retrograd.frontend.autograd.captured import CapturedBackward
-from retrograd.frontend.autograd.compiler import RuntimeCapture
-from retrograd.frontend.autograd.engine import CapturedFunction, Engine, standing_before
-from retrograd.frontend.autograd.history import History, Recompile
+from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
+from retrograd.frontend.autograd.steps.captured import CapturedBackward
+from retrograd.frontend.autograd.steps.history import History, Recompile
+from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 from retrograd.options import BackwardRequest
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from retrograd.frontend.capture import CapturedGraph
-from retrograd.frontend.pack_hooks import HookPair
-from retrograd.frontend.python_places import PythonValues
+from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.hooks.pack_hooks import HookPair
+from retrograd.frontend.python.python_places import PythonValues
 from retrograd.runtime.calling import ArgumentError, OtherAnswersError, OtherProgramError
 from retrograd.runtime.compiled import CompiledBackward
 

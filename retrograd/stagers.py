@@ -12,18 +12,17 @@ from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import JOINT
 from retrograd.description import find_versions
 from retrograd.dialects import ir
-from retrograd.frontend.captured_graph import Captured
-from retrograd.frontend.importer import import_graph
-from retrograd.frontend.islands import Island
+from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.islands.island_choice import Island
+from retrograd.frontend.preparation.importer import import_graph
 from retrograd.options import Options
-from retrograd.pipelines.analysis.policies import BUDGET
-from retrograd.pipelines.analysis.read_graph import read_hints
-from retrograd.pipelines.backward_variants import find_left_out, stage_first
-from retrograd.pipelines.budgeted import BudgetBuilder
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.shortened import shorten_lifetimes
-from retrograd.pipelines.staged import (
+from retrograd.pipelines.analysis.partition.policies import BUDGET
+from retrograd.pipelines.analysis.partition.read_graph import read_hints
+from retrograd.pipelines.infra.functions import find_function
+from retrograd.pipelines.stages.backward_variants import find_left_out, stage_first
+from retrograd.pipelines.stages.budgeted import BudgetBuilder
+from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
+from retrograd.pipelines.stages.staged import (
     ExecutableStore,
     Progress,
     StagedModule,
@@ -32,6 +31,7 @@ from retrograd.pipelines.staged import (
     stage_backward,
     stage_module,
 )
+from retrograd.pipelines.toolchain.executable import Executable
 
 # A module that was compiled, what to, and whether that was in the store.
 Finished = tuple[StagedModule, Executable, bool]

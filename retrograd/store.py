@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from retrograd.options import Options
-from retrograd.pipelines.fingerprint import source_fingerprint
-from retrograd.pipelines.staged import ExecutableStore
+from retrograd.pipelines.stages.staged import ExecutableStore
+from retrograd.pipelines.toolchain.fingerprint import source_fingerprint
 from retrograd.runtime.cache import Cache, cache_key
 
 

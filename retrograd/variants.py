@@ -14,16 +14,16 @@ from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT, name_without_role
 from retrograd.description import find_versions
 from retrograd.fallback import EagerIslandWarning
-from retrograd.frontend.first_call import Graph
-from retrograd.frontend.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.verification.first_call import Graph
 from retrograd.options import Options
-from retrograd.pipelines.backward_variants import find_tangents, stage_variant, variant_peak
-from retrograd.pipelines.budgeted import half_peak
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.shortened import shorten_lifetimes
-from retrograd.pipelines.staged import Progress, StagedModule, build_executable
-from retrograd.pipelines.targets import Target
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.backward_variants import find_tangents, stage_variant, variant_peak
+from retrograd.pipelines.stages.budgeted import half_peak
+from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
+from retrograd.pipelines.stages.staged import Progress, StagedModule, build_executable
 from retrograd.store import open_store
 
 

@@ -18,8 +18,8 @@ CPU_SECONDS = "cpu_seconds"
 # Files and tests that `--cpu-times` lists.
 LISTED = 40
 
-# torch reads this when it is imported; without it each of pytest-xdist's workers would start a thread on every core. The
-# process that starts them leaves it unset: they would inherit what it sets for itself, all cores.
+# torch reads this when it is imported; without it each of pytest-xdist's workers would start a thread on every core.
+# The process that starts them leaves it unset: they would inherit what it sets for itself, all cores.
 if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 

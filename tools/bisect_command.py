@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.devices.targets import find_target
 from retrograd.tools.compile_command import check_budget, check_writable
 from retrograd.tools.console import show_progress
 from retrograd.tools.factory import Factory, make_example

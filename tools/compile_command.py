@@ -8,8 +8,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrograd.pipelines.analysis.memory_size import parse_memory_size
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
+from retrograd.pipelines.devices.targets import find_target
 from retrograd.tools.console import CommandError, UsageError, print_rich, show_progress
 from retrograd.tools.factory import Factory, make_example
 
@@ -77,7 +77,7 @@ def read_emitted(options: Sequence[str]) -> dict[str, Path]:
     """
     if not options:
         return {}
-    from retrograd.pipelines.staged import STAGE_NAMES
+    from retrograd.pipelines.stages.staged import STAGE_NAMES
 
     emitted: dict[str, Path] = {}
     for option in options:

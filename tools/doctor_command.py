@@ -124,8 +124,8 @@ def find_compiler() -> Iterator[Finding]:
     """iree-compile: where it is, and whether it starts."""
     remedy = "pip install --force-reinstall iree-base-compiler"
     try:
-        from retrograd.pipelines.executable import iree_tool
-        from retrograd.pipelines.subprocesses import run_tool
+        from retrograd.pipelines.toolchain.executable import iree_tool
+        from retrograd.pipelines.toolchain.subprocesses import run_tool
 
         tool = iree_tool("iree-compile")
         with tempfile.TemporaryDirectory(prefix="retrograd-doctor-") as folder:

@@ -9,7 +9,7 @@ It ends as :mod:`retrograd.tools.lowering_server` does.
 import gc
 import sys
 
-from retrograd.pipelines.fork_server import ForkServer
+from retrograd.pipelines.toolchain.fork_server import ForkServer
 from retrograd.tools.iree_compile import main as compile_module
 
 

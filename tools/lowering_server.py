@@ -11,8 +11,8 @@ to do.
 import gc
 import sys
 
-from retrograd.pipelines.fork_server import ForkServer
-from retrograd.pipelines.lowering_steps import lowering_pipeline
+from retrograd.pipelines.toolchain.fork_server import ForkServer
+from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.tools.lower import main as lower
 
 _MODULE = b"""
@@ -35,7 +35,7 @@ def main() -> None:
 
 def warm_up() -> None:
     """Lower a module: passes are imported when they are first used, and tables filled in."""
-    from retrograd.pipelines.opt_driver import OptOptions, Source, process
+    from retrograd.pipelines.infra.opt_driver import OptOptions, Source, process
 
     pipeline = lowering_pipeline(None)
     process(Source("warm-up", _MODULE), OptOptions(pipeline=pipeline, allow_unregistered_dialect=True))

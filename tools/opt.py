@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd.dialects import ir
-from retrograd.pipelines.opt_driver import OptOptions, OptResult, Source, UsageError, list_passes, process
-from retrograd.pipelines.pass_page import describe_passes
+from retrograd.pipelines.infra.opt_driver import OptOptions, OptResult, Source, UsageError, list_passes, process
+from retrograd.pipelines.infra.pass_page import describe_passes
 
 PROGRAM = "retrograd-opt"
 STANDARD_STREAM = "-"

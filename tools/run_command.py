@@ -11,7 +11,7 @@ import torch
 
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.frontend.verification import relative_error, tolerance_of
+from retrograd.frontend.verification.first_comparison import relative_error, tolerance_of
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program

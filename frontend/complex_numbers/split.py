@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from retrograd.frontend.complex_numbers import arithmetic, fourier, partwise
 from retrograd.frontend.complex_numbers.pair import REAL_DTYPES, Pair
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.deferred_code import recompile_when_called
-from retrograd.frontend.graph_writer import GraphWriter
+from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.preparation.graph_writer import GraphWriter
 
 aten = torch.ops.aten
 RULES: Mapping[Any, Callable[..., Any]] = {**partwise.RULES, **arithmetic.RULES, **fourier.RULES}

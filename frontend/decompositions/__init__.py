@@ -14,42 +14,35 @@ from typing import Any
 from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-from retrograd.frontend.decompositions import (
-    adaptive_pooling,
-    alignments,
-    attention,
-    bags,
+from retrograd.frontend.decompositions import attention, numerics, sampling, sums
+from retrograd.frontend.decompositions.convolutions import convolution
+from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.functions import (
     bessel,
-    classes,
-    convolution,
-    copies,
-    distances,
     elementary,
-    experts,
-    exponentials,
-    factorizations,
+    error_functions,
     float_parts,
-    fractional_pooling,
     gamma,
     hyperbolic,
+)
+from retrograd.frontend.decompositions.losses import class_gradients, ctc
+from retrograd.frontend.decompositions.matrices import cholesky, distances, experts, lu_and_qr, matrix_exp
+from retrograd.frontend.decompositions.places import (
+    embedding_bags,
+    grid_sample,
     indexing,
-    masked,
-    numerics,
-    pooling,
-    pooling_forward,
-    sampling,
-    sampling_grids,
-    scalars,
+    masked_writes,
     scans,
     segments,
     sorting,
-    special,
-    splits,
-    strided,
-    sums,
-    triangular,
 )
-from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.pooling import (
+    adaptive_pooling,
+    fractional_pooling,
+    pooling_forward,
+    pooling_gradients,
+)
+from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, strided
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_table"]
@@ -57,18 +50,18 @@ __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_ta
 DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *convolution.ENTRIES,
     *attention.ENTRIES,
-    *pooling.ENTRIES,
+    *pooling_gradients.ENTRIES,
     *pooling_forward.ENTRIES,
     *adaptive_pooling.ENTRIES,
     *indexing.ENTRIES,
-    *masked.ENTRIES,
+    *masked_writes.ENTRIES,
     *segments.ENTRIES,
     *experts.ENTRIES,
-    *classes.ENTRIES,
+    *class_gradients.ENTRIES,
     *distances.ENTRIES,
-    *bags.ENTRIES,
+    *embedding_bags.ENTRIES,
     *copies.ENTRIES,
-    *sampling_grids.ENTRIES,
+    *grid_sample.ENTRIES,
     *float_parts.ENTRIES,
     *fractional_pooling.ENTRIES,
     *gamma.ENTRIES,
@@ -76,18 +69,18 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *sampling.ENTRIES,
     *sorting.ENTRIES,
     *scans.ENTRIES,
-    *scalars.ENTRIES,
+    *scalar_axes.ENTRIES,
     *elementary.ENTRIES,
     *hyperbolic.ENTRIES,
-    *exponentials.ENTRIES,
+    *matrix_exp.ENTRIES,
     *bessel.ENTRIES,
-    *special.ENTRIES,
+    *error_functions.ENTRIES,
     *splits.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
-    *triangular.ENTRIES,
-    *factorizations.ENTRIES,
-    *alignments.ENTRIES,
+    *cholesky.ENTRIES,
+    *lu_and_qr.ENTRIES,
+    *ctc.ENTRIES,
 )
 
 

@@ -19,7 +19,7 @@ from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
 from retrograd.frontend.decompositions.entry import Decomposition
-from retrograd.frontend.random_ops import DRAW_SEED, UNIFORM
+from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 
 aten = torch.ops.aten
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from retrograd.frontend.deferred_code import recompile_when_called
+from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.libraries.ops import LIBRARY, mark_library_ops
-from retrograd.frontend.size_nodes import SIZE
+from retrograd.frontend.sizes.size_nodes import SIZE
 
 aten = torch.ops.aten
 WITH = "retrograd_with"

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from retrograd.frontend.outputs import hint
+from retrograd.frontend.doors.outputs import hint
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.deferred_code import make_graph_module
-from retrograd.frontend.graph_writer import GraphWriter
+from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS
+from retrograd.frontend.preparation.graph_writer import GraphWriter
 
 
 def uses_libraries(graph_module: GraphModule) -> bool:

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from retrograd.contract.roles import GRAD, SAVED, name_in_role
 from retrograd.dialects import bwd, ir
-from retrograd.pipelines.analysis.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
-from retrograd.pipelines.functions import find_function, functions, only_block
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.analysis.partition.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.infra.functions import find_function, functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
 # An op of these calls back into the process that runs the module; the attribute numbers what it calls.

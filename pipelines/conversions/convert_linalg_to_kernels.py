@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from retrograd.dialects import ir
-from retrograd.pipelines.functions import functions, only_block
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
 from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
@@ -18,9 +19,8 @@ from retrograd.pipelines.kernels.ptx import compile_kernels
 from retrograd.pipelines.kernels.rows import RowPlan, Rows
 from retrograd.pipelines.kernels.scatters import Scatters
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
-from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.fills import FILL
-from retrograd.pipelines.transforms.generics import GENERIC
+from retrograd.pipelines.transforms.helpers.fills import FILL
+from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
 FAMILIES: Mapping[str, Callable[[str], Family]] = {"products": Products, "rows": Rows, "scatters": Scatters}
 """Families by name; each is made for an architecture."""

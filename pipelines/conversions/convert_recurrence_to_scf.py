@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import operator_name
-from retrograd.pipelines.analysis.tensor_types import tensor_shape
+from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
+from retrograd.pipelines.analysis.partition.read_graph import operator_name
 from retrograd.pipelines.conversions.gru_forms import gru_backward_form, gru_form
 from retrograd.pipelines.conversions.lstm_forms import lstm_backward_form, lstm_form
 from retrograd.pipelines.conversions.recurrence_text import Sizes
@@ -20,9 +20,9 @@ from retrograd.pipelines.conversions.rnn_forms import (
     rnn_tanh_backward_form,
     rnn_tanh_form,
 )
-from retrograd.pipelines.functions import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.copies import copy_form
+from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.copies import copy_form
 
 
 @dataclass(frozen=True)

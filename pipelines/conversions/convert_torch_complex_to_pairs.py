@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import function_type
-from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.functions import functions, only_block
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
+from retrograd.pipelines.analysis.partition.read_graph import function_type
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 COMPLEX = "bwd.complex"
 """On an argument or result: it is complex to callers; ``bwd-export-complex`` gives it back its type."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import builders, bwd, ir
-from retrograd.pipelines.analysis.read_graph import SHAPES, VALUES, operator_name, value_names
-from retrograd.pipelines.functions import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.analysis.partition.read_graph import SHAPES, VALUES, operator_name, value_names
+from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _NAME = "convert-torch-operator-to-bwd"
 _PREFIX = "torch.retrograd."

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from retrograd.contract.sizes import Size, parse_shape
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import SHAPES, ShapeReader, read_hints
-from retrograd.pipelines.analysis.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups
-from retrograd.pipelines.functions import functions
-from retrograd.pipelines.passes import ModulePass, PassFailure
+from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
+from retrograd.pipelines.analysis.layout.view_groups import AxisGroup, find_axis_groups
+from retrograd.pipelines.analysis.partition.read_graph import SHAPES, ShapeReader, read_hints
+from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _VIEWS = ("torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape")
 _LIST = "torch.prim.ListConstruct"

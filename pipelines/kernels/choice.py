@@ -9,9 +9,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES
+from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
-from retrograd.pipelines.targets import Target
 
 AUTO, OFF = "auto", "off"
 LIBRARY = "library"

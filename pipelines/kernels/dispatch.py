@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from retrograd.dialects import ir
-from retrograd.pipelines.device_targets import CUDA_ARCHITECTURES
+from retrograd.pipelines.devices.device_targets import CUDA_ARCHITECTURES
 from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
-from retrograd.pipelines.transforms.barriers import make_index
+from retrograd.pipelines.transforms.helpers.barriers import make_index
 
 # Of IREE, unknown here: modules that hold them are read with unregistered dialects allowed.
 DISPATCH = "flow.dispatch"

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
-from retrograd.pipelines.transforms.generics import GENERIC, is_elementwise, read_inputs, read_maps
-from retrograd.pipelines.transforms.uses import only_user
+from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_elementwise, read_inputs, read_maps
+from retrograd.pipelines.transforms.helpers.uses import only_user
 
 
 @dataclass(frozen=True)

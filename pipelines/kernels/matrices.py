@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrograd.dialects import ir
-from retrograd.pipelines.transforms.bwd_export_results import ALIAS
-from retrograd.pipelines.transforms.views import SLICE, is_view
+from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
+from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 
 _TRANSPOSE, _COLLAPSE = "linalg.transpose", "tensor.collapse_shape"
 # What puts a value into a larger one, at whatever place.

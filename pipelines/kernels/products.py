@@ -19,8 +19,8 @@ from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import Matrix, find_matrix, is_aligned
 from retrograd.pipelines.kernels.tiles import MULTIPROCESSORS, Shape, Tiling, choose_tiling, pad
-from retrograd.pipelines.transforms.copies import copy_form
-from retrograd.pipelines.transforms.fills import is_zero
+from retrograd.pipelines.transforms.helpers.copies import copy_form
+from retrograd.pipelines.transforms.helpers.fills import is_zero
 
 PRODUCTS = {"linalg.matmul": 2, "linalg.batch_matmul": 3}
 """The ops, and the rank of their operands."""

@@ -21,8 +21,8 @@ from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_val
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.products import PRODUCTS
-from retrograd.pipelines.transforms.fills import read_number
-from retrograd.pipelines.transforms.generics import GENERIC, is_reduced, read_inputs, read_maps
+from retrograd.pipelines.transforms.helpers.fills import read_number
+from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 
 SHORTEST = 512
 """Shorter rows stay with IREE."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.pipelines.analysis.command_waves import END, Access, find_waves
+from retrograd.pipelines.analysis.kernels.command_waves import END, Access, find_waves
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops, operand_groups
 
 NAME = "bwd-overlap-commands"

@@ -13,7 +13,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.pipelines.analysis.scratch_layout import Slice, lay_out
+from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
 
 NAME = "bwd-pack-scratch"

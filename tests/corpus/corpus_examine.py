@@ -20,7 +20,7 @@ from judge import Run, compare
 from measure import no_garbage_collection
 from measure_memory import held_at_most
 
-from retrograd.frontend.judgement import SHAKES
+from retrograd.frontend.verification.judgement import SHAKES
 
 OUTCOMES = ("right", "ran", "wrong", "refused", "crashed")
 # Of other inputs and other parameters than those that were compiled for, a turn each.

@@ -20,8 +20,8 @@ from programs import Input, Program
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.eager_values import find_primals, record_values
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.islands.eager_values import find_primals, record_values
 
 # Ops in a slice, at first; with those between them, it may be three times as many.
 LEAST, MOST = 3, 14

@@ -17,7 +17,7 @@ from rounding import Rounded
 from torch import Tensor
 
 import retrograd
-from retrograd.frontend.judgement import SHAKES, SLACK, error_of
+from retrograd.frontend.verification.judgement import SHAKES, SLACK, error_of
 
 # Relative error that rounding explains, by dtype, whatever eager's own is: less than what a first call is allowed,
 # whose graphs are those of whole models.

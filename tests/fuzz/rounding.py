@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Eager with every op rounded another way: the same as what a program's first call is judged by."""
 
-from retrograd.frontend.shaken import Rounded, is_float, move
+from retrograd.frontend.verification.other_roundings import Rounded, is_float, move
 
 __all__ = ["Rounded", "is_float", "move"]

@@ -233,7 +233,7 @@ def check_slices(seed: int, check: Callable[[Program], None]) -> None:
 
 def leave_out(passes: Sequence[str]) -> None:
     """Have the lowering in this process do without some of its passes."""
-    from retrograd.pipelines import lowering_steps
+    from retrograd.pipelines.toolchain import lowering_steps
 
     lowering_steps.LOWERING = tuple(step for step in lowering_steps.LOWERING if step.name not in passes)
 

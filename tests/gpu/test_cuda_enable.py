@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retrograd
-from retrograd.frontend.autograd.history import Recompile
+from retrograd.frontend.autograd.steps.history import Recompile
 
 
 def setup_module() -> None:

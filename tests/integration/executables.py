@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.pipelines.executable import Executable, compile_executable
-from retrograd.pipelines.targets import Target
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.toolchain.executable import Executable, compile_executable
 
 _EXECUTABLES: dict[tuple[str, Target], Executable] = {}
 

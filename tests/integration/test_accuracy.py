@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.dialects import ir
-from retrograd.pipelines.executable import compile_executable
-from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.targets import CPU
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.infra.runner import run_pipeline
+from retrograd.pipelines.toolchain.executable import compile_executable
 
 ERF_SIZE = 200_000
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd import bisection
-from retrograd.pipelines import staged
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.targets import Target
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.stages import staged
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.tools import cli
 
 FACTORY = """\

@@ -10,10 +10,10 @@ import pytest
 from iree_tools import RUN_MODULE
 
 from retrograd.dialects import ir
-from retrograd.pipelines.executable import compile_executable
-from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.scatter_tiles import scatter_rules
-from retrograd.pipelines.targets import CPU
+from retrograd.pipelines.devices.scatter_tiles import scatter_rules
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.infra.runner import run_pipeline
+from retrograd.pipelines.toolchain.executable import compile_executable
 
 SCATTER = """
 func.func @f(%updates: tensor<{updates}>, %places: tensor<{count}x{depth}xi64>) -> tensor<{tensor}> {{

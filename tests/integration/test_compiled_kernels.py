@@ -15,7 +15,7 @@ from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.ptx import compile_kernels, find_triton
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import Shape, choose_tiling
-from retrograd.pipelines.vmfb import read_ptx
+from retrograd.pipelines.toolchain.vmfb import read_ptx
 from retrograd.runtime.artifact import read_artifact
 from retrograd.runtime.cache import FOLDER_VARIABLE
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import compile_executable
-from retrograd.pipelines.targets import find_target
-from retrograd.pipelines.vmfb import read_formats, read_ptx
+from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.toolchain.executable import compile_executable
+from retrograd.pipelines.toolchain.vmfb import read_formats, read_ptx
 from retrograd.runtime.artifact import read_artifact
 
 EXPONENTIAL = """

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import retrograd
-from retrograd.frontend.autograd.trace import trace_backward
+from retrograd.frontend.autograd.tracing.trace import trace_backward
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.Monkey
         communicating.append(traced.communication)
         return traced
 
-    monkeypatch.setattr("retrograd.frontend.autograd.captured.trace_backward", remember)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", remember)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         entries = train(WRAPPERS[name], schedule)
     assert not any("runs eagerly" in entry for entry in entries), entries

@@ -19,10 +19,10 @@ from torch.export import Dim
 import retrograd
 from retrograd import saved_dtype
 from retrograd.contract.sizes import holds
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.size_one import admit_ones
-from retrograd.frontend.source import CaptureError
-from retrograd.pipelines.diagnostics import PipelineError
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.sizes.size_one import admit_ones
+from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.runtime.calling import ArgumentError
 
 TOLERANCE = 2e-5

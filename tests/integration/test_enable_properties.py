@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import retrograd
-from retrograd.frontend.autograd.python_side import Compiled
-from retrograd.frontend.autograd.trace import TracedBackward
+from retrograd.frontend.autograd.steps.python_side import Compiled
+from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 POLICIES = ("eager-order", "asap", "overlap", "fewest-stages")
 _TIMES = int(os.environ.get("RETROGRAD_EXAMPLES", "1"))

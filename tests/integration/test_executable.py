@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from retrograd.pipelines import executable
-from retrograd.pipelines.bindings import Kernel, widest_kernel
-from retrograd.pipelines.device_targets import (
+from retrograd.pipelines.devices.bindings import Kernel, widest_kernel
+from retrograd.pipelines.devices.device_targets import (
     DATA_TILING,
     FEWER_FUSIONS,
     IN_ORDER,
@@ -28,12 +27,13 @@ from retrograd.pipelines.device_targets import (
     PLAIN_REDUCTIONS,
     SHARED_BINDINGS,
 )
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import compile_executable, iree_tool, measure_scratch
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.subprocesses import ToolResult, run_tool
-from retrograd.pipelines.targets import CPU, Target, find_target
-from retrograd.pipelines.warm_tool import WarmTool
+from retrograd.pipelines.devices.targets import CPU, Target, find_target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.toolchain import executable
+from retrograd.pipelines.toolchain.executable import compile_executable, iree_tool, measure_scratch
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+from retrograd.pipelines.toolchain.subprocesses import ToolResult, run_tool
+from retrograd.pipelines.toolchain.warm_tool import WarmTool
 
 GOOD = """
 func.func @forward(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {

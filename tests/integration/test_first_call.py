@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import retrograd
 from retrograd import bisection, build, built
 from retrograd.first_calls import Checks
-from retrograd.frontend import first_call
-from retrograd.pipelines import staged
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.targets import Target
+from retrograd.frontend.verification import first_call
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.stages import staged
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 
 Change = Callable[[Tensor], Tensor]
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]

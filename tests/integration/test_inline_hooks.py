@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import retrograd
-from retrograd.frontend.autograd import captured
+from retrograd.frontend.autograd.steps import captured
 
 Setup = Callable[[Any], None]
 STEPS = 4
@@ -395,7 +395,7 @@ def test_any_error_of_the_compiler_leaves_the_step_as_it_was(monkeypatch: pytest
     def fail(*_: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("retrograd.frontend.autograd.captured.trace_backward", fail)
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", fail)
     before = len(retrograd.explain_recompiles())
     parameter = torch.ones(3, requires_grad=True)
     for _ in range(3):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retrograd
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError
 
 Mask = Callable[[Tensor], Tensor]
 

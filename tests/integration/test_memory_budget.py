@@ -17,19 +17,19 @@ from torch import nn
 import retrograd
 from retrograd.contract.roles import JOINT
 from retrograd.dialects import ir
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines import lowering_steps
-from retrograd.pipelines.analysis.budget import find_curve
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import compute_peak
-from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable
-from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.executable import measure_scratch
-from retrograd.pipelines.functions import find_function
-from retrograd.pipelines.lowering import lower_to_linalg
-from retrograd.pipelines.lowering_steps import IN_ORDER, LOWERING
-from retrograd.pipelines.targets import CPU
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.preparation.importer import import_graph
+from retrograd.pipelines.analysis.kernels.liveness import compute_peak
+from retrograd.pipelines.analysis.partition.budget import find_curve
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.partition_plan import find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.partition.read_graph import read_joint
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.infra.functions import find_function
+from retrograd.pipelines.toolchain import lowering_steps
+from retrograd.pipelines.toolchain.executable import measure_scratch
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+from retrograd.pipelines.toolchain.lowering_steps import IN_ORDER, LOWERING
 
 TOLERANCE = 2e-5
 

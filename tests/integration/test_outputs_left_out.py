@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import retrograd
 import retrograd.variants
 from retrograd import ZeroTangentWarning, compile_backward
-from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.infra.errors import CompileError
 
 BATCH = torch.export.Dim("batch", max=64)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import Dim
 
 import retrograd
-from retrograd.pipelines.errors import CompileError
+from retrograd.pipelines.infra.errors import CompileError
 
 HEIGHT, WIDTH = Dim("height", min=4, max=64), Dim("width", min=4, max=64)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.doors.capture import capture_joint
 
 GAIN = 1.0
 

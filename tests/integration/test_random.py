@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import retrograd
-from retrograd.frontend.fx_partition import bind_traced
-from retrograd.frontend.random_ops import draw_seed, uniform
+from retrograd.frontend.layers.random_ops import draw_seed, uniform
+from retrograd.frontend.preparation.fx_partition import bind_traced
 from retrograd.runtime.bridge import run_function
 from retrograd.runtime.executor import Program
 

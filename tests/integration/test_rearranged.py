@@ -19,7 +19,7 @@ from iree.runtime import Config, SystemContext, VmModule
 from torch import Tensor
 
 import retrograd
-from retrograd.pipelines.executable import iree_tool
+from retrograd.pipelines.toolchain.executable import iree_tool
 
 SIZE = 6
 LABELS = torch.arange(SIZE)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.contract.formats import FORMATS
-from retrograd.frontend.narrowing import pack, unpack
+from retrograd.frontend.preparation.narrowing import pack, unpack
 
 
 class Model(nn.Module):

@@ -14,7 +14,7 @@ from iree_tools import RUN_MODULE
 from torch import nn
 
 import retrograd
-from retrograd.frontend.random_ops import draw_seed, uniform
+from retrograd.frontend.layers.random_ops import draw_seed, uniform
 from retrograd.runtime.devices import get_device, list_devices
 from retrograd.runtime.executor import Program
 from retrograd.runtime.staging import Staging

@@ -49,7 +49,7 @@ def load_tools() -> dict[str, Callable[[], int | None]]:
     """The tools by name, with all passes: what `retrograd-opt` otherwise imports when it meets them."""
     from filecheck.main import main as filecheck
 
-    from retrograd.pipelines.registry import load_pass, registered_passes
+    from retrograd.pipelines.infra.registry import load_pass, registered_passes
     from retrograd.tools.opt import main as opt
 
     for name in registered_passes():

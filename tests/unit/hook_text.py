@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.hook_graph import Effect, HookGraph, Task
+from retrograd.pipelines.analysis.hooks.hook_graph import Effect, HookGraph, Task
 
 KINDS = ("tensor_pre", "pre", "post", "post_acc_grad", "unpack", "accumulate_grad", "call_backward")
 SHORT = {"acc": "accumulate_grad", "post_acc": "post_acc_grad", "backward": "call_backward", "final": "final_callbacks"}

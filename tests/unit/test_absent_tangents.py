@@ -5,8 +5,8 @@
 import pytest
 from graph_text import parse_graph, value_names
 
-from retrograd.pipelines.analysis.absent_tangents import ADDITIONS, AbsentValues, find_absent_values
-from retrograd.pipelines.analysis.graph import JointGraph
+from retrograd.pipelines.analysis.partition.absent_tangents import ADDITIONS, AbsentValues, find_absent_values
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 
 # Two outputs: the gradients of both are added up, and one of them has a gradient of its own.
 TWO = """

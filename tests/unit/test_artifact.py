@@ -20,7 +20,7 @@ from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.reading import ManifestError
 from retrograd.contract.signature import InputSpec, OutputSpec, Signature, StateSpec, TensorType, Unwritten
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.pipelines.executable import iree_tool
+from retrograd.pipelines.toolchain.executable import iree_tool
 from retrograd.runtime import artifact
 from retrograd.runtime.artifact import ArtifactError, is_runtime_compatible, read_artifact, write_artifact
 

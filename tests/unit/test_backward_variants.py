@@ -3,9 +3,15 @@
 """Backwards without some tangents, of a module that went through all stages: what they take, give, and keep alive."""
 
 from retrograd.dialects import ir
-from retrograd.pipelines.backward_variants import find_left_out, find_tangents, stage_first, stage_variant, variant_peak
-from retrograd.pipelines.budgeted import step_peak
-from retrograd.pipelines.staged import Progress, StagedModule, stage_module
+from retrograd.pipelines.stages.backward_variants import (
+    find_left_out,
+    find_tangents,
+    stage_first,
+    stage_variant,
+    variant_peak,
+)
+from retrograd.pipelines.stages.budgeted import step_peak
+from retrograd.pipelines.stages.staged import Progress, StagedModule, stage_module
 
 # Two outputs of 64 bytes, each with a gradient of its own; the second's slope is saved.
 JOINT = """

@@ -62,7 +62,8 @@ def find_border(path: PurePosixPath) -> Border:
 
 
 def module_of(path: PurePosixPath) -> str:
-    """The dotted name that a file has in the package: `frontend/capture.py` is `retrograd.frontend.capture`."""
+    """The dotted name that a file has in the package: `frontend/doors/capture.py` is
+    `retrograd.frontend.doors.capture`."""
     parts = [part for part in path.with_suffix("").parts if part != "__init__"]
     return ".".join(parts if parts[0] == "retrograd" else ["retrograd", *parts])
 
@@ -138,24 +139,24 @@ def test_every_folder_has_sources() -> None:
     [
         ("dialects/bwd.py", "import torch", "torch"),
         ("dialects/bwd.py", "from torch_mlir import ir", "torch_mlir.ir"),
-        ("dialects/bwd.py", "from retrograd.pipelines import registry", "retrograd.pipelines.registry"),
+        ("dialects/bwd.py", "from retrograd.pipelines.infra import registry", "retrograd.pipelines.infra.registry"),
         ("dialects/ir.py", "import torch.nn", "torch.nn"),
         ("retrograd/contract/sizes.py", "import numpy", "numpy"),
         ("retrograd/contract/sizes.py", "import sympy", "sympy"),
         ("retrograd/contract/tensors.py", "from retrograd.dialects import ir", "retrograd.dialects.ir"),
         ("retrograd/contract/tensors.py", "from retrograd import api", "retrograd.api"),
-        ("pipelines/runner.py", "def f():\n    import torch", "torch"),
-        ("pipelines/runner.py", "from retrograd import frontend", "retrograd.frontend"),
-        ("pipelines/runner.py", "from retrograd import compile_backward", "retrograd.compile_backward"),
+        ("pipelines/infra/runner.py", "def f():\n    import torch", "torch"),
+        ("pipelines/infra/runner.py", "from retrograd import frontend", "retrograd.frontend"),
+        ("pipelines/infra/runner.py", "from retrograd import compile_backward", "retrograd.compile_backward"),
         ("pipelines/analysis/cut.py", "from ...runtime import cache", "retrograd.runtime.cache"),
         ("pipelines/analysis/__init__.py", "from ...runtime.cache import Cache", "retrograd.runtime.cache.Cache"),
-        ("pipelines/targets.py", "import iree.compiler as c", "iree.compiler"),
-        ("pipelines/targets.py", "importlib.import_module('torch.fx')", "torch.fx"),
-        ("pipelines/targets.py", "import networkx", "networkx"),
-        ("frontend/capture.py", "from torch_mlir import ir", "torch_mlir.ir"),
-        ("frontend/capture.py", "from iree import runtime", "iree.runtime"),
+        ("pipelines/devices/targets.py", "import iree.compiler as c", "iree.compiler"),
+        ("pipelines/devices/targets.py", "importlib.import_module('torch.fx')", "torch.fx"),
+        ("pipelines/devices/targets.py", "import networkx", "networkx"),
+        ("frontend/doors/capture.py", "from torch_mlir import ir", "torch_mlir.ir"),
+        ("frontend/doors/capture.py", "from iree import runtime", "iree.runtime"),
         (
-            "frontend/capture.py",
+            "frontend/doors/capture.py",
             "if TYPE_CHECKING:\n    from retrograd.runtime import cache",
             "retrograd.runtime.cache",
         ),
@@ -185,15 +186,18 @@ def test_planted_violation_is_found(path: str, source: str, name: str) -> None:
         ("runtime/artifact.py", "from retrograd.contract import roles"),
         ("dialects/bwd.py", "from retrograd.dialects.ir import ir\nfrom . import ir"),
         (
-            "pipelines/transforms/bwd_partition.py",
+            "pipelines/transforms/torch/bwd_partition.py",
             "from retrograd.dialects import bwd\nfrom ..passes import ModulePass",
         ),
-        ("frontend/importer.py", "import torch\nfrom torch_mlir import fx\nfrom torch_mlir.extras import fx_importer"),
+        (
+            "frontend/preparation/importer.py",
+            "import torch\nfrom torch_mlir import fx\nfrom torch_mlir.extras import fx_importer",
+        ),
         ("runtime/executor.py", "import torch\nfrom iree import runtime\nimport iree.runtime.flags"),
         ("retrograd/api.py", "import torch\nfrom retrograd.runtime import cache\nfrom retrograd import frontend"),
         ("tools/cli.py", "from retrograd import compile_backward\nimport rich.table"),
         ("pipelines/stream/passes.py", "from iree.compiler import ir"),
-        ("tools/opt.py", "import sys\nfrom retrograd.pipelines import runner"),
+        ("tools/opt.py", "import sys\nfrom retrograd.pipelines.infra import runner"),
     ],
 )
 def test_legal_imports_pass(path: str, source: str) -> None:
@@ -228,7 +232,7 @@ def test_opt_and_all_below_it_never_load_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program, *TORCH_FREE], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    assert {"retrograd.dialects.bwd", "retrograd.pipelines.registry", "retrograd.tools.opt"} <= set(TORCH_FREE)
+    assert {"retrograd.dialects.bwd", "retrograd.pipelines.infra.registry", "retrograd.tools.opt"} <= set(TORCH_FREE)
 
 
 def test_lowering_loads_neither_torch_nor_numpy() -> None:
@@ -240,7 +244,7 @@ def test_lowering_loads_neither_torch_nor_numpy() -> None:
 def test_without_a_budget_no_solver_is_loaded() -> None:
     """OR-Tools' interface to CP-SAT brings pandas: it would take half of the time of a start."""
     program = (
-        "import sys, retrograd.pipelines.transforms.bwd_partition\n"
+        "import sys, retrograd.pipelines.transforms.torch.bwd_partition\n"
         "assert not {'pandas', 'ortools.sat'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)

@@ -14,16 +14,20 @@ import pytest
 from graph_text import parse_graph, value_names
 from test_min_cut_random import check_halves, random_graph
 
-from retrograd.pipelines.analysis.budget import BudgetOptions, find_checkpoints, find_curve
-from retrograd.pipelines.analysis.exact_budget import find_memory_rows
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import Peaks, compute_floor
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point, find_front
-from retrograd.pipelines.analysis.partition_plan import find_default_partition, find_unsavable, plan_from_saved
-from retrograd.pipelines.analysis.recompute_cost import CostModel, Device
-from retrograd.pipelines.analysis.recompute_cut import RecomputeCut, find_candidates
-from retrograd.pipelines.analysis.schedule import sink_recomputation
+from retrograd.pipelines.analysis.kernels.liveness import Peaks, compute_floor
+from retrograd.pipelines.analysis.partition.budget import BudgetOptions, find_checkpoints, find_curve
+from retrograd.pipelines.analysis.partition.exact_budget import find_memory_rows
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudget, Point, find_front
+from retrograd.pipelines.analysis.partition.partition_plan import (
+    find_default_partition,
+    find_unsavable,
+    plan_from_saved,
+)
+from retrograd.pipelines.analysis.partition.recompute_cost import CostModel, Device
+from retrograd.pipelines.analysis.partition.recompute_cut import RecomputeCut, find_candidates
+from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 
 # No exhaustive search: what large graphs get.
 LARGE = BudgetOptions(exact_values=0)

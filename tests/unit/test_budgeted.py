@@ -14,15 +14,15 @@ from graph_text import JOINT
 
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
-from retrograd.pipelines import budgeted
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.pareto import Curve, InfeasibleBudget, Point
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan
-from retrograd.pipelines.analysis.policies import POLICIES, PointOfCurve, Policy
-from retrograd.pipelines.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.staged import Progress, StagedModule
-from retrograd.pipelines.targets import CPU, Target
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudget, Point
+from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
+from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
+from retrograd.pipelines.devices.targets import CPU, Target
+from retrograd.pipelines.stages import budgeted
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
+from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.report import plot_curve
 
 NO_PLAN, NO_GRAPH = PartitionPlan("budget", (), (), (), (), 0, 0), JointGraph((), (), (), frozenset(), (), ())

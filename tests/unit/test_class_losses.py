@@ -16,8 +16,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from retrograd.frontend.class_losses import shorten_class_losses
 from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.layers.class_losses import shorten_class_losses
 
 aten = torch.ops.aten
 TOKENS, WIDTH, CLASSES = 6, 4, 5

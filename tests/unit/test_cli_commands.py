@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import pytest
 
-from retrograd.frontend.source import CaptureError
-from retrograd.pipelines.subprocesses import ToolResult
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.pipelines.toolchain.subprocesses import ToolResult
 from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.cache import Cache, cache_key
 from retrograd.runtime.devices import DeviceInfo
@@ -338,7 +338,8 @@ def test_doctor_of_iree_packages_that_do_not_fit() -> None:
 
 def test_doctor_of_a_compiler_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "retrograd.pipelines.subprocesses.run_tool", lambda command, folder: ToolResult(127, "no libz\nmore\n")
+        "retrograd.pipelines.toolchain.subprocesses.run_tool",
+        lambda command, folder: ToolResult(127, "no libz\nmore\n"),
     )
     (finding,) = doctor_command.find_compiler()
     assert finding.state == MISSING
@@ -349,7 +350,7 @@ def test_doctor_of_an_absent_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> NoReturn:
         raise FileNotFoundError(f"{name} not found")
 
-    monkeypatch.setattr("retrograd.pipelines.executable.iree_tool", absent)
+    monkeypatch.setattr("retrograd.pipelines.toolchain.executable.iree_tool", absent)
     (finding,) = doctor_command.find_compiler()
     remedy = "pip install --force-reinstall iree-base-compiler"
     assert finding == Finding("iree-compile", MISSING, "iree-compile not found", remedy)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retrograd.contract.tensors import TensorSpec
-from retrograd.frontend.verification import relative_error
+from retrograd.frontend.verification.first_comparison import relative_error
 from retrograd.tools.console import CommandError, UsageError
 from retrograd.tools.run_command import check_errors
 from retrograd.tools.tensor_files import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.command_waves import END, Access, find_waves
+from retrograd.pipelines.analysis.kernels.command_waves import END, Access, find_waves
 
 ACCESSES = st.builds(
     lambda resource, start, size, writes: Access(resource, start, start + size, writes),

@@ -4,8 +4,8 @@
 
 import pytest
 
-from retrograd.pipelines.compiler_parts import select_parts
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.toolchain.compiler_parts import select_parts
 
 PLAIN = "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
 SORTED = f"{PLAIN}\n%0 = tm_tensor.sort dimension(0) outs(%x : tensor<2xf32>)"

@@ -37,11 +37,11 @@ DISTINCT |= {hooks.TENSOR_PRE, hooks.POST_ACCUMULATE, hooks.CPP_TENSOR_PRE}
 DISTINCT |= {roles.TANGENT, roles.SAVED, roles.SEED, roles.MUTATION, roles.GRAD}
 OTHER_MEANINGS = {
     # Methods of the user's classes.
-    ("frontend/autograd/custom_functions.py", roles.FORWARD),
-    ("frontend/autograd/custom_functions.py", roles.BACKWARD),
-    ("frontend/source.py", roles.FORWARD),
+    ("frontend/autograd/engine/custom_functions.py", roles.FORWARD),
+    ("frontend/autograd/engine/custom_functions.py", roles.BACKWARD),
+    ("frontend/python/source_locations.py", roles.FORWARD),
     # The kind of hook that a custom function's backward counts as, and what the names of its callees begin with.
-    ("frontend/hook_ops.py", roles.BACKWARD),
+    ("frontend/hooks/hook_ops.py", roles.BACKWARD),
     ("pipelines/conversions/convert_bwd_to_func.py", roles.BACKWARD),
 }
 

@@ -13,12 +13,8 @@ from decomposition_checks import assert_close, check, targets, trace, traced
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import (
-    columns,
-    convolution,
-    correlation,
-    decomposition_table,
-)
+from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.convolutions import convolution, correlation, im2col
 
 aten = torch.ops.aten
 
@@ -143,7 +139,7 @@ def test_convolution_backward_gives_what_the_mask_asks(mask: list[bool]) -> None
     "name", ["plain", "stride", "grouped", "volume", "seven_stride", "large_volume", "depthwise_seven", "wide_stride"]
 )
 def test_convolution_row_by_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "COLUMN_BYTES", 0)
+    monkeypatch.setattr(im2col, "COLUMN_BYTES", 0)
     monkeypatch.setattr(convolution, "DIRECT_CHANNELS", 100)
     monkeypatch.setattr(correlation, "TURNED_CHANNELS", 100)
     x, weight, bias, options = convolution_arguments(name, False, torch.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from retrograd.frontend.deferred_code import make_graph_module, recompile_when_called
+from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
 
 MAKERS: list[Callable[[torch.nn.Module, Graph], GraphModule]] = [GraphModule, make_graph_module]
 X = torch.tensor([0.5, 2.0])

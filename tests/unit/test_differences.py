@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from retrograd.frontend.autograd.differences import Situation, explain_difference, name_tensors
+from retrograd.frontend.autograd.steps.recompile_reasons import Situation, explain_difference, name_tensors
 
 BASE = Situation(
     nodes=("SumBackward0", "SinBackward0", "AccumulateGrad"),

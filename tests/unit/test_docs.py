@@ -41,5 +41,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A page\n\n[a](gone.md) [b](#a-page) [c](#no-page) `pipelines/gone.py` `pipelines/passes.py`\n")
+    page.write_text(
+        "# A page\n\n[a](gone.md) [b](#a-page) [c](#no-page) `pipelines/gone.py` `pipelines/infra/passes.py`\n"
+    )
     assert find_problems(page) == ["pipelines/gone.py", "gone.md", "#no-page"]

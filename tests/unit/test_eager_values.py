@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.eager_values import EagerValues, record_values
-from retrograd.frontend.rounding import find_tolerances
-from retrograd.frontend.verification import relative_error, tolerance_of
+from retrograd.frontend.islands.eager_values import EagerValues, record_values
+from retrograd.frontend.verification.first_comparison import relative_error, tolerance_of
+from retrograd.frontend.verification.rounding import find_tolerances
 
 
 def record() -> EagerValues:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from retrograd.pipelines.analysis.element_maps import (
+from retrograd.pipelines.analysis.layout.element_maps import (
     ONLY,
     Computed,
     ElementMap,

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from retrograd.frontend.decompositions import elementary, hyperbolic
+from retrograd.frontend.decompositions.functions import elementary, hyperbolic
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 0.0) -> None:

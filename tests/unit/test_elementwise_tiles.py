@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.elementwise_tiles import collapse, elementwise_rules, find_transposes
-from retrograd.pipelines.executable import iree_tool
-from retrograd.pipelines.kernel_rules import write_library
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.devices.elementwise_tiles import collapse, elementwise_rules, find_transposes
+from retrograd.pipelines.devices.kernel_rules import write_library
+from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.toolchain.executable import iree_tool
 
 
 def test_transposes_are_found() -> None:

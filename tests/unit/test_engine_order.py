@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.frontend.autograd.engine_order import capture_order, engine_order, read_node_graph
+from retrograd.frontend.autograd.engine.engine_order import capture_order, engine_order, read_node_graph
 
 
 def executed(roots: list[torch.Tensor], nodes: list[Any], inputs: list[torch.Tensor]) -> list[int]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend import hook_ops
-from retrograd.frontend.autograd.exact import ExactRun, NoExactValues, is_as_near_as_eager
-from retrograd.frontend.autograd.python_calls import PythonCalls
-from retrograd.frontend.autograd.trace import TracedBackward
+from retrograd.frontend.autograd.engine.python_calls import PythonCalls
+from retrograd.frontend.autograd.steps.float64_reference import ExactRun, NoExactValues, is_as_near_as_eager
+from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.hooks import hook_ops
 
 
 def traced(function: Any, *arguments: torch.Tensor) -> TracedBackward:

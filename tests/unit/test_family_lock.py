@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.family_lock import FamilyLock, make_lock
+from retrograd.frontend.autograd.engine.family_lock import FamilyLock, make_lock
 
 SECONDS = 30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrograd import store
-from retrograd.pipelines.fingerprint import hash_sources, source_fingerprint
+from retrograd.pipelines.toolchain.fingerprint import hash_sources, source_fingerprint
 from retrograd.store import Store
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines.runner import run_pipeline
-from retrograd.pipelines.transforms.bwd_fold_widenings import MAX_INPUTS, MAX_OPS
-from retrograd.pipelines.transforms.generics import count_inputs
+from retrograd.pipelines.infra.runner import run_pipeline
+from retrograd.pipelines.transforms.device.bwd_fold_widenings import MAX_INPUTS, MAX_OPS
+from retrograd.pipelines.transforms.helpers.generics import count_inputs
 
 # Without a bound the bodies of `narrow` double with each step: few enough to count them then.
 STEPS = 14

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS, copies
+from retrograd.frontend.decompositions import DECOMPOSITIONS
+from retrograd.frontend.decompositions.views import copies
 
 aten = torch.ops.aten
 FUNCTIONS = {entry.op: entry.function for entry in DECOMPOSITIONS}

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.decompositions.triangular import MOST_ROWS
-from retrograd.frontend.empty_tensors import fill_empty_tensors
-from retrograd.frontend.matrix_checks import CHECK, drop_settled_checks, plain_checks
+from retrograd.frontend.decompositions.matrices.cholesky import MOST_ROWS
+from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors
+from retrograd.frontend.traceable.matrix_checks import CHECK, drop_settled_checks, plain_checks
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.guards import StepGuard
+from retrograd.frontend.autograd.steps.guards import StepGuard
 
 
 @dataclass(frozen=True)

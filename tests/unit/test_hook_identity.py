@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.hook_identity import HookIdentity, Same
+from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity, Same
 
 factor = 2.0
 settings = SimpleNamespace(times=2.0, unrelated=0)

@@ -14,7 +14,7 @@ from torch._functorch._aot_autograd import descriptors as d
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.dialects import ir
-from retrograd.frontend.hook_ops import (
+from retrograd.frontend.hooks.hook_ops import (
     BACKWARD,
     Declarations,
     accumulate_grad,
@@ -25,8 +25,8 @@ from retrograd.frontend.hook_ops import (
     final_callbacks,
     update_input,
 )
-from retrograd.frontend.importer import import_graph
-from retrograd.pipelines.runner import run_pipeline
+from retrograd.frontend.preparation.importer import import_graph
+from retrograd.pipelines.infra.runner import run_pipeline
 
 
 def same(values: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -11,8 +11,8 @@ from hook_text import TextGraph, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.hook_graph import HookGraph
-from retrograd.pipelines.analysis.hook_schedule import POLICIES, find_order_problem, find_stages
+from retrograd.pipelines.analysis.hooks.hook_graph import HookGraph
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, find_order_problem, find_stages
 
 # Two layers as captured: each has a hook on its output's gradient, and a parameter with a hook after accumulation.
 TWO_LAYERS = """

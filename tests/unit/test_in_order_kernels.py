@@ -6,11 +6,11 @@ import dataclasses
 
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.fusion import find_steps
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.in_order_kernels import order_kernels
-from retrograd.pipelines.analysis.kernel_steps import Steps
-from retrograd.pipelines.analysis.liveness import compute_scratch
+from retrograd.pipelines.analysis.kernels.fusion import find_steps
+from retrograd.pipelines.analysis.kernels.in_order_kernels import order_kernels
+from retrograd.pipelines.analysis.kernels.kernel_steps import Steps
+from retrograd.pipelines.analysis.kernels.liveness import compute_scratch
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 
 
 def order(text: str) -> tuple[JointGraph, Steps, Steps]:

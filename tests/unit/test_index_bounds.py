@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retrograd.contract.indices import IndexBound
-from retrograd.frontend.capture import capture_joint
+from retrograd.frontend.doors.capture import capture_joint
 from retrograd.runtime.index_bounds import IndexCheck
 
 END = 2**63 - 1

@@ -11,7 +11,7 @@ import torch
 from decomposition_checks import assert_close, check, trace, traced
 from torch import Tensor
 
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError
 
 aten = torch.ops.aten
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.island_graphs import ISLAND, extract_islands, outline_islands
-from retrograd.frontend.islands import find_uncompiled, plan_islands, refuse_uncompiled
-from retrograd.frontend.source import CaptureError
-from retrograd.pipelines.analysis.hook_graph import ISLAND as ISLAND_KIND
-from retrograd.pipelines.analysis.hook_graph import Effect, HookGraph, Task
-from retrograd.pipelines.analysis.hook_schedule import find_fewest_stages_order, find_stages
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.isolation import Part, isolate
+from retrograd.frontend.islands.island_choice import find_uncompiled, plan_islands, refuse_uncompiled
+from retrograd.frontend.islands.island_graphs import ISLAND, extract_islands, outline_islands
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.pipelines.analysis.hooks.hook_graph import ISLAND as ISLAND_KIND
+from retrograd.pipelines.analysis.hooks.hook_graph import Effect, HookGraph, Task
+from retrograd.pipelines.analysis.hooks.hook_schedule import find_fewest_stages_order, find_stages
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.failing_ops import Part, isolate
 from retrograd.runtime.islands import EagerIsland, IslandTimes, Layout
 
 

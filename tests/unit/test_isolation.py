@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines import isolation
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.isolation import find_failed_ops
-from retrograd.pipelines.staged import Progress, stage_module
-from retrograd.pipelines.targets import CPU
+from retrograd.pipelines.devices.targets import CPU
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages import failing_ops
+from retrograd.pipelines.stages.failing_ops import find_failed_ops
+from retrograd.pipelines.stages.staged import Progress, stage_module
 
 FORWARD = """
 !one = !torch.vtensor<[4],f32>
@@ -40,9 +40,9 @@ def test_trials_go_as_far_as_the_failure(early: bool, monkeypatch: pytest.Monkey
     def to_the_end(linalg: str, target: Any, **_: Any) -> None:
         compile_part(linalg, False)
 
-    monkeypatch.setattr(isolation, "lower_to_linalg", lambda staged, target, **_: staged.decode())
-    monkeypatch.setattr(isolation, "compile_to_phase", to_phase)
-    monkeypatch.setattr(isolation, "compile_executable", to_the_end)
+    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
+    monkeypatch.setattr(failing_ops, "compile_executable", to_the_end)
     with ir.make_context(), ir.Location.unknown():
         staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
         failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
@@ -54,9 +54,9 @@ def test_a_layout_of_our_own_compiles_to_the_end(monkeypatch: pytest.MonkeyPatch
     def to_phase(*_: Any, **__: Any) -> None:
         raise AssertionError("it takes no such phase")
 
-    monkeypatch.setattr(isolation, "lower_to_linalg", lambda staged, target, **_: staged.decode())
-    monkeypatch.setattr(isolation, "compile_to_phase", to_phase)
-    monkeypatch.setattr(isolation, "compile_executable", lambda linalg, target, **_: None)
+    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
+    monkeypatch.setattr(failing_ops, "compile_executable", lambda linalg, target, **_: None)
     with ir.make_context(), ir.Location.unknown():
         staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
         assert find_failed_ops(staged, CPU.in_order(), CompileError("iree-compile", "error: why", "", "")) == []

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.graph_memory import available_bytes, peak_bytes
-from retrograd.frontend.judgement import COARSE_SHAKES, SHAKES, Difference, error_of, find_difference, reruns
+from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.verification.judgement import (
+    COARSE_SHAKES,
+    SHAKES,
+    Difference,
+    error_of,
+    find_difference,
+    reruns,
+)
 
 Function = Callable[[Tensor], Tensor]
 

@@ -5,7 +5,7 @@
 import pytest
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.fusion import find_steps
+from retrograd.pipelines.analysis.kernels.fusion import find_steps
 
 
 def count_reads(terms: int, end: str, *, is_product: bool) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.executable import read_choices
+from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
 from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
@@ -15,8 +15,8 @@ from retrograd.pipelines.kernels.kernel import CompiledKernel, KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
-from retrograd.pipelines.lowering_steps import lowering_pipeline
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.toolchain.executable import read_choices
+from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.runtime.cache import FOLDER_VARIABLE
 
 

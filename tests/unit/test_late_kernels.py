@@ -9,9 +9,9 @@ import dataclasses
 import pytest
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.fusion import find_steps
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.kernel_steps import Step
+from retrograd.pipelines.analysis.kernels.fusion import find_steps
+from retrograd.pipelines.analysis.kernels.kernel_steps import Step
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 
 # A bias that is used twice: the gradient of the first use, what else is worked out, that of the second, and their sum.
 TWICE = """

@@ -5,7 +5,7 @@
 import pytest
 
 from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, parse_launches
-from retrograd.pipelines.launch_reader import read_launches
+from retrograd.pipelines.toolchain.launch_reader import read_launches
 
 PUT = "<%d : !hal.device> affinity(%a) wait(%0) signal(%fence)"
 CONSTANTS = """

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.frontend.autograd.layouts import Part, Permuted, find_layout
+from retrograd.frontend.autograd.steps.layouts import Part, Permuted, find_layout
 
 
 @st.composite

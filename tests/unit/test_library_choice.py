@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrograd.frontend.capture import capture_joint
 from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.attention import score_scale
+from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries import attention
 from retrograd.frontend.libraries.layouts import WITH
 from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, NO_LIBRARIES, WORTH, Libraries, library_ops
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.options import BackwardRequest, Request, find_libraries
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.devices.targets import find_target
 
 aten = torch.ops.aten
 

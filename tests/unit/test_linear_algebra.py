@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS, triangular
+from retrograd.frontend.decompositions import DECOMPOSITIONS
+from retrograd.frontend.decompositions.matrices import cholesky
 
 aten = torch.ops.aten
 FUNCTIONS = {entry.op: entry.function for entry in DECOMPOSITIONS}
@@ -51,7 +52,7 @@ def test_cholesky(shape: tuple[int, ...], upper: bool) -> None:
 
 def test_cholesky_says_which_minor_is_not_positive() -> None:
     a = torch.stack([positive(4, 4), torch.diag(torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=torch.float64))])
-    factor, info = triangular.cholesky_ex(a)
+    factor, info = cholesky.cholesky_ex(a)
     assert info.tolist() == torch.linalg.cholesky_ex(a).info.tolist() == [0, 3]
     assert factor[0].isfinite().all() and factor[1].isnan().any()
 
@@ -137,7 +138,7 @@ def test_products_of_reflections(shape: tuple[int, ...]) -> None:
 
 
 def test_large_and_complex_matrices_are_kept() -> None:
-    large = torch.empty(triangular.MOST_ROWS + 1, triangular.MOST_ROWS + 1, device="meta")
+    large = torch.empty(cholesky.MOST_ROWS + 1, cholesky.MOST_ROWS + 1, device="meta")
     for op in (aten.linalg_cholesky_ex.default, aten.linalg_inv_ex.default, aten.linalg_qr.default):
         assert FUNCTIONS[op](large) is NotImplemented
         assert FUNCTIONS[op](torch.empty(2, 2, dtype=torch.complex64, device="meta")) is NotImplemented

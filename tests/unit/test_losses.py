@@ -12,9 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import alignments, decomposition_table
-from retrograd.frontend.decompositions.alignments import MOST_STEPS
-from retrograd.frontend.traceable import TraceableFunctions
+from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.losses import ctc
+from retrograd.frontend.decompositions.losses.ctc import MOST_STEPS
+from retrograd.frontend.traceable.content_free import TraceableFunctions
 
 # Lengths may be numbers, which the declaration of the function leaves out.
 ctc_loss: Callable[..., Tensor] = F.ctc_loss
@@ -88,7 +89,7 @@ def test_ctc_loss_of_lengths_that_eager_refuses_is_no_number() -> None:
     """One row has more frames, one more labels than there are; the last is as it should be."""
     scores = torch.randn(9, 3, 6).log_softmax(2)
     targets = torch.ones(3, 5, dtype=torch.long)
-    loss, _ = alignments.ctc_loss(scores, targets, torch.tensor([10, 9, 9]), torch.tensor([5, 6, 5]), 0, False)
+    loss, _ = ctc.ctc_loss(scores, targets, torch.tensor([10, 9, 9]), torch.tensor([5, 6, 5]), 0, False)
     assert loss.isnan().tolist() == [True, True, False]
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines import lowering, lowering_steps
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.lowering import first_error, keep_for_replay, lower_to_linalg
-from retrograd.pipelines.subprocesses import ToolResult
-from retrograd.pipelines.warm_tool import WarmTool
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.toolchain import lowering, lowering_steps
+from retrograd.pipelines.toolchain.lowering import first_error, keep_for_replay, lower_to_linalg
+from retrograd.pipelines.toolchain.subprocesses import ToolResult
+from retrograd.pipelines.toolchain.warm_tool import WarmTool
 
 TYPE = "!torch.vtensor<[4],f32>"
 MODULE = f"""

@@ -13,17 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import (
-    DECOMPOSITIONS,
-    bessel,
-    decomposition_table,
-    elementary,
-    float_parts,
-    gamma,
-    scans,
-    sorting,
-    special,
-)
+from retrograd.frontend.decompositions import DECOMPOSITIONS, decomposition_table
+from retrograd.frontend.decompositions.functions import bessel, elementary, error_functions, float_parts, gamma
+from retrograd.frontend.decompositions.places import scans, sorting
 
 aten = torch.ops.aten
 
@@ -158,12 +150,12 @@ def hurwitz_of_2(x: Tensor) -> Tensor:
 OPEN = torch.linspace(-1, 1, 1001, dtype=torch.float64)[1:-1]
 SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Tensor, float, float]] = {
     # ours, eager's, where, relative error allowed in f64 and in f32
-    "erf": (special.erf, torch.erf, AROUND, 1e-14, math.inf),
+    "erf": (error_functions.erf, torch.erf, AROUND, 1e-14, math.inf),
     "tanh": (elementary.tanh, torch.tanh, AROUND, 1e-14, math.inf),
-    "erfc": (special.erfc, torch.erfc, AROUND, 1e-13, 1e-5),
-    "erfcx": (special.erfcx, torch.special.erfcx, AROUND, 1e-13, 1e-5),
-    "erfinv": (special.erfinv, torch.erfinv, OPEN, 1e-13, 1e-6),
-    "ndtri": (special.ndtri, torch.special.ndtri, (OPEN + 1) / 2, 1e-13, 1e-6),
+    "erfc": (error_functions.erfc, torch.erfc, AROUND, 1e-13, 1e-5),
+    "erfcx": (error_functions.erfcx, torch.special.erfcx, AROUND, 1e-13, 1e-5),
+    "erfinv": (error_functions.erfinv, torch.erfinv, OPEN, 1e-13, 1e-6),
+    "ndtri": (error_functions.ndtri, torch.special.ndtri, (OPEN + 1) / 2, 1e-13, 1e-6),
     "i0": (bessel.i0, torch.i0, AROUND, 1e-12, 1e-5),
     "i0e": (bessel.i0e, torch.special.i0e, AROUND, 1e-12, 1e-5),
     "i1": (bessel.i1, torch.special.i1, AROUND, 1e-12, 1e-5),
@@ -206,9 +198,9 @@ def test_polygamma_below_zero(order: int) -> None:
 
 def test_special_values() -> None:
     edge = torch.tensor([-2.0, -1.0, 0.0, -0.0, 1.0, 2.0, math.inf])
-    same(special.erfinv(edge), torch.erfinv(edge))
-    same(special.ndtri(edge), torch.special.ndtri(edge))
-    same(special.erfc(edge), torch.erfc(edge), 1e-6)
+    same(error_functions.erfinv(edge), torch.erfinv(edge))
+    same(error_functions.ndtri(edge), torch.special.ndtri(edge))
+    same(error_functions.erfc(edge), torch.erfc(edge), 1e-6)
     same(gamma.digamma(edge[:6]), torch.digamma(edge[:6]), 1e-6)
     same(gamma.lgamma(edge), torch.lgamma(edge), 1e-6)
 

@@ -8,10 +8,15 @@ from dataclasses import replace
 import pytest
 from graph_text import op_names, parse_graph, value_names
 
-from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
-from retrograd.pipelines.analysis.min_cut import find_min_cut_partition, find_weights
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned, find_distances, find_far_apart
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition, find_weights
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.recompute_bans import (
+    MinCutOptions,
+    find_banned,
+    find_distances,
+    find_far_apart,
+)
 
 # `y` out of `x` by an op of some kind; forward and backward use it each.
 ONE = """

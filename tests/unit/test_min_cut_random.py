@@ -9,11 +9,11 @@ from itertools import combinations
 import pytest
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.min_cut import find_cut, find_min_cut_partition, find_weights
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
-from retrograd.pipelines.analysis.recompute_bans import MinCutOptions, find_banned
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.min_cut import find_cut, find_min_cut_partition, find_weights
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.partition.recompute_bans import MinCutOptions, find_banned
 
 KINDS = [kind.value for kind in OpKind if kind is not OpKind.CONSTANT]
 FREE = (OpKind.CONSTANT, OpKind.VIEW)

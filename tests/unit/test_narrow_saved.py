@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from retrograd.dialects import ir
-from retrograd.pipelines.transforms.bwd_narrow_saved import find_first_uses, find_last_places
+from retrograd.pipelines.transforms.torch.bwd_narrow_saved import find_first_uses, find_last_places
 
 FORWARD = """
 !t = !torch.vtensor<[4],f32>

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from retrograd.contract import formats
 from retrograd.contract.formats import FORMATS
-from retrograd.frontend import narrowing
-from retrograd.frontend.narrowing import pack, unpack
+from retrograd.frontend.preparation import narrowing
+from retrograd.frontend.preparation.narrowing import pack, unpack
 
 TENSORS = {
     "normal": lambda: torch.randn(7, 40),

@@ -5,7 +5,7 @@
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.op_kinds import KINDS, OpKind, op_kind
+from retrograd.pipelines.analysis.partition.op_kinds import KINDS, OpKind, op_kind
 
 
 def test_every_name_is_an_op_of_the_torch_dialect() -> None:

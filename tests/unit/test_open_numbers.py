@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from retrograd.frontend.autograd.open_numbers import take_floats
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.autograd.sizes.open_numbers import take_floats
+from retrograd.frontend.python.source_locations import CaptureError
 
 aten = torch.ops.aten
 Function = Callable[[torch.Tensor, Any], torch.Tensor]

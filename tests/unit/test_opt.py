@@ -16,13 +16,13 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines.diagnostics import Diagnostic, PipelineError, find_position
-from retrograd.pipelines.expected_diagnostics import find_expected, find_mismatches
-from retrograd.pipelines.opt_driver import OptOptions, Source, UsageError, format_rows, list_passes, process
-from retrograd.pipelines.pass_page import describe_passes
-from retrograd.pipelines.passes import ModulePass, PassFailure
-from retrograd.pipelines.registry import PASSES
-from retrograd.pipelines.runner import run_pipeline
+from retrograd.pipelines.infra.diagnostics import Diagnostic, PipelineError, find_position
+from retrograd.pipelines.infra.expected_diagnostics import find_expected, find_mismatches
+from retrograd.pipelines.infra.opt_driver import OptOptions, Source, UsageError, format_rows, list_passes, process
+from retrograd.pipelines.infra.pass_page import describe_passes
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.infra.registry import PASSES
+from retrograd.pipelines.infra.runner import run_pipeline
 
 FUNCTION = "func.func @f() {\n  return\n}\n"
 

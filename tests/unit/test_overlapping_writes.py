@@ -11,8 +11,8 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.overlapping_writes import OverlappingWrites
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
 
 Write = Callable[[Tensor], object]
 

@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.pack_hooks import PACKED_AS, HookPair, mark_values
-from retrograd.frontend.pack_tracing import TracedPair, trace_pair, trace_pairs
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.hooks.pack_hooks import PACKED_AS, HookPair, mark_values
+from retrograd.frontend.hooks.pack_tracing import TracedPair, trace_pair, trace_pairs
+from retrograd.frontend.python.source_locations import CaptureError
 
 Hook = Callable[[Any], Any]
 

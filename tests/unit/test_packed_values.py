@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.packed_values import take_packed
+from retrograd.frontend.autograd.hooks.packed_values import take_packed
 
 
 def test_what_nobody_else_has_is_taken() -> None:

@@ -5,8 +5,8 @@
 import pytest
 from graph_text import op_names, parse_graph, value_names
 
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.partition_plan import (
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.partition_plan import (
     PartitionPlan,
     find_default_partition,
     find_unsavable,

@@ -4,7 +4,12 @@
 
 import pytest
 
-from retrograd.pipelines.pipeline_string import PipelineElement, PipelineSyntaxError, parse_pipeline, split_options
+from retrograd.pipelines.infra.pipeline_string import (
+    PipelineElement,
+    PipelineSyntaxError,
+    parse_pipeline,
+    split_options,
+)
 
 
 def parse_passes(text: str) -> tuple[PipelineElement, ...]:

@@ -10,12 +10,12 @@ import pytest
 from graph_text import JOINT
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.pareto import InfeasibleBudget
-from retrograd.pipelines.analysis.policies import POLICIES, PointOfCurve, WithinBudget, find_curve
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.runner import run_passes, run_pipeline
-from retrograd.pipelines.staged import read_curve
-from retrograd.pipelines.transforms.bwd_partition import BwdPartition
+from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
+from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, WithinBudget, find_curve
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.runner import run_passes, run_pipeline
+from retrograd.pipelines.stages.staged import read_curve
+from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition
 
 
 @pytest.fixture

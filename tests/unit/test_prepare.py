@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend import capture, dynamo
-from retrograd.frontend.autograd import trace
-from retrograd.frontend.matrix_checks import CHECK, plain_checks
-from retrograd.frontend.pack_hooks import PACKED_BY, HookPair
-from retrograd.frontend.prepare import PREPARE, Traced, prepare
-from retrograd.frontend.random_ops import DRAW_SEED, UNIFORM, find_seed
+from retrograd.frontend.autograd.tracing import trace
+from retrograd.frontend.doors import capture, dynamo
+from retrograd.frontend.hooks.pack_hooks import PACKED_BY, HookPair
+from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, find_seed
+from retrograd.frontend.preparation.prepare import PREPARE, Traced, prepare
+from retrograd.frontend.traceable.matrix_checks import CHECK, plain_checks
 
 aten = torch.ops.aten
 

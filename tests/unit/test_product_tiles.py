@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.pipelines.product_tiles import Product, Tile, choose_tile, find_products, write_tile_script
+from retrograd.pipelines.devices.product_tiles import Product, Tile, choose_tile, find_products, write_tile_script
 
 LINALG = """
     %3 = linalg.matmul ins(%1, %2 : tensor<64x784xf32>, tensor<784x128xf32>) outs(%0 : tensor<64x128xf32>) -> tensor<64x128xf32>

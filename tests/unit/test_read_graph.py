@@ -10,10 +10,10 @@ import pytest
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.analysis.tensor_types import element_bytes, tensor_shape
-from retrograd.pipelines.interface import read_interface
+from retrograd.pipelines.analysis.layout.tensor_types import element_bytes, tensor_shape
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.read_graph import read_joint
+from retrograd.pipelines.stages.interface import read_interface
 
 JOINT = """
 !rows = !torch.vtensor<[4,64],f32>

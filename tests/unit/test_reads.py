@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend import hook_ops
-from retrograd.frontend.autograd.reads import finish_reads
+from retrograd.frontend.autograd.steps.parameter_reads import finish_reads
+from retrograd.frontend.hooks import hook_ops
 
 
 def test_a_hook_waits_for_what_reads_a_parameter_before_it() -> None:

@@ -9,11 +9,11 @@ import dataclasses
 from graph_text import value_names
 from test_budget import LARGE, gpt, layers
 
-from retrograd.pipelines.analysis.budget import find_curve
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.partition_plan import plan_from_saved
-from retrograd.pipelines.analysis.recompute_triggers import find_triggers
-from retrograd.pipelines.analysis.schedule import sink_recomputation
+from retrograd.pipelines.analysis.partition.budget import find_curve
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved
+from retrograd.pipelines.analysis.partition.recompute_triggers import find_triggers
+from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 
 
 def triggers(graph: JointGraph, saved: str, checkpoints: str, most: int = 8) -> list[str]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._dynamo.external_utils import call_accumulate_grad
 
-from retrograd.frontend.autograd.python_calls import accumulate_into
-from retrograd.frontend.autograd.recorder import make_runnable
+from retrograd.frontend.autograd.engine.python_calls import accumulate_into
+from retrograd.frontend.autograd.steps.recorder import make_runnable
 
 
 @pytest.mark.parametrize("at_capture", [(), (None,)], ids=["torch 2.11", "torch 2.13"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import decompositions
 
-from retrograd.frontend.recurrent import PortableCells, dropout_between_layers
+from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
 
 
 def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

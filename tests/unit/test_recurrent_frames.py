@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from retrograd.frontend.recurrent_frames import MOST_STEPS, find_long_recurrence
+from retrograd.frontend.layers.recurrent_frames import MOST_STEPS, find_long_recurrence
 
 
 def _graph(target: Any, sequence: Tensor, *rest: Any) -> GraphModule:

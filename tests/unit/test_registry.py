@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines import registry
-from retrograd.pipelines.passes import ModulePass, PassFailure, PassOptionError
-from retrograd.pipelines.registry import PASSES, load_pass, registered_passes
+from retrograd.pipelines.infra import registry
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure, PassOptionError
+from retrograd.pipelines.infra.registry import PASSES, load_pass, registered_passes
 
 LIT = Path(__file__).parents[1] / "lit"
 

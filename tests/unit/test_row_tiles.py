@@ -4,7 +4,7 @@
 
 import pytest
 
-from retrograd.pipelines.row_tiles import find_rows, row_rules
+from retrograd.pipelines.devices.row_tiles import find_rows, row_rules
 
 
 def test_long_rows_that_no_warp_divides_are_found_once() -> None:

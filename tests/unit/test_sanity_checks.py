@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.frontend.sanity_checks import CheckRecorder, SanityCheck
+from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 
 
 def plain(t: Tensor) -> int:

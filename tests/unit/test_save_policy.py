@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrograd.contract.formats import FORMATS, narrowed_bytes
-from retrograd.pipelines.save_policy import (
+from retrograd.pipelines.stages.save_policy import (
     SavePolicy,
     SaveRule,
     must_recompute,

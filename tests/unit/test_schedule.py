@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_min_cut_random import random_graph
 
-from retrograd.pipelines.analysis.fusion import find_steps
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.liveness import compute_scratch
-from retrograd.pipelines.analysis.partition_plan import plan_from_saved
-from retrograd.pipelines.analysis.recompute_cut import find_candidates
-from retrograd.pipelines.analysis.schedule import find_low_schedule, find_paths, sink_order
+from retrograd.pipelines.analysis.kernels.fusion import find_steps
+from retrograd.pipelines.analysis.kernels.liveness import compute_scratch
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved
+from retrograd.pipelines.analysis.partition.recompute_cut import find_candidates
+from retrograd.pipelines.analysis.partition.schedule import find_low_schedule, find_paths, sink_order
 
 # One step of the backward needs a short chain and a long one, another a third.
 CHAINS = parse_graph("""

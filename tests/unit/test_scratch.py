@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Scratch memory, read off IREE's IR."""
 
-from retrograd.pipelines.scratch import read_transients
+from retrograd.pipelines.toolchain.scratch import read_transients
 
 STREAM = """
 module {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.scratch_layout import Layout, Slice, lay_out, peak_of
+from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, lay_out, peak_of
 
 SLICES = st.builds(
     lambda first, length, size: Slice(first, first + length, 64 * size),

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.source import CaptureError
-from retrograd.frontend.traceable import TraceableFunctions
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.traceable.content_free import TraceableFunctions
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retrograd.frontend import shaken
-from retrograd.frontend.shaken import Rounded, move
+from retrograd.frontend.verification import other_roundings
+from retrograd.frontend.verification.other_roundings import Rounded, move
 
 SIZES = pytest.mark.parametrize("large", [False, True])
 
@@ -32,7 +32,7 @@ def test_another_seed_moves_otherwise() -> None:
 
 
 def test_noise_is_spread_evenly() -> None:
-    spread = shaken._spread(torch.arange(100_000), 5)
+    spread = other_roundings._spread(torch.arange(100_000), 5)
     counts = torch.histc(spread, 10, 0, 1)
     assert spread.min() >= 0
     assert spread.max() < 1
@@ -41,7 +41,7 @@ def test_noise_is_spread_evenly() -> None:
 
 @SIZES
 def test_what_moves_numbers_is_exact(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shaken, "_LARGE", 16 if large else 1 << 20)
+    monkeypatch.setattr(other_roundings, "_LARGE", 16 if large else 1 << 20)
     x = torch.randn(4, 3, 8)
     with Rounded(0):
         results = [torch.cat([x, x]), torch.where(x > 0, x, -1.5), F.relu(x), x.max(-1).values, x.flip(0)]
@@ -51,7 +51,7 @@ def test_what_moves_numbers_is_exact(large: bool, monkeypatch: pytest.MonkeyPatc
 
 @SIZES
 def test_what_computes_is_off_by_rounding(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shaken, "_LARGE", 16 if large else 1 << 20)
+    monkeypatch.setattr(other_roundings, "_LARGE", 16 if large else 1 << 20)
     x = torch.randn(64, 64)
     for compute in (torch.exp, lambda x: x @ x, lambda x: x.cumsum(0)):
         with Rounded(0):
@@ -65,4 +65,4 @@ def test_what_computes_is_off_by_rounding(large: bool, monkeypatch: pytest.Monke
 def test_samples_of_a_large_tensor_are_in_it(count: int) -> None:
     """In float32 the last place of such a tensor is the one behind it."""
     values = torch.zeros(1).expand(count)
-    assert not shaken._find_taken_over(values, [values[:1], torch.zeros(1)], False).any()
+    assert not other_roundings._find_taken_over(values, [values[:1], torch.zeros(1)], False).any()

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from graph_text import op_names, parse_graph, value_names
 
-from retrograd.pipelines.analysis.slices import Slice, SliceGraph, find_fault, find_first, find_needed
+from retrograd.pipelines.analysis.stages.slices import Slice, SliceGraph, find_fault, find_first, find_needed
 
 GRAPH = parse_graph(
     """

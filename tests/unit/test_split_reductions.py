@@ -5,8 +5,8 @@
 import pytest
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.read_graph import read_joint
-from retrograd.pipelines.analysis.split_reductions import find_reduction_parts
+from retrograd.pipelines.analysis.layout.split_reductions import find_reduction_parts
+from retrograd.pipelines.analysis.partition.read_graph import read_joint
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from itertools import combinations
 
 import pytest
 
-from retrograd.pipelines.analysis.graph import JointGraph, Op, Value
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.stage_cuts import CutFunction, find_cuts, split_behind
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.stages.stage_cuts import CutFunction, find_cuts, split_behind
 
 UNIT = 1 << 12
 

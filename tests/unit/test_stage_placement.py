@@ -11,9 +11,9 @@ from hook_text import TextGraph, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.hook_graph import HookGraph
-from retrograd.pipelines.analysis.hook_schedule import Order, find_levels, find_order_problem
-from retrograd.pipelines.analysis.stage_placement import Stages, count_alive, find_lean_stages, place_lean
+from retrograd.pipelines.analysis.hooks.hook_graph import HookGraph
+from retrograd.pipelines.analysis.hooks.hook_schedule import Order, find_levels, find_order_problem
+from retrograd.pipelines.analysis.stages.stage_placement import Stages, count_alive, find_lean_stages, place_lean
 
 # Two layers: their outputs' gradients, an island between them, and weights' gradients, which wait for nobody.
 LAYERS = """

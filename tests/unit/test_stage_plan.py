@@ -25,11 +25,11 @@ from retrograd.contract.plan import (
 )
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.hook_schedule import POLICIES
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.functions import functions
-from retrograd.pipelines.stage_plan import read_plan, write_plan
-from retrograd.pipelines.staged import Progress, StagedBackward, stage_backward
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.stages.stage_plan import read_plan, write_plan
+from retrograd.pipelines.stages.staged import Progress, StagedBackward, stage_backward
 
 TENSOR = "!torch.vtensor<[2],f32>"
 TOKEN = "!torch.vtensor<[0],si8>"

@@ -12,14 +12,14 @@ import pytest
 
 from retrograd.contract.plan import StagePlan
 from retrograd.dialects import ir
-from retrograd.pipelines import staged
-from retrograd.pipelines.diagnostics import PipelineError
-from retrograd.pipelines.errors import CompileError
-from retrograd.pipelines.executable import Executable
-from retrograd.pipelines.stage_steps import STAGES
-from retrograd.pipelines.staged import Progress, StagedModule, build_executable, stage_module
-from retrograd.pipelines.targets import CPU, Target
-from retrograd.pipelines.timeline import Step
+from retrograd.pipelines.devices.targets import CPU, Target
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages import staged
+from retrograd.pipelines.stages.stage_steps import STAGES
+from retrograd.pipelines.stages.staged import Progress, StagedModule, build_executable, stage_module
+from retrograd.pipelines.toolchain.executable import Executable
+from retrograd.pipelines.toolchain.timeline import Step
 
 JOINT = """
 !one = !torch.vtensor<[4],f32>

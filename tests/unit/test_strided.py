@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.frontend.decompositions.strided import (
+from retrograd.frontend.decompositions.views.strided import (
     Window,
     as_strided,
     as_strided_scatter,
@@ -18,7 +18,7 @@ from retrograd.frontend.decompositions.strided import (
     is_outside,
     is_overlapping,
 )
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError
 
 Geometry = tuple[torch.Tensor, list[int], list[int], int]
 

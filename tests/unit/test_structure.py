@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.open_sizes import OpenSizes, SizeGuard, ones_of
-from retrograd.frontend.autograd.python_calls import accumulate_into, call_user_hook
-from retrograd.frontend.autograd.skeleton import Skeleton, Slot, put, read_skeleton
-from retrograd.frontend.autograd.structure import MOST_SAMPLES, Sample, Structure, translate_sample
-from retrograd.frontend.outputs import hint
-from retrograd.frontend.source import CaptureError
+from retrograd.frontend.autograd.engine.python_calls import accumulate_into, call_user_hook
+from retrograd.frontend.autograd.sizes.open_sizes import OpenSizes, SizeGuard, ones_of
+from retrograd.frontend.autograd.sizes.skeleton import Skeleton, Slot, put, read_skeleton
+from retrograd.frontend.autograd.sizes.structure import MOST_SAMPLES, Sample, Structure, translate_sample
+from retrograd.frontend.doors.outputs import hint
+from retrograd.frontend.python.source_locations import CaptureError
 
 
 def capture(size: int | None, *, gradient: bool = False, dim: int = 0) -> torch.fx.Graph:

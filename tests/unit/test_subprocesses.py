@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.subprocesses import ToolLimits, ToolResult, machine_memory, run_tool, tool_environment
+from retrograd.pipelines.toolchain.subprocesses import (
+    ToolLimits,
+    ToolResult,
+    machine_memory,
+    run_tool,
+    tool_environment,
+)
 
 # A child that starts a grandchild, writes both their numbers to a file and waits.
 FAMILY = """
@@ -164,7 +170,7 @@ def test_a_parent_that_is_killed_takes_its_tool_along(tmp_path: Path) -> None:
     parent = f"""
 import sys
 from pathlib import Path
-from retrograd.pipelines.subprocesses import run_tool
+from retrograd.pipelines.toolchain.subprocesses import run_tool
 run_tool([sys.executable, "-c", {FAMILY!r}], folder=Path({str(tmp_path)!r}))
 """
     process = subprocess.Popen(python(parent))

@@ -12,12 +12,12 @@ import pytest
 from graph_text import op_names, parse_graph, value_names
 from test_min_cut_random import random_graph
 
-from retrograd.pipelines.analysis.budget import find_curve
-from retrograd.pipelines.analysis.graph import JointGraph, Tag
-from retrograd.pipelines.analysis.min_cut import find_min_cut_partition
-from retrograd.pipelines.analysis.op_kinds import OpKind
-from retrograd.pipelines.analysis.partition_plan import PartitionPlan, find_default_partition, find_unsavable
-from retrograd.pipelines.analysis.tags import TagError, resolve_tags
+from retrograd.pipelines.analysis.partition.budget import find_curve
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.partition.tags import TagError, resolve_tags
 
 POLICIES: dict[str, Callable[[JointGraph], list[PartitionPlan]]] = {
     "default": lambda graph: [find_default_partition(graph)],

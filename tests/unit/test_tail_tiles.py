@@ -4,9 +4,9 @@
 
 import pytest
 
-from retrograd.pipelines.analysis.tail_tiles import TailTile, find_tail_tile
-from retrograd.pipelines.lowering_steps import lowering_pipeline
-from retrograd.pipelines.targets import find_target
+from retrograd.pipelines.analysis.layout.tail_tiles import TailTile, find_tail_tile
+from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from retrograd.pipelines import targets
-from retrograd.pipelines.device_targets import DATA_TILING, FEWER_FUSIONS, PLAIN_REDUCTIONS, SPLIT_REDUCTION
-from retrograd.pipelines.targets import CPU, UnknownTarget, cuda_architecture, find_target, host_cpu
+from retrograd.pipelines.devices import targets
+from retrograd.pipelines.devices.device_targets import DATA_TILING, FEWER_FUSIONS, PLAIN_REDUCTIONS, SPLIT_REDUCTION
+from retrograd.pipelines.devices.targets import CPU, UnknownTarget, cuda_architecture, find_target, host_cpu
 
 NAMES = ("cpu", "cpu:x86-64-v3", "cuda:sm_75", "cuda:sm_90", "cuda:sm_120", "vulkan", "vulkan:rdna3", "hip:gfx942")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retrograd.pipelines.timeline import Step, read_timelines
+from retrograd.pipelines.toolchain.timeline import Step, read_timelines
 from retrograd.runtime.report import Report
 from retrograd.runtime.timeline import SERIES, MemoryTimeline, to_trace
 

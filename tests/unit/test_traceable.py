@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.traceable import TraceableFunctions
+from retrograd.frontend.traceable.content_free import TraceableFunctions
 
 FILLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "method": lambda x, i, v: x.index_fill(0, i, v),

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from graph_text import parse_graph
 
-from retrograd.pipelines.analysis.graph import JointGraph
-from retrograd.pipelines.analysis.value_numbering import find_duplicates
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.value_numbering import find_duplicates
 
 
 def meanings(graph: JointGraph) -> list[Hashable]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from retrograd.frontend.source import CaptureError
-from retrograd.frontend.value_questions import AnsweredQuestions
+from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.value_questions import AnsweredQuestions
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])

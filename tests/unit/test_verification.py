@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrograd.frontend.capture import capture_joint
-from retrograd.frontend.verification import VerificationError, compare_with_eager
+from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.verification.first_comparison import VerificationError, compare_with_eager
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.contract.sizes import Size, evaluate_size, parse_shape
-from retrograd.pipelines.analysis.view_groups import AxisGroup, find_axis_groups, to_polynomial
+from retrograd.pipelines.analysis.layout.view_groups import AxisGroup, find_axis_groups, to_polynomial
 
 JOINED: st.SearchStrategy[bool] = st.booleans()
 HINTS = {"b": 6, "t": 7}

@@ -5,7 +5,7 @@
 import io
 import zipfile
 
-from retrograd.pipelines.vmfb import Ptx, read_formats, read_ptx
+from retrograd.pipelines.toolchain.vmfb import Ptx, read_formats, read_ptx
 
 PTX = b"""CDA1....
 .version 8.0

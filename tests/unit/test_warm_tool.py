@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines import warm_tool
-from retrograd.pipelines.subprocesses import ToolLimits, ToolResult
-from retrograd.pipelines.warm_tool import WarmTool
+from retrograd.pipelines.toolchain import warm_tool
+from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult
+from retrograd.pipelines.toolchain.warm_tool import WarmTool
 
 TOOL = """
 import sys
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 """
 SERVER = """
 import sys
-from retrograd.pipelines.fork_server import ForkServer
+from retrograd.pipelines.toolchain.fork_server import ForkServer
 from example_tool import main
 ForkServer(int(sys.argv[1]), int(sys.argv[2]), main).serve()
 """
@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_no_process(tool: WarmTool, tmp_path: Path) -> None:
 def test_a_parent_that_is_killed_takes_server_and_tool_along(tool: WarmTool, tmp_path: Path) -> None:
     parent = f"""
 from pathlib import Path
-from retrograd.pipelines.warm_tool import WarmTool
+from retrograd.pipelines.toolchain.warm_tool import WarmTool
 tool = WarmTool("example_tool", server="example_server")
 tool.run(["pass"], folder=Path({str(tmp_path)!r}))
 tool.run([{FAMILY!r}], folder=Path({str(tmp_path)!r}))

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.frontend.decompositions.columns import Columns
-from retrograd.frontend.decompositions.pooling import avg_pool_backward, max_pool_backward
-from retrograd.frontend.decompositions.windows import Window
+from retrograd.frontend.decompositions.convolutions.im2col import Columns
+from retrograd.frontend.decompositions.convolutions.windows import Window
+from retrograd.frontend.decompositions.pooling.pooling_gradients import avg_pool_backward, max_pool_backward
 
 aten = torch.ops.aten
 

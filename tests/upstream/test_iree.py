@@ -15,8 +15,8 @@ from faulty_programs import OUTER
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
-from retrograd.pipelines.executable import iree_tool
-from retrograd.pipelines.targets import CPU, find_target
+from retrograd.pipelines.devices.targets import CPU, find_target
+from retrograd.pipelines.toolchain.executable import iree_tool
 
 Array = NDArray[np.float32]
 
@@ -77,7 +77,7 @@ def test_sines_of_large_numbers_lose_digits(tmp_path: Path) -> None:
 
 
 def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:
-    """Which an H100 starts too slowly: ``pipelines/elementwise_tiles.py``."""
+    """Which an H100 starts too slowly: ``pipelines/devices/elementwise_tiles.py``."""
     text = MAP.replace("SIZE", "1048576").replace("OP", "math.absf")
     compile_stock(tmp_path, text, *find_target("cuda:sm_90").flags, f"--iree-hal-dump-executable-files-to={tmp_path}")
     (ptx,) = (path.read_text(encoding="utf-8") for path in tmp_path.glob("*.ptx"))

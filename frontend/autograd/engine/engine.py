@@ -1,0 +1,283 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What stands before PyTorch's engine while a backward may be captured.
+
+Compiled autograd's switch is one for the whole process, it refuses a second thread and a backward inside a backward,
+and forgets the callbacks that are queued on the engine. So it is thrown for one call at a time, under a lock, by an
+engine that sees every ``backward()`` and ``grad()`` before PyTorch's own does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import _C
+from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo import compiled_autograd
+from torch._dynamo.eval_frame import skip_code
+from torch.autograd import Variable
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from retrograd.frontend.autograd.engine.reducers import take_over_reducers
+from retrograd.frontend.autograd.tracing.compiler import (
+    BackwardCall,
+    BackwardRun,
+    OrderedCompiler,
+    RunsCompiled,
+    RunsEagerly,
+    RuntimeCapture,
+)
+
+_LOG = logging.getLogger("retrograd")
+_set_compiler = _C._dynamo.compiled_autograd.set_autograd_compiler
+# Takes (inputs, sizes, scalars, hooks, packed_data) and a BackwardRun, gives the results of the backward.
+CapturedFunction = Callable[..., list[Any]]
+# Of how many kinds of roots it is remembered how their backward ran.
+MOST_ROOTS = 1024
+
+
+class Client(Protocol):
+    """Who wants backwards captured. There is one in a process, since PyTorch's cache of captures does not know who
+    asked for one."""
+
+    def is_active(self) -> bool:
+        """Whether the calling thread's next backward is to be captured."""
+
+    def receive(self, capture: RuntimeCapture) -> CapturedFunction:
+        """Take a new capture; the function returned runs in its place, from now on, wherever PyTorch finds that the
+        capture fits."""
+
+    def refuse(self, error: Exception) -> None:
+        """Be told that PyTorch could not capture a backward, which now runs eagerly."""
+
+    def leave(self, reason: str) -> None:
+        """Be told why a backward is not captured, and runs eagerly."""
+
+
+class Engine:
+    """Has the backwards of a client captured, and runs the others as PyTorch does; like the client, one in a process.
+
+    One backward runs after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
+    backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
+    (``create_graph=True``), anomaly mode, a backward inside a backward, and one that a dispatch mode is to see: these
+    run eagerly.
+
+    PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
+    keep it; when a recording is done, it is captured once more, to free it.
+    """
+
+    def __init__(self, client: Client, lock: AbstractContextManager[Any]) -> None:
+        self._engine: Any = Variable._execution_engine
+        self._client, self._lock = client, lock
+        # The captured backward that is running, guarded by the lock.
+        self._running: _Running | None = None
+        # Of backwards by their roots, whether they ran compiled the last time.
+        self._compiled: dict[Hashable, bool] = {}
+
+    def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
+        # Where a function that is under torch.compile calls backward(), Dynamo is not to look at what follows.
+        before = set_eval_frame(None)
+        try:
+            with self._lock:
+                return self._run_backward(tensors, args, kwargs)
+        finally:
+            set_eval_frame(before)
+
+    def _run_backward(self, tensors: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        # By place or by name, as torch.autograd.backward and grad do.
+        create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
+        is_nested = self._running is not None or torch._C._current_graph_task_id() != -1
+        if is_nested or create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
+            return self._engine.run_backward(tensors, *args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():
+            modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+            self._client.leave(f"{modes} is open, which is to see each op")
+            return self._engine.run_backward(tensors, *args, **kwargs)
+        inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
+        return self._run_active(BackwardCall(tensors, inputs), args, kwargs)
+
+    def _run_active(self, call: BackwardCall, args: Any, kwargs: Any) -> Any:
+        """Run what is to be captured, if it can be."""
+        keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
+        is_held = not keeps and not self._compiled.get(roots, False)
+        running = _Running(call, is_held, keeps or is_held)
+        outcome, given = self._attempt(running, args, kwargs)
+        # Not where an exception is handled, whose frames have the tensors of the backward.
+        match outcome:
+            case _Outcome.DONE:
+                if running.was_eager:
+                    self._remember(roots, False)
+                return given
+            case _Outcome.COMPILED:
+                self._remember(roots, True)
+                return self._run_active(call, args, kwargs)
+            case _Outcome.EAGER:
+                self._remember(roots, False)
+            case _Outcome.REFUSED:
+                refusal = take_over_reducers(given, call.roots)
+                if refusal is None:
+                    return self._run_active(call, args, kwargs)
+                self._client.refuse(refusal)
+        return self._engine.run_backward(call.roots, *args, **kwargs)
+
+    def _remember(self, roots: Hashable, was_compiled: bool) -> None:
+        """Keep how a backward of these roots ran."""
+        if len(self._compiled) >= MOST_ROOTS:
+            self._compiled.clear()
+        self._compiled[roots] = was_compiled
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """As ``torch._C._EngineBase.queue_callback``: called when the backward that is running is done."""
+        running = self._running
+        if running is not None and running.task == torch._C._current_graph_task_id():
+            running.callbacks.append(callback)
+        else:
+            self._engine.queue_callback(callback)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _attempt(self, running: _Running, args: Any, kwargs: Any) -> tuple[_Outcome, Any]:
+        """Run a backward captured, or find that it is not to be: then nothing has run."""
+        keeping = _keeping_graph(args, kwargs) if running.is_held else (args, kwargs)
+        self._running = running
+        try:
+            try:
+                results = self._run_switched(running, *keeping)
+            except RunsEagerly:
+                return _Outcome.EAGER, None
+            except RunsCompiled:
+                return _Outcome.COMPILED, None
+            except Exception as error:
+                if running.began:
+                    raise
+                return _Outcome.REFUSED, error
+            if running.is_held:
+                self._free_saved(running, args, kwargs)
+            running.task = torch._C._current_graph_task_id()
+            # A callback may queue another.
+            while running.callbacks:
+                running.callbacks.pop(0)()
+            return _Outcome.DONE, results
+        finally:
+            self._running = None
+
+    def _free_saved(self, running: _Running, args: Any, kwargs: Any) -> None:
+        """Free what the graph of a backward that is done saved, by capturing it once more; nothing runs."""
+        running.is_done = True
+        try:
+            self._run_switched(running, args, kwargs)
+        except Exception as error:  # noqa: BLE001 (the backward is done)
+            # A hook wrote to what was saved, as an optimizer's step in the backward does: it is freed with the graph.
+            _LOG.info("PyTorch does not capture a backward again, to free what it saved: %s", error)
+
+    def _run_switched(self, running: _Running, args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's engine with compiled autograd's switch thrown.
+
+        ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
+        context, and no function more than there must be: this is done at each step.
+        """
+        multithreaded = _C._is_multithreading_enabled()
+        _C._set_multithreading_enabled(False)
+        before = _set_compiler(partial(self._make_compiler, running.call), False)
+        enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
+        try:
+            return self._engine.run_backward(running.call.roots, *args, **kwargs)
+        finally:
+            _C._set_multithreading_enabled(multithreaded)
+            compiled_autograd.compiled_autograd_enabled = enabled
+            _set_compiler(*before)
+
+    def _make_compiler(self, call: BackwardCall) -> OrderedCompiler:
+        return OrderedCompiler(call, self._client.receive, self._run_function)
+
+    def _run_function(
+        self,
+        used: Sequence[int],
+        function: CapturedFunction,
+        inputs: Any,
+        sizes: Sequence[int],
+        scalars: Any,
+        hooks: Any,
+        packed: Any,
+    ) -> list[Any]:
+        """What PyTorch's C++ code calls at each step: ``function``, with compiled autograd's switch off meanwhile.
+
+        In the place of PyTorch's own, which besides makes a tensor of each size, for Dynamo, and gives what is compiled
+        meanwhile a name: 10 us.
+        """
+        running = self._running
+        assert running is not None
+        if running.is_done:
+            return running.results
+        running.began, running.task = True, torch._C._current_graph_task_id()
+        before = _set_compiler(None, False)
+        module: Any = compiled_autograd
+        module.compiled_autograd_enabled = False
+        module.active_disable_ctx = module.in_compiled_autograd_region = True
+        try:
+            running.results = function(inputs, [sizes[number] for number in used], scalars, hooks, packed, running)
+            return running.results
+        finally:
+            module.active_disable_ctx = module.in_compiled_autograd_region = False
+            module.compiled_autograd_enabled = True
+            _set_compiler(*before)
+
+
+@dataclass(slots=True)
+class _Running(BackwardRun):
+    """The backward that runs captured: the callbacks queued so far, the number of its task in PyTorch's engine, whether
+    anything of it has run, and whether all of it has; and the results that PyTorch takes."""
+
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    task: int = -1
+    began: bool = False
+    is_done: bool = False
+    results: list[Any] = field(default_factory=list)
+
+
+class _Outcome(Enum):
+    """What became of a captured backward: it ran; or it is to run eagerly, or as it was compiled, or PyTorch cannot
+    capture it."""
+
+    DONE = auto()
+    EAGER = auto()
+    COMPILED = auto()
+    REFUSED = auto()
+
+
+def _keeps_graph(args: Any, kwargs: Any) -> bool:
+    return bool(args[1] if len(args) > 1 else kwargs.get("keep_graph", False))
+
+
+def _keeping_graph(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The same arguments, but that what was saved is kept."""
+    return ((args[0], True, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "keep_graph": True})
+
+
+def _describe_roots(roots: Sequence[Any]) -> Hashable:
+    """What tells most backwards apart, without a look at their graphs."""
+    tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+    return tuple([(None if t.grad_fn is None else t.grad_fn.name(), t.shape) for t in tensors])
+
+
+skip_code(Engine.run_backward.__code__)
+
+
+@contextmanager
+def standing_before(engine: Engine) -> Iterator[None]:
+    """Put an `Engine` before PyTorch's for a while."""
+    original = Variable._execution_engine
+    Variable._execution_engine = engine  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        Variable._execution_engine = original

@@ -1,0 +1,93 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The reducer of ``DistributedDataParallel``, whose hooks are in C++ and stop compiled autograd from capturing.
+
+The hooks hang on the ``AccumulateGrad`` nodes of the parameters, one each, and tell the reducer that a gradient is
+there. The same said from Python is a hook like any other: captured, called in its place, buckets reduced while the rest
+of the backward runs. The reducer itself, its buckets and communication hooks, stay as they are.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch._dynamo import compiled_autograd
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+
+from retrograd.frontend.hooks.hook_marks import communication
+
+# The nodes that have our hooks, which nothing else keeps alive between two steps.
+_taken_over: WeakKeyDictionary[DistributedDataParallel, list[Any]] = WeakKeyDictionary()
+
+
+def take_over_reducers(error: Exception, roots: Sequence[Any]) -> Exception | None:
+    """Where PyTorch refused to capture a backward from ``roots`` for the hooks of reducers, put hooks in Python in
+    their place, for good. Returns None if it did; else the error to be told, which says what keeps a reducer."""
+    if "DDP Reducer" not in str(error):
+        return error
+    leaves = {id(leaf) for leaf in _find_leaves(roots)}
+    found = [model for model in _models() if any(id(p) in leaves for p in model.parameters())]
+    obstacles = [_take_over(model) for model in found]
+    if None in obstacles:
+        return None
+    return RuntimeError(f"{error}; {'; '.join(str(obstacle) for obstacle in obstacles)}") if obstacles else error
+
+
+def _models() -> list[DistributedDataParallel]:
+    # A parameter does not know who reduces its gradient. Not isinstance, which asks objects for their __class__.
+    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+
+
+def _find_leaves(roots: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward from ``roots``, tensors or gradient edges, accumulates into."""
+    pending: list[Any] = [get_gradient_edge(r).node if isinstance(r, torch.Tensor) else r[0] for r in roots]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            yield leaf
+        following = {n for n, _ in node.next_functions if n is not None} - seen
+        pending.extend(following)
+        seen |= following
+
+
+def _take_over(model: DistributedDataParallel) -> str | None:
+    """Have the model's reducer told from Python, if it was not before; returns what stands in the way."""
+    reducer: Any = getattr(model, "reducer", None)
+    if model in _taken_over or reducer is None:
+        return "these are not hooks of DistributedDataParallel's"
+    if model.mixed_precision is not None:
+        return "with mixed_precision they copy gradients too, and stay in C++: use autocast, or FSDP's mixed precision"
+    # As the constructor did: the reducer knows parameters by their place among these.
+    parameters, _ = model._build_params_for_reducer()
+    if len(parameters) != model._get_ddp_logging_data()["num_parameter_tensors"]:
+        return "parameters were frozen since the model was wrapped, which changes their places: wrap it anew"
+    nodes: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
+    reducer._remove_autograd_hooks()
+    for place, node in enumerate(nodes):
+        node.register_hook(communication(partial(_tell, reducer, place)))
+    _taken_over[model] = nodes
+    return None
+
+
+def _tell(reducer: Any, place: int, *_gradients: Any) -> None:
+    """Tell a reducer that a parameter has its gradient."""
+    tell = partial(reducer._autograd_hook, place)
+    if compiled_autograd.in_compiled_autograd_region:
+        _run_in_backward(tell)
+    else:
+        tell()
+
+
+def _run_in_backward(function: Callable[[], None]) -> None:
+    """With its last bucket the reducer queues a callback on the engine, which runs at the end of the backward that the
+    engine knows of: of this one, since a captured backward has none that it would run."""
+    tensor = torch.zeros((), requires_grad=True)
+    tensor.register_hook(lambda _gradient: function())
+    tensor.backward()

@@ -1,0 +1,311 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A captured backward from its first run on: recorded eagerly, then compiled; for the sizes that it was met with, and
+from the second set of them on for all that differ as these two do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from retrograd.frontend.autograd.engine.background import BackgroundWork
+from retrograd.frontend.autograd.engine.python_calls import Frame, find_source
+from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
+from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
+from retrograd.frontend.autograd.sizes.open_variants import trace_variant
+from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
+from retrograd.frontend.autograd.sizes.structure import Shape, Structure, find_fixed, take_sample, translate_sample
+from retrograd.frontend.autograd.steps.guards import StepGuard
+from retrograd.frontend.autograd.steps.history import History
+from retrograd.frontend.autograd.steps.python_side import Compiled
+from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
+from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
+from retrograd.frontend.autograd.steps.variants import Layout, Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.tracing.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
+from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
+from retrograd.frontend.hooks.hook_marks import describe_hook
+from retrograd.frontend.python.source_locations import CaptureError
+
+# A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
+MOST_VARIANTS = 8
+# Of how many sets of sizes it is remembered which variant is for them.
+MOST_KEYS = 1024
+# Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
+MOST_SET_UPS = 2
+
+# Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
+Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
+
+
+class CapturedBackward:
+    """One capture, and what was compiled of it for each (options, shapes, sizes, scalars).
+
+    ``options`` gives those of the scope that a backward is in, which ``build`` compiles for; where they say
+    ``background``, a backward runs compiled only if it is by then.
+    """
+
+    def __init__(self, capture: RuntimeCapture, history: History, options: Callable[[], Any], build: Builder) -> None:
+        self._options, self._build = options, build
+        self._module = make_runnable(capture.graph_module)
+        self._nodes, self._history = capture.nodes, history
+        self._sites = tuple(find_sites(self._module.graph).values())
+        self._skeleton = read_skeleton(self._module.graph)
+        self._computes_with_scalars = any(
+            opaque_kind(user) is None
+            for node in self._module.graph.nodes
+            if find_source(node)[0] == "scalars"
+            for user in node.users
+        )
+        # Which variant runs for a key; None for what runs eagerly.
+        self._uses: dict[Hashable, Use | None] = {}
+        # The keys that something was compiled for.
+        self._compiled: set[Hashable] = set()
+        # The tensors that the hooks of a variant read of their own.
+        self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
+        # What ran at the last step that found something.
+        self._last: Use | None = None
+        self._is_full = False
+        self._set_ups = 0
+
+    def run(
+        self,
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        hooks: Sequence[Any],
+        packed: Sequence[Any],
+        run: BackwardRun,
+    ) -> list[Any]:
+        """The results of the backward, compiled if it was met before. The list of inputs is emptied.
+
+        Raises:
+            RunsEagerly: it is to run eagerly, which PyTorch's engine can.
+            RunsCompiled: it is compiled, and PyTorch's graph need not keep what it saved.
+            RuntimeError, TypeError: as eager's, for what a hook returned; besides, whatever the user's code raises.
+        """
+        frame = Frame(inputs, hooks, packed, scalars, lambda number: self._skeleton.slots[number].read(sizes))
+        # C++ functions are given theirs as they are; nothing else takes any.
+        scalars = scalars if self._computes_with_scalars else ()
+        options = self._options()
+        identity = HookIdentity() if self._sites else None
+        inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
+        last = self._last
+        if last is not None and last.guard is not None and last.guard.holds(options, inlined, inputs, sizes, scalars):
+            if run.is_held:
+                raise RunsCompiled
+            return last.run(frame)
+        like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
+        key = (options, tuple(sizes), tuple(scalars), like, inlined)
+        with torch.no_grad():
+            use = self._uses.get(key) or self._find(key, frame)
+            if use is not None and use.is_right:
+                use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
+                self._last = use
+                if run.is_held:
+                    raise RunsCompiled
+                return use.run(frame)
+            waits = key in self._uses if use is None else not use.is_done
+            if waits or not (use or self._has_room(frame)):
+                if run.can_restart:
+                    raise RunsEagerly
+                run.was_eager = True
+                return list(self._module.forward(frame.inputs, sizes, frame.scalars, hooks, packed))
+            identity = identity or HookIdentity()
+            recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
+            results = recorder.record(frame, sizes, frame.scalars)
+            if recorder.failure is not None:
+                self._refuse(key, recorder.failure)
+                return results
+            if recorder.setting_up and self._set_ups < MOST_SET_UPS:
+                # An optimizer's first step: what it does at its second is what it does from then on.
+                self._set_ups += 1
+                return results
+            if identity.tensors:
+                self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
+            if use is None or not self._try(use, recorder, frame, key):
+                self._compile(recorder, frame, key)
+            return results
+
+    def _find(self, key: Any, frame: Frame) -> Use | None:
+        """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.
+        That of another capture has to be known to be right: it cannot be tried here."""
+        if key in self._uses or not (variants := self._structure(frame).variants):
+            return None
+        layout, (shapes, numbers) = self._layout(frame), self._sizes(frame, key)
+        kind = kind_of(key, layout)
+        for variant in variants:
+            sizes = variant.guard.read(shapes, numbers) if variant.kind == kind else None
+            use = None if sizes is None else Use(variant, layout, sizes)
+            if use is not None and (use.is_right or (use.is_right is None and variant.layout == layout)):
+                if use.is_right:
+                    self._remember(key, use)
+                return use
+        return None
+
+    def _layout(self, frame: Frame) -> Layout:
+        skeleton = self._skeleton
+        return Layout(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
+
+    def _structure(self, frame: Frame) -> Structure:
+        """What is known of the sizes of backwards like this one."""
+        key = self._structure_key(frame)
+        structure = self._history.structure(key)
+        if structure.fixed_floats is None:
+            return structure
+        return self._history.structure((*key, self._skeleton.floats))
+
+    def _structure_key(self, frame: Frame) -> tuple[Hashable, ...]:
+        return self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)
+
+    def _sizes(self, frame: Frame, key: Any) -> tuple[list[Shape], list[Number]]:
+        """The shapes of the inputs that are computed with, and the numbers of the structure, in its order."""
+        skeleton = self._skeleton
+        return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key[1]) for slot in skeleton.slots]
+
+    def _remember(self, key: Hashable, use: Use | None) -> None:
+        """Keep what runs for a key; what a guard lets through can be found again."""
+        if len(self._uses) >= MOST_KEYS:
+            self._uses = {k: u for k, u in self._uses.items() if u is None or u.variant.structure is None}
+        self._uses[key] = use
+
+    def _has_room(self, frame: Frame) -> bool:
+        """Whether one more variant may be compiled; the first time that it may not, this is told.
+
+        Variants with hooks of tensors that are gone can run no more.
+        """
+        if len(self._compiled) >= MOST_VARIANTS:
+            for key in [key for key, tensors in self._reads.items() if any(tensor() is None for tensor in tensors)]:
+                del self._reads[key]
+                self._uses.pop(key, None)
+                self._compiled.discard(key)
+        whole = self._history.structure(self._structure_key(frame))
+        is_new = whole.fixed_floats is not None and self._skeleton.floats not in whole.float_sets
+        most = max(len(self._compiled), len(whole.float_sets) if is_new else 0)
+        if most >= MOST_VARIANTS and not self._is_full:
+            self._is_full = True
+            reason = f"it was compiled for {MOST_VARIANTS} sets of shapes and numbers already"
+            self._history.add("runs eagerly", self._nodes, (reason,))
+        return not self._is_full
+
+    def _describe(self, frame: Frame, key: Any) -> Situation:
+        """What is compiled now, in the words of the user's code."""
+        hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
+        return describe_situation(self._nodes, hooks, self._skeleton.floats, frame.inputs, key)
+
+    def _compile(self, recorder: Recorder, frame: Frame, key: Any) -> None:
+        """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
+        be compiled runs eagerly, and the history says why."""
+        self._compiled.add(key)
+        make = partial(self._add, recorder=recorder, frame=frame, key=key)
+        notes: list[str] = []
+        try:
+            for structure in self._learn(recorder, frame, key):
+                if structure.is_open and not self._has_tried(structure, frame, key):
+                    try:
+                        if make(self._trace_open(structure, recorder, frame, key)):
+                            return
+                    except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
+                        structure.refuse(f"{type(error).__name__}: {error}")
+                notes += structure.notes
+            traced = trace_backward(recorder, frame.inputs, key[1], frame.scalars)
+            layout = self._layout(frame)
+            kind, notes = kind_of(key, layout), [*recorder.notes, *notes]
+            make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), layout), layout))
+        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
+            self._refuse(key, f"{type(error).__name__}: {error}")
+
+    def _learn(self, recorder: Recorder, frame: Frame, key: Any) -> Iterator[Structure]:
+        """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
+        not left open, of those with the same floats."""
+        sample = take_sample(self._skeleton, frame.inputs, key[1], recorder.results)
+        whole = self._history.structure(self._structure_key(frame))
+        whole.float_sets.add(self._skeleton.floats)
+        kind = (self._nodes, find_fixed(self._skeleton, frame.inputs))
+        alike = self._history.exchange_last(kind, sample, self._skeleton)
+        if alike is not None and not whole.samples:
+            earlier = translate_sample(*alike, self._skeleton, sample)
+            whole.samples += [] if earlier is None else [earlier]
+            whole.is_borrowed = earlier is not None
+        if whole.fixed_floats is None:
+            whole.learn(sample)
+        yield whole
+        if whole.fixed_floats is not None:
+            structure = self._structure(frame)
+            structure.learn(sample)
+            yield structure
+
+    def _has_tried(self, structure: Structure, frame: Frame, key: Any) -> bool:
+        """Whether what is known of the sizes was compiled already, and is not for these."""
+        layout, numbers = self._layout(frame), self._sizes(frame, key)
+        kind = kind_of(key, layout)
+        return any(
+            v.samples == len(structure.samples)
+            and v.kind == kind
+            and (v.layout == layout or v.guard.read(*numbers) is None)
+            for v in structure.variants
+        )
+
+    def _trace_open(self, structure: Structure, recorder: Recorder, frame: Frame, key: Any) -> Use:
+        """What is to be compiled for all sizes that differ as they did so far.
+
+        Raises:
+            CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
+        """
+        layout = self._layout(frame)
+        situation = self._describe(frame, key)
+        variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, layout)
+        given = variant.guard.read(*self._sizes(frame, key))
+        if given is None:
+            raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
+        return Use(variant, layout, given)
+
+    def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: Any) -> bool:
+        """Compile a variant, now or in the background; says whether the key is done with. In the background it is
+        rehearsed on another recorded run: to keep the first one would keep its tensors."""
+        variant, options = use.variant, key[0]
+        if options.background:
+            variant.work = BackgroundWork(partial(self._build, variant.traced, options))
+        else:
+            variant.compiled, variant.known = self._build(variant.traced, options)
+        if variant.structure is not None:
+            variant.structure.variants.append(variant)
+        elif options.background:
+            self._remember(key, use)
+        return options.background or self._try(use, recorder, frame, key)
+
+    def _try(self, use: Use, recorder: Recorder, frame: Frame, key: Hashable) -> bool:
+        """Rehearse a variant on a recorded run; says whether the key is done with: not where it is wrong for open sizes
+        and these may be compiled for by themselves."""
+        variant = use.variant
+        try:
+            if variant.compiled is None:
+                assert variant.work is not None
+                variant.compiled, variant.known = variant.work.result()
+            frame.sizes = use.sizes
+            recorder = recorder.with_calls(variant.called)
+            problem = rehearse(variant.traced, variant.compiled, recorder, frame)
+            problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
+        except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
+            problem = f"{type(error).__name__}: {error}"
+        if problem is None and not any(variant.right.values()):
+            reasons = explain_difference(variant.situation, self._history.situations)
+            self._history.situations.append(variant.situation)
+            outcome = "runs what was compiled before" if variant.known else "compiled"
+            assert variant.compiled is not None
+            self._history.add(outcome, self._nodes, (*reasons, *variant.notes, *variant.compiled.notes))
+        variant.right[use.ones] = problem is None
+        if problem is None:
+            self._remember(key, use)
+        elif variant.structure is None:
+            self._refuse(key, problem)
+        elif not use.ones:
+            variant.structure.refuse(problem)
+        return problem is None or variant.structure is None
+
+    def _refuse(self, key: Hashable, reason: str) -> None:
+        self._remember(key, None)
+        self._history.add("runs eagerly", self._nodes, (reason,))

@@ -1,0 +1,98 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A traced backward in float64: how far from it the compiled one is, and how far eager is.
+
+Gradients that are zero but for rounding, as that of a bias in front of a batch norm, have no digits in common in any
+two runs. What is as near to float64 as eager is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Interpreter, Node
+
+from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.hooks.hook_ops import BACKWARD
+
+# As for the fuzzer's programs: a compiled value may be so many times further from float64 than eager's.
+TIMES_EAGERS = 20.0
+_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+_WIDER[torch.complex64] = torch.complex128
+
+
+class NoExactValues(Exception):
+    """A graph does not run in float64: it looks at the bits of numbers, draws some, or writes to its inputs."""
+
+
+class ExactRun(Interpreter):
+    """Runs the graph of a traced backward with every number in float64, and what calls of Python gave as it was.
+
+    ``results`` are those of the graph, ``gradients`` what was accumulated, by the number of the input, in order.
+    """
+
+    def __init__(self, traced: TracedBackward, given: Mapping[tuple[str, int], Sequence[torch.Tensor]]) -> None:
+        super().__init__(traced.graph_module)
+        self._traced, self._given = traced, given
+        self.gradients: dict[int, list[torch.Tensor]] = {}
+        self.results: list[torch.Tensor] = []
+
+    def compute(self, arguments: Sequence[torch.Tensor | int]) -> None:
+        """Run it.
+
+        Raises:
+            NoExactValues: it cannot. Besides, whatever fails in float64, such as for want of memory.
+        """
+        with torch.no_grad():
+            self.results = list(self.run(*[_widen(argument) for argument in arguments]))
+
+    def run_node(self, n: Node) -> Any:
+        if n.op == "call_function":
+            _check(n)
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        ours = torch.ops.retrograd
+        if target is ours.create_token.default or target is ours.final_callbacks.default:
+            return None
+        if target is ours.accumulate_grad.default:
+            gradient, _, param = args
+            self.gradients.setdefault(self._traced.params[param], []).append(gradient)
+            return None
+        if target is ours.call_hook.default:
+            return self._given_by(args[2], args[3]), None
+        if target is ours.call_backward.default:
+            return self._given_by(BACKWARD, args[2]), None
+        args, kwargs = torch.utils._pytree.tree_map(_widen, (args, dict(kwargs)))
+        return _widen(super().call_function(target, args, kwargs))
+
+    def _given_by(self, kind: str, number: int) -> list[Any]:
+        return [_widen(tensor) for tensor in self._given[kind, number]]
+
+
+def is_as_near_as_eager(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, tolerance: float) -> bool:
+    """Whether a value is as near to the exact one as eager's, or but for what rounding explains of its norm."""
+    finite = exact.isfinite()
+    if not torch.equal(finite, mine.isfinite()):
+        return False
+    wanted = exact[finite]
+    off, allowed = ((given.to(wanted.dtype)[finite] - wanted).norm().item() for given in (mine, eager))
+    return off <= max(TIMES_EAGERS * allowed, tolerance * wanted.norm().item())
+
+
+def _check(node: Node) -> None:
+    target: Any = node.target
+    if target is torch.ops.aten.view.dtype or target is torch.ops.retrograd.update_input.default:
+        raise NoExactValues(str(target))
+    if isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags:
+        raise NoExactValues(str(target))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(_WIDER[value.dtype]) if value.dtype in _WIDER else value
+    if isinstance(value, (list, tuple)):
+        return type(value)([_widen(part) for part in value])
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value

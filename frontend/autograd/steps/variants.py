@@ -1,0 +1,122 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is compiled of a captured backward, and for which of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from retrograd.frontend.autograd.engine.background import BackgroundWork
+from retrograd.frontend.autograd.engine.python_calls import Frame
+from retrograd.frontend.autograd.sizes.open_sizes import SizeGuard, ones_of
+from retrograd.frontend.autograd.sizes.structure import Structure
+from retrograd.frontend.autograd.steps.guards import StepGuard
+from retrograd.frontend.autograd.steps.python_side import Compiled, run_compiled
+from retrograd.frontend.autograd.steps.recompile_reasons import Situation
+from retrograd.frontend.autograd.steps.recorder import Recorder
+from retrograd.frontend.autograd.steps.rehearsal import Rehearsal
+from retrograd.frontend.autograd.tracing.trace import TracedBackward
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What captures of one structure may differ in: how many inputs there are; the numbers of those that are computed
+    with, in the order that all captures of the structure have them in; the nodes of its opaque calls; and what it
+    holds of its own."""
+
+    count: int
+    used: tuple[int, ...]
+    calls: tuple[str, ...]
+    held: Hashable
+
+
+@dataclass
+class Variant:
+    """What is compiled: for one set of sizes, or for all that its guard lets through.
+
+    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``layout`` how
+    the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
+    open; ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that is done
+    in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
+    what eager does.
+    """
+
+    kind: Hashable
+    traced: TracedBackward
+    situation: Situation
+    notes: tuple[str, ...]
+    layout: Layout
+    structure: Structure | None = None
+    samples: int = 0
+    called: Mapping[str, str] = field(default_factory=dict)
+    work: BackgroundWork[tuple[Compiled, bool]] | None = None
+    compiled: Compiled | None = None
+    known: bool = False
+    right: dict[frozenset[str], bool] = field(default_factory=dict)
+
+    @property
+    def guard(self) -> SizeGuard:
+        """For which sizes it is, where some are open."""
+        assert self.traced.guard is not None
+        return self.traced.guard
+
+
+class Use:
+    """A variant that a step of a capture may use, and the open sizes of the step; ``ones`` are those that are 1. The
+    ``guard`` holds for most of the steps that it is for."""
+
+    def __init__(self, variant: Variant, layout: Layout, sizes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.variant, self.sizes = variant, sizes
+        self.guard: StepGuard | None = None
+        self.ones = ones_of(sizes)
+        # Where the variant's capture, if it is another one, has what this one has in these places.
+        self._moves = () if layout == variant.layout else tuple(zip(variant.layout.used, layout.used, strict=True))
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether it gives what eager does; None where that was not tried."""
+        return self.variant.right.get(self.ones)
+
+    def run(self, frame: Frame) -> list[Any]:
+        """The results of a step; its frame is not usable afterwards."""
+        if self._moves:
+            _move(frame, self.variant.layout.count, self._moves)
+        frame.sizes = self.sizes
+        assert self.variant.compiled is not None
+        return run_compiled(self.variant.traced, self.variant.compiled, frame)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.variant.work is None or self.variant.work.is_done
+
+
+def kind_of(key: Any, layout: Layout) -> Hashable:
+    """What of a key is other than sizes, whichever capture of a structure it is of."""
+    options, _, scalars, like, inlined = key
+    alike = tuple([tuple(like[number][1:]) for number in layout.used])
+    return options, scalars, alike, layout.held, inlined.without_sizes(layout.used)
+
+
+def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
+    """Number the inputs of a step as another capture does."""
+    moved: list[Any] = [None] * count
+    for there, here in moves:
+        moved[there] = frame.inputs[here]
+    # The list that they came in is PyTorch's too, and would hold them.
+    frame.inputs.clear()
+    frame.inputs = moved
+
+
+def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
+    """What the compiled backward gets wrong on the recorded run; nothing where a hook in Python wrote to what it reads
+    since."""
+    rehearsal = Rehearsal(traced, recorder)
+    arguments = rehearsal.restore(traced.arguments(frame))
+    if arguments is None:
+        return None
+    results = compiled.run(arguments, rehearsal)
+    return rehearsal.find_difference(results)

@@ -1,0 +1,209 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The nodes of a captured backward, run under a tracer: calls of Python become ops on one chain of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from retrograd.contract.hooks import POST_ACCUMULATE
+from retrograd.frontend.autograd.engine import python_calls as calls
+from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCalls, Template, find_source
+from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
+from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout
+from retrograd.frontend.autograd.sizes.skeleton import Path, leaves_of
+from retrograd.frontend.autograd.steps.recorder import Recorder, opaque_kind
+from retrograd.frontend.hooks import hook_ops
+from retrograd.frontend.python.source_locations import CaptureError
+
+# What gives an element of an argument of the backward, by the argument.
+_SOURCES: Mapping[str, Callable[[int], Template]] = {
+    "inputs": calls.from_input,
+    "hooks": calls.from_hook,
+    "packed_data": calls.from_packed,
+    "scalars": calls.from_scalar,
+}
+
+
+class AtenInterpreter(torch.fx.Interpreter):
+    """Runs the capture on fake tensors under a tracer."""
+
+    def __init__(
+        self,
+        recorded: Recorder,
+        hooks: InlinedHooks,
+        sizes: Sequence[int],
+        scalars: Sequence[float],
+        layout: OpenLayout | None,
+    ) -> None:
+        super().__init__(recorded.module)
+        self._layout = layout
+        # What calls give, where sizes are open: by node, and the shapes by kind and number.
+        self.declared: Mapping[str, list[torch.Tensor]] = {}
+        self.given: dict[tuple[str, int], list[Sequence[int | torch.SymInt]]] = {}
+        self.recorded, self._communicates, self._hooks = recorded.results, recorded.communication, hooks
+        self._sizes, self._scalars = list(sizes), list(scalars)
+        self.extra_traceback = False
+        self.calls = PythonCalls()
+        self.communication: list[int] = []
+        # What calls of Python take from the inputs, and not from the graph.
+        self.kept_inputs: set[int] = set()
+        self.params: list[int] = []
+        self.result_numbers: list[int | None] = []
+        self._results: list[torch.Tensor] = []
+
+    def trace(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The backward's results that are tensors."""
+        self.calls.calls.clear()
+        self.communication.clear()
+        self.params.clear()
+        self.result_numbers.clear()
+        self._results = []
+        self._token = hook_ops.create_token()
+        nothing = _Placeholders()
+        self._hooks.start(inputs)
+        own = list(inputs[: len(inputs) - len(self._hooks.extras)])
+        results = self.run(own, self._sizes, self._scalars, nothing, nothing)
+        for result in results:
+            self.result_numbers.append(None if result is None else len(self._results))
+            if result is not None:
+                self._results.append(result)
+        return self._results
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is calls.accumulate_into:
+            return self._accumulate(n)
+        if n.target is calls.final_callbacks:
+            self._token = hook_ops.final_callbacks(self._token)
+            return None
+        kind = opaque_kind(n)
+        if n.name in self._hooks.calls:
+            return self._call_inlined(n, str(kind))
+        self._hooks.check_reads(n)
+        return super().run_node(n) if kind is None else self._call(n, kind)
+
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return (args, kwargs) if self._layout is None else self._layout.fill(n, args, kwargs)
+
+    def _accumulate(self, node: torch.fx.Node) -> None:
+        gradient = self.env[node.args[2]] if isinstance(node.args[2], torch.fx.Node) else None
+        if gradient is None:
+            return
+        if gradient.layout is not torch.strided:
+            raise CaptureError(f"a gradient has layout {gradient.layout}", "use dense gradients")
+        place, index = find_source(node.args[0])
+        if place != "inputs":
+            raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
+        if not self._hooks.take_gradient(node.name, index, gradient):
+            self._accumulate_into(index, gradient)
+
+    def _accumulate_into(self, index: int, gradient: torch.Tensor) -> None:
+        if index not in self.params:
+            self.params.append(index)
+        self._token = hook_ops.accumulate_grad(gradient, self._token, self.params.index(index))
+
+    def _next_number(self, kind: str) -> int:
+        """Hooks have numbers, and custom functions."""
+        kinds = [k for k, _ in self.calls.calls]
+        if kind == hook_ops.BACKWARD:
+            return kinds.count(kind)
+        return len(kinds) - kinds.count(hook_ops.BACKWARD) + len(self._hooks.tapes)
+
+    def _call_inlined(self, node: torch.fx.Node, kind: str) -> Any:
+        if self._layout is not None:
+            (_, *args), kwargs = self.fetch_args_kwargs_from_env(node)
+            if self._hooks.is_open(node.name, self.env, args):
+                return self._hooks.run_open(node.name, self.env, args, kwargs, self._layout.sizes)
+        number = self._next_number(kind)
+        given, self._token, gradient = self._hooks.call(node.name, kind, number, self.env, self._token)
+        if gradient is not None:
+            self._accumulate_into(find_source(node.args[1])[1], gradient)
+        recorded = self.recorded[node.name]
+        if not isinstance(recorded, (tuple, list)):
+            return given[0] if given else None
+        remaining = iter(given)
+        return tuple(None if leaf is None else next(remaining) for leaf in recorded)
+
+    def _call(self, node: torch.fx.Node, kind: str) -> Any:
+        values: list[torch.Tensor] = []
+        slots = {} if self._layout is None else self._layout.open_slots(node)
+        arguments = tuple(self._template(a, values, (0, place), slots) for place, a in enumerate(node.args))
+        recorded = self.recorded[node.name]
+        single = not isinstance(recorded, (tuple, list))
+        leaves = leaves_of(recorded)
+        for leaf in leaves:
+            if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.is_meta):
+                raise CaptureError(f"{node.name} gives a {_kind_of(leaf)}", "give dense tensors or None")
+        present = tuple(leaf is not None for leaf in leaves)
+        number = self._next_number(kind)
+        results = tuple(leaf for leaf in leaves if leaf is not None)
+        function: Any = node.target
+        if node.kwargs:
+            function = calls.HOOK_CALLS[str(node.kwargs["hook_type"])]
+        if kind == POST_ACCUMULATE:
+            present, results = (False,), ()
+            function = _without_result(function)
+        label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"
+        call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
+        self.calls.calls[kind, number] = call
+        if node.name in self._communicates:
+            self.communication.append(number)
+        declared = self.calls.declarations()
+        if self._layout is not None:
+            declared[kind, number] = self.declared[node.name] if results else ()
+            self.given[kind, number] = [tuple(t.shape) for t in declared[kind, number]]
+        with hook_ops.declared_results(declared):
+            if kind == hook_ops.BACKWARD:
+                given, self._token = hook_ops.call_backward(values, self._token, number)
+            else:
+                given, self._token = hook_ops.call_hook(values, self._token, kind, number)
+        remaining = iter(given)
+        filled = [next(remaining) if p else None for p in present]
+        return filled[0] if single else tuple(filled)
+
+    def _template(self, argument: Any, values: list[torch.Tensor], path: Path, slots: Mapping[Path, int]) -> Template:
+        if path in slots:
+            return calls.from_slot(slots[path])
+        if isinstance(argument, (list, tuple)):
+            parts = [self._template(part, values, (*path, place), slots) for place, part in enumerate(argument)]
+            return calls.sequence(parts)
+        if not isinstance(argument, torch.fx.Node):
+            return calls.constant(argument)
+        place, index = find_source(argument)
+        if place is not None:
+            if place == "inputs":
+                self.kept_inputs.add(index)
+            return _SOURCES[place](index)
+        return _value_template(self.env[argument], values)
+
+
+def _value_template(value: Any, values: list[torch.Tensor]) -> Template:
+    """What gives ``value`` at each step; tensors in it are added to ``values``."""
+    if isinstance(value, torch.Tensor):
+        values.append(value)
+        return calls.from_value(len(values) - 1)
+    if isinstance(value, (list, tuple)):
+        return calls.sequence([_value_template(part, values) for part in value])
+    return calls.constant(value)
+
+
+class _Placeholders:
+    """Stands for a list whose elements are not looked at while tracing."""
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+def _without_result(function: Any) -> Any:
+    def call(*args: Any) -> None:
+        function(*args)
+
+    return call
+
+
+def _kind_of(leaf: Any) -> str:
+    return f"tensor of layout {leaf.layout}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__

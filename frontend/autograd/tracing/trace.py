@@ -1,0 +1,241 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a captured backward to a graph of aten ops, in which calls of Python stay whole.
+
+The capture calls autograd nodes as functions; run once more on fake tensors, these give their aten ops. Hooks and
+custom functions become ops of ``frontend/hooks/hook_ops.py`` on one chain of tokens, in eager's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from retrograd.contract.roles import BACKWARD, PARAM, SAVED
+from retrograd.frontend.autograd.engine.python_calls import Frame, PythonCalls
+from retrograd.frontend.autograd.hooks.hook_inlining import Finder
+from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
+from retrograd.frontend.autograd.hooks.packed_values import PackedLeaf
+from retrograd.frontend.autograd.sizes.open_numbers import take_floats
+from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout, OpenSizes, SizeGuard
+from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
+from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
+from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
+from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
+from retrograd.frontend.preparation.prepare import Traced, prepare
+from retrograd.frontend.python.source_locations import CaptureError, capture_error
+from retrograd.frontend.sizes.dynamic_shapes import size_oblivious
+from retrograd.frontend.sizes.size_expressions import to_size
+from retrograd.frontend.sizes.size_nodes import SIZE, find_heads
+from retrograd.frontend.traceable.portable_ops import portable_ops
+
+
+@dataclass(frozen=True)
+class TracedBackward:
+    """A backward as aten ops: ``graph_module`` takes the inputs whose numbers ``inputs`` lists, and accumulates into
+    those that ``params`` lists.
+
+    ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
+    graph (by number), and which are None; ``communication`` are the numbers of the hooks that start some;
+    ``kept_inputs`` are those that calls look at themselves. Inputs are followed by ``extras``, tensors that hooks read
+    which are part of the graph; ``bodies`` are the graphs of these hooks, by the name of the function. The open
+    ``sizes``, if any, come last, and ``guard`` says what they may be. Of inputs that are not contiguous, by number, it
+    takes what their ``layouts`` say. Nothing in the graph depends on how the inputs
+    are numbered, so that a backward whose gradients are there already, and are inputs too, has the same graph as one
+    whose are not.
+    """
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[int, ...]
+    params: tuple[int, ...]
+    calls: PythonCalls
+    results: tuple[int | None, ...]
+    communication: tuple[int, ...] = ()
+    kept_inputs: frozenset[int] = frozenset()
+    extras: tuple[Finder, ...] = ()
+    bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
+    guard: SizeGuard | None = None
+    sizes: tuple[str, ...] = ()
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+
+    @property
+    def captured(self) -> Captured:
+        """What is to be built of it."""
+        return Captured(
+            self.graph_module, BACKWARD, as_it_ran=True, bodies=self.bodies, communication=self.communication
+        )
+
+    @cached_property
+    def packed(self) -> frozenset[int]:
+        """The numbers of the packed values that hooks which are part of the graph unpack."""
+        return frozenset([find.index for find in self.extras if isinstance(find, PackedLeaf)])
+
+    def lay_out(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        """What the graph takes in the place of an input."""
+        layout = self.layouts.get(number)
+        return tensor if layout is None else layout.base(tensor)
+
+    def arguments(self, frame: Frame) -> list[torch.Tensor | int]:
+        """The tensors that the graph takes, at one step, and the sizes."""
+        given = [*frame.inputs, *[find(frame) for find in self.extras]] if self.extras else frame.inputs
+        tensors: list[torch.Tensor | int] = [self.lay_out(number, given[number]) for number in self.inputs]
+        return [*tensors, *[frame.sizes[name] for name in self.sizes]] if self.sizes else tensors
+
+
+def trace_backward(
+    recorded: Recorder,
+    inputs: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    scalars: Sequence[float],
+    layout: OpenLayout | None = None,
+) -> TracedBackward:
+    """Trace a backward that was recorded on these inputs. Their shapes, the sizes and the scalars are compiled in, but
+    for those that ``layout`` leaves open.
+
+    Raises:
+        CaptureError: it holds something that no graph of tensors can; says what.
+    """
+    hooks = InlinedHooks(recorded, inputs)
+    inputs = [*inputs, *[tensor for tensor, _ in hooks.extras]]
+    for tensor in inputs:
+        _check_input(tensor)
+    interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
+    # What a hook that is part of the graph writes to is an argument itself. What has no memory has no views either.
+    lasting = [] if recorded.inlined else [n for n in range(len(inputs)) if n not in recorded.may_free]
+    found = {number: find_layout(inputs[number]) for number in lasting}
+    # Where sizes are open, a part of memory would be another at each step.
+    layouts = {n: how for n, how in found.items() if how and (layout is None or isinstance(how, Permuted))}
+    try:
+        if layout is None:
+            graph_module = _trace_fixed(interpreter, inputs, layouts)
+        else:
+            graph_module = _trace_open(interpreter, inputs, layout, layouts)
+        guard, names = (None, {}) if layout is None else _find_sizes(graph_module, interpreter, layout.sizes)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise capture_error(error) from error
+    _check_layouts(graph_module)
+    borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
+    inlined = [int(name.rpartition("_")[2]) for name in hooks.bodies()]
+    written = [node for number, node in enumerate(placeholders) if number in borrowed]
+    prepare(Traced(graph_module, names, written=written, inlined=inlined))
+    used = _describe_values(graph_module, interpreter.params)
+    params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
+    return TracedBackward(
+        graph_module,
+        used,
+        params,
+        interpreter.calls,
+        results,
+        tuple(interpreter.communication),
+        frozenset(interpreter.kept_inputs).union(params),
+        (*[find for _, find in hooks.extras], *(() if layout is None else layout.sizes.finders())),
+        hooks.bodies(),
+        guard,
+        tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
+        layouts,
+    )
+
+
+def _trace_fixed(
+    interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor], layouts: Mapping[int, Layout]
+) -> torch.fx.GraphModule:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # Not the inputs themselves: one that stands for a Python number would be traced as that number.
+    bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(inputs)]
+    like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in bases]
+
+    def trace(*arguments: torch.Tensor) -> list[torch.Tensor]:
+        return interpreter.trace(*_view_all(layouts, arguments))
+
+    with torch.no_grad(), portable_ops(), mode:
+        fake = [mode.from_tensor(t, static_shapes=True) for t in like]
+        traced = make_fx(dispatch_functionalize(trace), tracing_table(), tracing_mode="fake")(*fake)
+    return traced
+
+
+def _view_all(layouts: Mapping[int, Layout], bases: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [layouts[number].view(t) if number in layouts else t for number, t in enumerate(bases)]
+
+
+def _trace_open(
+    interpreter: AtenInterpreter,
+    inputs: Sequence[torch.Tensor],
+    layout: OpenLayout,
+    layouts: Mapping[int, Layout],
+) -> torch.fx.GraphModule:
+    """The graph takes the open sizes after the inputs."""
+    sizes = layout.sizes
+    shapes = dict(zip(layout.skeleton.inputs, sizes.shapes, strict=True))
+    with torch.no_grad(), portable_ops(), sizes.mode, size_oblivious(), enable_python_dispatcher():
+        fake = [sizes.like(t, shapes.get(number, tuple(t.shape))) for number, t in enumerate(inputs)]
+        bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(fake)]
+        interpreter.declared = layout.declare(interpreter.recorded)
+
+        def trace(*arguments: Any) -> list[torch.Tensor]:
+            return interpreter.trace(*_view_all(layouts, arguments[: len(fake)]))
+
+        function = dispatch_functionalize(trace)
+        return make_fx(function, tracing_table(), tracing_mode="real")(*bases, *sizes.floats, *sizes.integers)
+
+
+def _find_sizes(
+    graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes
+) -> tuple[SizeGuard, dict[sympy.Symbol, str]]:
+    """What the open sizes may be, and the names of those that are whole numbers; the calls know what they are to give.
+    Floats become tensors."""
+    names = sizes.names()
+    guard = sizes.guard(names)
+    integers = {symbol.node.expr for symbol in sizes.integers}
+    known = {symbol: name for symbol, name in names.items() if name in guard.names and symbol in integers}
+    take_floats(graph_module, sizes.mode)
+    for key, call in interpreter.calls.calls.items():
+        shapes = tuple([tuple([to_size(n, known) for n in shape]) for shape in interpreter.given[key]])
+        interpreter.calls.calls[key] = replace(call, shapes=shapes)
+    return guard, known
+
+
+def _check_input(tensor: torch.Tensor) -> None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise CaptureError(f"a tensor of the backward is a {type(tensor).__name__}", "use plain tensors")
+    if tensor.layout is not torch.strided:
+        raise CaptureError(f"a tensor of the backward has layout {tensor.layout}", "use dense tensors")
+
+
+def _check_layouts(graph_module: torch.fx.GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise CaptureError(f"{node.target} gives a tensor of layout {value.layout}", "use dense gradients")
+
+
+def _describe_values(graph_module: torch.fx.GraphModule, params: Sequence[int]) -> tuple[int, ...]:
+    """Take out inputs that are not used, and write on the others and on the results what they are."""
+    graph = graph_module.graph
+    graph.eliminate_dead_code()
+    used: list[int] = []
+    for index, node in enumerate(graph.find_nodes(op="placeholder")):
+        if SIZE in node.meta:
+            node._rename(f"size_{node.meta[SIZE]}")
+            continue
+        if not node.users:
+            graph.erase_node(node)
+            continue
+        name = f"input_{len(used)}"
+        used.append(index)
+        node._rename(name)
+        node.meta["desc"] = RuntimeInput(PARAM if index in params else SAVED, name)
+    describe_results(graph_module, "result.")
+    return tuple(used)

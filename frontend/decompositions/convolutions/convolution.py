@@ -1,0 +1,137 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Convolutions and their gradients: PyTorch's ops in terms of a correlation and its adjoints (``correlation.py``).
+
+A transposed convolution is the adjoint in the input, used as the forward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.convolutions.correlation import correlation, input_gradient, weight_gradient
+from retrograd.frontend.decompositions.convolutions.im2col import is_static
+from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
+from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
+from retrograd.frontend.decompositions.entry import Decomposition
+
+aten = torch.ops.aten
+
+# From this many taps and channels on, torch-mlir's own dense convolution of stride 1 beats columns.
+DIRECT_TAPS = 9
+DIRECT_CHANNELS = 2
+# Beyond this many taps slices for each, which open sizes need, would make graphs of thousands of ops.
+MAX_TAPS = 512
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """``aten.convolution``: ``x [N, C, *spatial]`` with ``weight [O, C / groups, *kernel]``.
+
+    A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32. Returns
+    ``NotImplemented`` for unbatched tensors, for filters of too many taps on open sizes, and where torch-mlir's own
+    lowering is faster.
+    """
+    window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
+    direct = not transposed and groups == 1 and _is_direct(window, weight)
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    if x.dim() != window.rank + 2 or _has_too_many_taps(window, x) or (direct and not half):
+        return NotImplemented
+    xs, ws = _computed(x), _computed(weight)
+    if transposed:
+        extra = spread_axes(output_padding, window.rank)
+        y = input_gradient(xs, weight, window, _transposed_size(x.shape[2:], window, extra), groups)
+    else:
+        y = correlate(xs, ws, window, groups) if direct else correlation(xs, ws, window, groups)
+    if bias is not None:
+        y = y + _computed(bias).reshape(1, -1, *[1] * window.rank)
+    return y.to(x.dtype)
+
+
+def _has_too_many_taps(window: Window, x: Tensor) -> bool:
+    return math.prod(window.kernel) > MAX_TAPS and not is_static(x.shape[2:])
+
+
+def _is_direct(window: Window, weight: Tensor) -> bool:
+    """Whether torch-mlir's own loops for a dense convolution are faster than columns; those over volumes never are."""
+    plain = window.rank <= 2 and all(s == 1 for s in window.stride)
+    return plain and math.prod(window.kernel) >= DIRECT_TAPS and weight.shape[1] >= DIRECT_CHANNELS
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """``aten.convolution_backward``: the gradients of input, weight and bias, ``None`` where ``output_mask`` is
+    false.
+    """
+    window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
+    if x.dim() != window.rank + 2 or _has_too_many_taps(window, x):
+        return NotImplemented
+    gs, xs, ws = _computed(grad), _computed(x), _computed(weight)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        if transposed:
+            grad_x = correlate(gs, ws, window, groups)
+            # Output padding of a whole stride or more leaves room for windows past the last input.
+            for axis, (extra, step) in enumerate(
+                zip(spread_axes(output_padding, window.rank), window.stride, strict=True)
+            ):
+                if extra >= step:
+                    grad_x = grad_x.narrow(axis + 2, 0, x.shape[axis + 2])
+        else:
+            grad_x = input_gradient(gs, weight, window, x.shape[2:], groups)
+        grad_x = grad_x.to(x.dtype)
+    if output_mask[1]:
+        wide, narrow = (gs, xs) if transposed else (xs, gs)
+        grad_weight = weight_gradient(wide, narrow, window, groups).to(weight.dtype)
+    if output_mask[2]:
+        grad_bias = gs.sum([0, *range(2, grad.dim())]).to(grad.dtype)
+    return grad_x, grad_weight, grad_bias
+
+
+def _computed(x: Tensor) -> Tensor:
+    """Half types are multiplied and added up in f32 and rounded once, as eager's kernels do."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _transposed_size(size: Sequence[int], window: Window, extra: Sequence[int]) -> list[int]:
+    zipped = zip(size, window.kernel, window.stride, window.padding, window.dilation, extra, strict=True)
+    return [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, d, e in zipped]
+
+
+ENTRIES = (
+    Decomposition(
+        aten.convolution.default,
+        convolution,
+        "torch-mlir's NCHW loops are 4-20 times eager's time with a stride, a small filter, one channel or a volume",
+    ),
+    Decomposition(
+        aten.convolution_backward.default,
+        convolution_backward,
+        "torch-mlir has no grouped or transposed form, and its weight gradient takes 20 to 30 times eager's time",
+    ),
+)

@@ -1,0 +1,238 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Capture of a model's joint forward and backward graph, ahead of time.
+
+AOTAutograd's joint export does the tracing, of a function of flat tensors; this file turns what can go wrong into
+errors that name the user's lines, and the traced graph into one that the import takes. After
+``torch._functorch.aot_autograd.aot_export_joint_with_descriptors``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from retrograd.contract.roles import JOINT
+from retrograd.contract.signature import InputSpec, Signature, StateSpec
+from retrograd.frontend.complex_numbers.split import CONSTANTS
+from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
+from retrograd.frontend.doors.arguments import check_call, input_specs
+from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.checkpoints import tagged_checkpoints
+from retrograd.frontend.doors.flat_module import TENSOR, FlatModule, state_name
+from retrograd.frontend.doors.outputs import output_specs
+from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
+from retrograd.frontend.hooks.pack_hooks import find_open_pair
+from retrograd.frontend.preparation.index_bounds import find_index_bounds
+from retrograd.frontend.preparation.prepare import Traced, prepare
+from retrograd.frontend.python.argument_answers import AskedArguments
+from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
+from retrograd.frontend.python.source_locations import CaptureError, capture_error, shared_memory_error
+from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
+from retrograd.frontend.sizes.size_expressions import to_shape
+from retrograd.frontend.traceable.partial_writes import find_partly_written
+from retrograd.frontend.traceable.portable_ops import portable_ops
+
+__all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A joint graph: ``graph_module`` holds aten ops with ``val`` and ``desc`` metadata, ``signature`` what they mean
+    to the user.
+
+    ``module`` is the flat module that was traced; its parameters and buffers, in the order of ``signature``, then the
+    tensor inputs, are the graph's primals. ``joint`` is AOTAutograd's own record, which its runtime wrappers are built
+    from. ``sizes`` are those that differ from call to call.
+    """
+
+    graph_module: torch.fx.GraphModule
+    joint: JointWithDescriptors
+    signature: Signature
+    module: FlatModule
+    num_forward_outputs: int
+    sizes: OpenSizes = field(default_factory=OpenSizes)
+
+    def for_build(self) -> Captured:
+        """What is to be built of it; traces the hooks that pack what is saved."""
+        return Captured.of(self.graph_module, JOINT, self.signature)
+
+
+def capture_joint(
+    stack: contextlib.ExitStack,
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> CapturedGraph:
+    """Trace ``model(*args, **kwargs)`` and its backward to one graph of aten ops, without running either.
+
+    ``stack`` must stay open for as long as the result is compiled further (AOTAutograd keeps its fake tensors there).
+    ``dynamic_shapes`` says which sizes of the arguments are left open, as for ``torch.export.export``.
+
+    Raises:
+        CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
+    """
+    check_call(model, args, kwargs)
+    leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    flat = FlatModule(model, in_spec, leaves)
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    flat.examples = tensors
+    inputs = input_specs(args, dict(kwargs or {}))
+    flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
+    _check_differentiable(flat, tensors)
+    refuse_backward_hooks(flat.model)
+    refuse_hooks_of_all_modules()
+    names = [i.name for i in inputs if i.type is not None]
+    shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs or {}, dynamic_shapes, names)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
+    stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+    if shapes is not None:
+        stack.enter_context(size_oblivious())
+        tensors = shapes.make_tensors(mode, tensors)
+    joint = _trace(stack, flat, tensors)
+    graph_module = joint.graph_module
+    _check_gradients(graph_module)
+    sizes = OpenSizes() if shapes is None else shapes.find_sizes()
+    prepare(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
+    metadata = joint._aot_state.fw_metadata
+    _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
+    inputs = _open_inputs(inputs, tensors, sizes)
+    signature = _signature(flat, joint, inputs, sizes)
+    return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, sizes)
+
+
+def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.Tensor, ...]) -> JointWithDescriptors:
+    """AOTAutograd's joint export; whatever it raises becomes an error that names the user's line."""
+    flat.tracing = True
+    try:
+        with fx_traceback.preserve_node_meta(), AskedArguments(), portable_ops(), tagged_checkpoints(), _quiet():
+            return aot_export_joint_with_descriptors(
+                stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
+            )
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise capture_error(error) from error
+    finally:
+        flat.tracing = False
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging the stack of an error that is about to be raised, as one of ours."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _open_inputs(
+    inputs: Sequence[InputSpec], tensors: Sequence[torch.Tensor], sizes: OpenSizes
+) -> tuple[InputSpec, ...]:
+    """The inputs, with what their shapes are in terms of the open sizes."""
+    remaining = iter(tensors)
+    return tuple(
+        i if i.type is None else replace(i, type=replace(i.type, shape=to_shape(next(remaining), sizes.names)))
+        for i in inputs
+    )
+
+
+def _signature(
+    flat: FlatModule,
+    joint: JointWithDescriptors,
+    inputs: tuple[InputSpec, ...],
+    sizes: OpenSizes,
+) -> Signature:
+    if flat.out_spec is None:
+        raise AssertionError("the tracer did not call the model")
+    metadata = joint._aot_state.fw_metadata
+    is_tensor = [leaf is TENSOR for leaf in flat.out_leaves]
+    mutated = tuple(i for i, info in enumerate(metadata.input_info) if info.mutates_data)
+    return Signature(
+        params=_state_specs(joint.params_spec, dict(flat.named_parameters(remove_duplicate=False))),
+        buffers=_state_specs(joint.buffers_spec, dict(flat.named_buffers(remove_duplicate=False))),
+        inputs=inputs,
+        outputs=output_specs(joint.graph_module, metadata, is_tensor, flat.out_leaves, flat.out_names, sizes.names),
+        in_tree=dump_tree(flat.in_spec),
+        out_tree=dump_tree(flat.out_spec),
+        mutated=mutated,
+        autocast=_autocast(),
+        training={} if flat.model is None else {path: m.training for path, m in flat.model.named_modules()},
+        sizes=sizes.sizes,
+        conditions=sizes.conditions,
+        partly_written=find_partly_written(joint.graph_module.graph, mutated),
+        indices=find_index_bounds(joint.graph_module.graph),
+    )
+
+
+def _autocast() -> dict[str, str]:
+    """The dtype of ``torch.autocast`` for each type of device that it is on for."""
+    devices = ("cpu", "cuda")
+    return {d: dtype_name(torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)}
+
+
+def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> tuple[StateSpec, ...]:
+    return tuple(StateSpec(state_name(name), type_of(tensors[name])) for name in names)
+
+
+def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    if not torch.is_grad_enabled():
+        raise CaptureError(
+            "nothing to differentiate: gradients are off, by torch.no_grad() or torch.inference_mode()",
+            "compile outside of it; what is compiled runs there as well",
+        )
+    if not any(t.requires_grad for t in (*flat.parameters(), *tensors)):
+        raise CaptureError(
+            "nothing to differentiate: no parameter and no argument requires grad",
+            "call requires_grad_() on a parameter or an argument, or use the model without compile_backward",
+        )
+
+
+def _check_gradients(graph_module: torch.fx.GraphModule) -> None:
+    (output,) = graph_module.graph.find_nodes(op="output")
+    if not any(isinstance(desc, GradAOTOutput) for desc in output.meta["desc"]):
+        raise CaptureError(
+            "nothing to differentiate: no output depends on what requires grad, other than as a view of an argument",
+            "return what is computed from a parameter or an argument that requires grad, not detached",
+        )
+    (results,) = output.args
+    if all(r is None for r, desc in zip(results, output.meta["desc"], strict=True) if isinstance(desc, GradAOTOutput)):
+        raise CaptureError(
+            "nothing to differentiate: autograd's gradient of all that requires grad is None",
+            "use the model without compile_backward, or return something else besides that has a gradient",
+        )
+
+
+def _check_writes(metadata: ViewAndMutationMeta, primals: int) -> None:
+    """Refuse writes to arguments that change more than the values in them."""
+    if len(metadata.input_info) != primals:
+        raise shared_memory_error()
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
+        raise CaptureError(
+            "the model changes the shape, strides or storage of an argument, parameter or buffer",
+            "work on a view instead: x = x.unsqueeze(0), not x.unsqueeze_(0)",
+        )
+
+
+def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Tensors that a graph reads and that are neither parameters, buffers nor arguments: the user's own, not copies."""
+    values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
+    values += graph_module.meta.get(CONSTANTS, [])
+    return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())

@@ -1,0 +1,194 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Graphs that Dynamo captured: what ``torch.compile(backend="retrograd")`` runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+
+from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
+from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
+from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.graph_calls import CompiledFunction, boxed, graph_caller, size_values
+from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
+from retrograd.frontend.islands.island_choice import draws_numbers
+from retrograd.frontend.layers.random_ops import find_seed
+from retrograd.frontend.layers.recurrent_frames import find_long_recurrence
+from retrograd.frontend.preparation.fx_partition import keep_residuals, split_joint
+from retrograd.frontend.preparation.prepare import Traced, prepare, to_number
+from retrograd.frontend.python.source_locations import CaptureError, SharedMemoryError
+from retrograd.frontend.sizes.size_nodes import SYMBOLIC
+from retrograd.frontend.traceable.portable_ops import portable_ops
+
+# Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
+# keep memory, are those of "reduce-overhead" alone.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+_LOG = logging.getLogger(__name__)
+
+# Compiles a captured graph; returns the functions it became, by name.
+Build = Callable[[Captured], Mapping[str, CompiledFunction]]
+
+
+def compile_with_dynamo(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor | torch.SymInt],
+    build: Build,
+) -> Callable[..., Any]:
+    """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
+
+    A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
+    writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
+    next may be a tensor and a view of it.
+
+    Raises:
+        CaptureError: a size that depends on data.
+    """
+    long = find_long_recurrence(graph_module)
+    if long is not None:
+        _LOG.warning("run in eager: %s", long)
+        return graph_module.forward
+    if _open_symbols(example_inputs):
+        try:
+            return _compile(graph_module, example_inputs, build)
+        except (_Refused, CaptureError) as refused:
+            reason = str(refused).strip().partition("\n")[0]
+            _LOG.warning("not compiled for more than one size: %s", reason)
+        specialize_sizes(example_inputs)
+    try:
+        return _compile(graph_module, example_inputs, build)
+    except _Refused as refused:
+        if isinstance(refused.error, SharedMemoryError):
+            _LOG.warning("run in eager: %s", refused.error.message)
+            return graph_module.forward
+        raise refused.error from refused.error.__cause__
+
+
+class _Refused(Exception):
+    """``error`` is why a traced graph could not be compiled; other exceptions are Dynamo's own affair."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _compile(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor | torch.SymInt], build: Build
+) -> Callable[..., Any]:
+    _check_sizes(example_inputs)
+    pair = find_open_pair()
+    guard_hooks(pair)
+    functions: dict[str, CompiledFunction] = {}
+    own = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
+    derivatives = SecondDerivatives("a graph of torch.compile's", None if own else graph_module)
+    outputs: list[int] = []
+    sizes: dict[str, torch.SymInt] = {}
+
+    def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
+        try:
+            prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
+            sizes.update(size_values(traced))
+            return build(Captured.of(traced, name, is_part=True))
+        except (RuntimeError, ValueError) as error:
+            raise _Refused(error) from error
+
+    def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
+        if find_seed(joint.graph) is not None or draws_numbers(joint):
+            # Drawn once more, they would be others.
+            derivatives.eager = None
+        functions.update(compile_traced(joint, JOINT))
+        outputs.append(num_fwd_outputs)
+        return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
+
+    def compile_forward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
+        return boxed(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes))
+
+    def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
+        keep_residuals()
+        return boxed(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes))
+
+    def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
+        function = compile_traced(traced, FORWARD)[FORWARD]
+        (output,) = traced.graph.find_nodes(op="output")
+        count = len(torch.utils._pytree.arg_tree_leaves(*output.args))
+        return boxed(graph_caller(traced, function, restride=count, sizes=sizes))
+
+    compiler = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
+        inference_compiler=compile_inference,
+        partition_fn=partition,
+        decompositions=refusing_written_windows(tracing_table()),
+    )
+    # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
+    # would not see the options either; the executables have a cache of their own.
+    with derivatives.open(), portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
+    return compiled if pair is None else inlined_in(compiled)
+
+
+def specialize_sizes(inputs: Sequence[Any]) -> None:
+    """Fix the symbolic sizes of a graph's inputs at those of this call.
+
+    To ask for a symbol's number adds a guard: Dynamo captures again for another one, and counts and limits that as any
+    recompilation.
+    """
+    # By name before the guards: a number is all that is left of them after.
+    symbols = {str(value): value for value in _symbolic(inputs) if value.node.expr.is_symbol}
+    for value in _symbolic(inputs):
+        to_number(value)
+    if symbols:
+        _LOG.warning(
+            "compiling for the sizes %s; another size compiles again, up to torch._dynamo.config.recompile_limit times",
+            ", ".join(f"{name} = {to_number(value)}" for name, value in symbols.items()),
+        )
+
+
+def _symbolic(inputs: Sequence[Any]) -> list[Any]:
+    """The symbolic numbers among inputs and among what describes tensors."""
+    values: list[Any] = []
+    for value in inputs:
+        tensor = isinstance(value, torch.Tensor)
+        values += [*value.shape, *value.stride(), value.storage_offset()] if tensor else [value]
+    return [value for value in values if isinstance(value, SYMBOLIC)]
+
+
+def _open_symbols(inputs: Sequence[Any]) -> bool:
+    return any(not value.node.expr.is_number for value in _symbolic(inputs))
+
+
+def _check_sizes(inputs: Sequence[Any]) -> None:
+    """Fix numbers that are no sizes (Dynamo makes symbols of floats too).
+
+    Raises:
+        CaptureError: a size that depends on the data.
+    """
+    for value in _symbolic(inputs):
+        try:
+            if isinstance(value, torch.SymInt) and not free_unbacked_symbols(value):
+                continue
+            to_number(value)
+        except GuardOnDataDependentSymNode as error:
+            raise CaptureError(
+                f"a size depends on the data: {error}", "leave the op that gives it outside of the compiled function"
+            ) from error
+
+
+def _find_sizes(traced: torch.fx.GraphModule) -> dict[sympy.Symbol, str]:
+    """The open sizes of a graph's arguments, which have no names of their own."""
+    names: dict[sympy.Symbol, str] = {}
+    for node in traced.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                names.setdefault(size.node.expr, str(size.node.expr))
+    return names

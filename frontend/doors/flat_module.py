@@ -1,0 +1,168 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The user's model as a function of flat tensors: what is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend.doors.unregistered_objects import take_apart
+from retrograd.frontend.hooks.pack_hooks import HookTracker
+from retrograd.frontend.python.argument_answers import Answer, Answers, answering
+from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
+from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.python_values import find_generators, find_values
+from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
+from retrograd.frontend.python.side_effects import contained, refuse_counting, unchanged
+from retrograd.frontend.python.source_locations import SourceTracker
+from retrograd.frontend.traceable.masked_selections import Selection, refusal, settled
+from retrograd.frontend.traceable.module_hooks import OwnHooks
+
+TENSOR = object()
+"""Stands for a tensor in :attr:`FlatModule.out_leaves`."""
+
+
+class FlatModule(torch.nn.Module):
+    """The user's model as a function of its tensor leaves: constants are closed over, outputs flattened to tensors."""
+
+    model: torch.nn.Module | None
+    _call: Callable[..., Any]
+
+    def __init__(self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
+        super().__init__()
+        owner = getattr(model, "__self__", None)
+        # A bound method (`model.loss`) differentiates the module it is bound to.
+        self.model = (
+            model if isinstance(model, torch.nn.Module) else owner if isinstance(owner, torch.nn.Module) else None
+        )
+        self.name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__qualname__", "")
+        # Around Module.__setattr__, which would register the model a second time under this name.
+        self.__dict__["_call"] = model
+        self.in_spec = in_spec
+        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self.tracing = False
+        # What is given in place of tensors, by the names of the arguments.
+        self.constants: dict[str, Any] = {}
+        self.own_hooks = OwnHooks()
+        # The Python values that the first of several traces went by.
+        self.python: PythonValues | None = None
+        self.checks: tuple[SanityCheck, ...] = ()
+        # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
+        self.examples: tuple[torch.Tensor, ...] | None = None
+        self.answers: tuple[Answer, ...] = ()
+        self.out_spec: pytree.TreeSpec | None = None
+        self.out_leaves: list[Any] = []
+        self.out_names: list[str] = []
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        remaining = iter(tensors)
+        leaves = [
+            next(remaining) if is_tensor else leaf
+            for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
+        call = partial(self._call, *args, **kwargs)
+        result = self._trace(call, tensors) if self.tracing else call()
+        keyed, self.out_spec = pytree.tree_flatten_with_path(take_apart(result))
+        out_leaves = [leaf for _, leaf in keyed]
+        if any(isinstance(leaf, Selection) for leaf in out_leaves):
+            raise refusal("a result")
+        # Kept for the constants among them only: a tensor of the trace must not outlive it.
+        self.out_names = ["output" + pytree.keystr(path) for path, _ in keyed]
+        self.out_leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in out_leaves]
+        return tuple(leaf for leaf in out_leaves if isinstance(leaf, torch.Tensor))
+
+    def checked(
+        self, call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], state: int
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        """``call`` of the model's parameters and buffers, ``state`` tensors, and its arguments, behind the checks of
+        these that the model itself has. What fails one is given to the model in eager, which raises as it does."""
+        checks = [check for check in self.checks if check.steps is not None]
+        if not checks:
+            return call
+
+        def run(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            given = primals[state:]
+            if not all(check.holds(given) for check in checks):
+                outputs: Sequence[torch.Tensor] = self(*given)
+                return outputs
+            return call(primals)
+
+        return run
+
+    def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
+        noting, given, watched = self.own_hooks.noting(self.model), unchanged(self.constants), self._watched(tensors)
+        with (
+            HookTracker(),
+            SourceTracker(),
+            given,
+            contained(self.model) as changed,
+            noting,
+            compiling(),
+            watched as of,
+        ):
+            if self.python is not None:
+                return settled(call())
+            modules = {} if self.model is None else dict(self.model.named_modules())
+            seen = PythonSeen()
+            result = settled(run_watched(call, seen, find_generators(self._call, modules)))
+        recorder, answers = of
+        self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
+        self.python = find_values(self._call, modules, seen, changed)
+        if self.model is not None and changed:
+            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors):
+                refuse_counting(self.model, call)
+        return result
+
+    @contextlib.contextmanager
+    def _watched(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[CheckRecorder, Answers]]:
+        """While this is open, checks of the arguments pass, and questions about them are answered."""
+        with CheckRecorder(tensors) as recorder:
+            answers = Answers(recorder.functions, self.examples)
+            with answering(answers):
+                yield recorder, answers
+
+    # The tracer swaps tensors in by name and puts the old ones back in the same order: of two names for one place (a
+    # submodule that is used twice) the second would bring the tracer's tensor back for good. One name for each place.
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Each parameter once for every module that holds it, whatever ``remove_duplicate`` says."""
+        for path, module in self.named_modules(prefix=prefix):
+            yield from ((f"{path}.{name}", p) for name, p in module._parameters.items() if p is not None)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each buffer once for every module that holds it, whatever ``remove_duplicate`` says."""
+        for path, module in self.named_modules(prefix=prefix):
+            yield from ((f"{path}.{name}", b) for name, b in module._buffers.items() if b is not None)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """While this is open, ``torch.compiler.is_compiling()`` is true: libraries then leave out what looks at the
+    contents of tensors, such as a mask that is none where all of it is set."""
+    before = torch.compiler._is_compiling_flag
+    # What torch.compile has made inside of the model is traced as what it was made from. Without Dynamo there is none.
+    inlined = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    try:
+        with inlined:
+            torch.compiler._is_compiling_flag = True
+            yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def state_name(qualified: str) -> str:
+    """The name the user knows a parameter by: the flat module adds one level, which this takes off."""
+    return qualified.removeprefix("model.")

@@ -1,0 +1,244 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Functions with the signatures of AOTAutograd's graphs that call compiled ones in their place.
+
+Values are matched by the names of FX nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from retrograd.contract.sizes import evaluate_size
+from retrograd.frontend.doors.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
+from retrograd.frontend.doors.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
+from retrograd.frontend.layers.random_ops import draw_seed, find_seed
+from retrograd.frontend.preparation.narrowing import Packer
+from retrograd.frontend.sizes.size_expressions import to_expression
+from retrograd.frontend.sizes.size_nodes import find_axis, find_heads
+from retrograd.frontend.verification.first_call import Graph
+
+# Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
+Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
+Tensors = Sequence[torch.Tensor]
+# What calls a function on a graph's arguments, in one list that it may empty, so that each is freed after its last use.
+Caller: TypeAlias = "Callable[[list[Any]], list[Any]]"
+_CPU = torch.device("cpu")
+
+
+class Check(Protocol):
+    """Makes of what calls a function what checks its first call."""
+
+    def __call__(self, call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
+        """``call`` takes the arguments of ``graph``; ``bind`` makes one like it of another function."""
+
+
+@dataclass(frozen=True)
+class CompiledFunction:
+    """A compiled function: FX names of its arguments and results, in order, and how to call it on tensors.
+
+    ``copied`` are arguments of which it gives copies, because what they hold is overwritten before the backward.
+    ``merged`` are values of the graph that the compiler found to be others', by name: it knows them by the latter.
+    ``narrowed`` is how values are saved that are not saved as they are, by name. ``device`` is where its tensors are.
+    ``without``, of a backward, gives the one to call where the tangents of these names are absent, or ``None`` where
+    they are to be zeros; ``dropped`` are the gradients that such a one does not give. ``check`` makes of calls those
+    whose first one is checked.
+    """
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    copied: frozenset[str]
+    call: Callable[[Tensors], Tensors]
+    merged: Mapping[str, str] = field(default_factory=dict)
+    narrowed: Mapping[str, Packer] = field(default_factory=dict)
+    device: torch.device = _CPU
+    without: Callable[[frozenset[str]], CompiledFunction | None] | None = None
+    dropped: frozenset[str] = frozenset()
+    check: Check | None = None
+
+
+def backward_caller(
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    sizes: Mapping[str, torch.SymInt],
+    may_be_undefined: Callable[[int], bool],
+) -> Caller:
+    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``).
+
+    Of the gradients that depend on these alone, those of which ``may_be_undefined`` says so of their place are
+    ``None``, others zeros.
+    """
+    call = graph_caller(graph_module, function, restride=0, sizes=sizes)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    tangents = {node.name: place for place, node in enumerate(placeholders) if is_tangent(node)}
+    without = function.without
+    if without is None or len(tangents) < 2:
+        return call
+    zeros = ZeroMaker(graph_module.graph, function.device, sizes)
+    (output,) = graph_module.graph.find_nodes(op="output")
+    gradients = torch.utils._pytree.arg_tree_leaves(*output.args)
+
+    def choose(absent: frozenset[str]) -> Callable[..., list[Any]]:
+        other = without(absent)
+        if other is None:
+            fill_in = zeros.filler()
+            return lambda tensors: call(list(fill_in(tensors)))
+        part = graph_caller(graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler())
+        nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
+        dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
+
+        def run(tensors: list[Any]) -> list[Any]:
+            known = zeros.read_sizes(tensors) if dropped else {}
+            results = part(tensors)
+            for place, make in dropped:
+                if not may_be_undefined(place):
+                    results[place] = make(known)
+            return results
+
+        return run
+
+    return choosing(call, {name: tangents[name] for name in function.arguments if name in tangents}, choose)
+
+
+def graph_caller(
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    *,
+    restride: int,
+    sizes: Mapping[str, torch.SymInt] | None = None,
+    absent: frozenset[str] = frozenset(),
+    fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
+) -> Caller:
+    """What calls ``function`` on the graph's arguments and gives the graph's results; its first call is checked if that
+    is wanted. The first ``restride`` results get the strides of the trace. ``sizes`` are the open sizes of the whole
+    trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that are ``absent``."""
+    bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
+    if function.check is None:
+        return bind(function)
+    # A forward's results have strides to restore; a backward's are gradients.
+    reference = without_tangents(graph_module, absent) if absent else graph_module
+    graph = Graph(reference, not restride, function.copied, fill_in)
+    return function.check(bind(function), graph, bind)
+
+
+def _plain_caller(
+    graph_module: torch.fx.GraphModule,
+    function: CompiledFunction,
+    *,
+    restride: int,
+    sizes: Mapping[str, torch.SymInt] | None = None,
+) -> Caller:
+    """As :func:`graph_caller`, without a check."""
+    places, more = _argument_places(graph_module.graph, function.device, sizes or {})
+    (output,) = graph_module.graph.find_nodes(op="output")
+    nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
+    taken = [places[name] for name in function.arguments]
+    index = {name: i for i, name in enumerate(function.results)}
+    # Each result of the graph: an argument handed through, or a result of the compiled function.
+    handed = {name: place for name, place in places.items() if name not in function.copied}
+    absent = handed.keys() | function.dropped
+    through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
+    numbers = [_number_expression(node, sizes or {}) for node in nodes]
+    computed = [
+        index[n.name] if isinstance(n, torch.fx.Node) and n.name not in absent and number is None else None
+        for n, number in zip(nodes, numbers, strict=True)
+    ]
+    has_numbers = any(number is not None for number in numbers)
+    heads = {name: places[name] for name in sizes or {} if name in places} if has_numbers else {}
+    # None where there is no gradient, or a size that the graph was specialized on.
+    constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
+    strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
+
+    kept = sorted({place for place in through if place is not None})
+
+    def call(tensors: list[Any]) -> list[Any]:
+        tensors.extend([read(tensors) for read in more])
+        given, known = [tensors[i] for i in taken], {name: tensors[place] for name, place in heads.items()}
+        passed = {place: tensors[place] for place in kept}
+        tensors.clear()
+        results = function.call(given)
+        out: list[Any] = []
+        for argument, result, stride, constant, number in zip(
+            through, computed, strides, constants, numbers, strict=True
+        ):
+            if argument is not None:
+                out.append(passed[argument])
+            elif number is not None:
+                out.append(evaluate_size(number, known))
+            else:
+                out.append(constant if result is None else _with_strides(results[result], stride))
+        return out
+
+    return call
+
+
+def _argument_places(
+    graph: torch.fx.Graph, device: torch.device, sizes: Mapping[str, torch.SymInt]
+) -> tuple[dict[str, int], list[Callable[[Sequence[Any]], Any]]]:
+    """Where among the arguments of a call each named value stands; and what a seed and sizes, which follow them, are
+    drawn or read with at each call."""
+    placeholders = graph.find_nodes(op="placeholder")
+    places = {node.name: i for i, node in enumerate(placeholders)}
+    more: list[Callable[[Sequence[Any]], Any]] = []
+    seed = find_seed(graph)
+    if seed is not None:
+        places[seed.name] = len(places)
+        more.append(lambda _: draw_seed().to(device))
+    for name, size in sizes.items():
+        if name not in places and (place := find_axis(placeholders, size.node.expr)) is not None:
+            places[name] = len(places)
+            more.append(partial(_read_size, *place))
+    return places, more
+
+
+def size_values(graph_module: torch.fx.GraphModule) -> dict[str, torch.SymInt]:
+    """The open sizes of a traced graph by the names of their nodes."""
+    return {node.name: node.meta["val"] for node in find_heads(graph_module.graph)}
+
+
+def _number_expression(node: Any, sizes: Mapping[str, torch.SymInt]) -> Any:
+    """A result that is a number of sizes, as an expression over the names of their nodes."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.SymInt):
+        return None
+    return to_expression(value.node.expr, {size.node.expr: name for name, size in sizes.items()})
+
+
+def _read_size(argument: int, axis: int, tensors: Sequence[torch.Tensor]) -> int:
+    return tensors[argument].shape[axis]
+
+
+def _strides_of(node: Any) -> Layout | None:
+    """The layout to restore, where it is not what a compiled function gives."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or is_contiguous(value):
+        return None
+    strides = result_strides(value)
+    if all(isinstance(stride, int) for stride in strides):
+        return tuple(hint(stride) for stride in strides)
+    return find_order(strides)
+
+
+def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+    if layout is None:
+        return tensor
+    if isinstance(layout, AxisOrder):
+        return layout.apply(tensor)
+    once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
+    copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
+    return copy.expand(tensor.shape)
+
+
+def boxed(call: Caller) -> Caller:
+    """``call`` as AOTAutograd's runtime knows it to take its arguments in one list."""
+
+    def run(tensors: list[Any]) -> list[Any]:
+        return call(tensors)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,124 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Random numbers as a pure function of a seed, so that a backward can work them out again.
+
+Two ops of a torch library. ``retrograd::draw_seed() -> int64[2]`` takes a seed from torch's default generator, and
+``retrograd::uniform(seed, stream, sizes) -> float32`` gives numbers in [0, 1): multiples of 2**-24, a function of
+(seed, stream, place) and nothing else. The kernel here and what ``bwd-functionalize-rng`` emits give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.python.source_locations import CaptureError
+
+_MASK = 0xFFFFFFFF
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
+_LIBRARY.define("draw_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.define("uniform(Tensor seed, int stream, SymInt[] sizes) -> Tensor")
+
+Words = tuple[Tensor, ...]
+
+
+def draw_seed() -> Tensor:
+    """A seed, int64 of shape (2,), from torch's default generator, which ``torch.manual_seed`` sets."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+
+
+def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
+    """Numbers in [0, 1), float32 of shape ``sizes``: the upper 24 bits of the first word of Philox4x32-10 over 2**24.
+
+    Element ``i`` in row-major order has the counter ``(i, stream, seed[1])`` and the key ``seed[0]``.
+    """
+    place = torch.arange(prod(sizes), dtype=torch.int64)
+    words = [w for number in seed for w in (number & _MASK, (number >> 32) & _MASK)]
+    first, *_ = philox((place, torch.tensor(stream), words[2], words[3]), (words[0], words[1]))
+    return ((first >> 8).to(torch.float32) * 2.0**-24).reshape(list(sizes))
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Philox4x32-10: four words from a counter of four and a key of two, each in an int64 tensor, lowest word first.
+
+    Source: Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, SC 2011.
+    """
+    words, keys = counter, key
+    for number in range(_ROUNDS):
+        if number:
+            keys = tuple((k + w) & _MASK for k, w in zip(keys, _INCREMENTS, strict=True))
+        # A product of two words may pass 2**63 and wrap; its bits are right all the same.
+        first, second = (m * w for m, w in zip(_MULTIPLIERS, (words[0], words[2]), strict=True))
+        words = (
+            (second >> 32 & _MASK) ^ words[1] ^ keys[0],
+            second & _MASK,
+            (first >> 32 & _MASK) ^ words[3] ^ keys[1],
+            first & _MASK,
+        )
+    return words
+
+
+def _fake_seed() -> Tensor:
+    return torch.empty(2, dtype=torch.int64)
+
+
+def _fake_uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
+    return seed.new_empty(sizes, dtype=torch.float32)
+
+
+_LIBRARY.impl("draw_seed", draw_seed, "CompositeExplicitAutograd")
+_LIBRARY.impl("uniform", uniform, "CompositeExplicitAutograd")
+torch.library.register_fake("retrograd::draw_seed", _fake_seed, lib=_LIBRARY)
+torch.library.register_fake("retrograd::uniform", _fake_uniform, lib=_LIBRARY)
+
+DRAW_SEED = torch.ops.retrograd.draw_seed.default
+UNIFORM = torch.ops.retrograd.uniform.default
+
+
+def share_seed(graph_module: torch.fx.GraphModule) -> None:
+    """Give a traced graph one seed, drawn in front of all else, and each random op in it a stream of its own.
+
+    Raises:
+        CaptureError: the backward draws numbers of its own; names the line.
+    """
+    graph = graph_module.graph
+    for stream, node in enumerate(graph.find_nodes(op="call_function", target=UNIFORM)):
+        if node.meta.get("partitioner_tag") == "is_backward":
+            raise CaptureError(
+                f"the backward draws random numbers, at {_line(node)}",
+                "under activation checkpointing they would not be the forward's: checkpoint a part that draws none, or "
+                "leave out the checkpoint, since partition='min-cut' recomputes what is cheap",
+            )
+        seed, _, sizes = node.args
+        node.args = (seed, stream, sizes)
+    seeds = graph.find_nodes(op="call_function", target=DRAW_SEED)
+    if not seeds:
+        return
+    first = seeds[0]
+    (*_, last) = graph.find_nodes(op="placeholder") or (None,)
+    if last is not None:
+        last.append(first)
+    for seed in seeds[1:]:
+        seed.replace_all_uses_with(first)
+        graph.erase_node(seed)
+    if not first.users:
+        graph.erase_node(first)
+    graph.lint()
+    recompile_when_called(graph_module)
+
+
+def find_seed(graph: torch.fx.Graph) -> torch.fx.Node | None:
+    """The node that draws the seed of a graph, if it has random ops."""
+    nodes = graph.find_nodes(op="call_function", target=DRAW_SEED)
+    return nodes[0] if nodes else None
+
+
+def _line(node: torch.fx.Node) -> str:
+    return (node.stack_trace or "an unknown place").strip().splitlines()[0].strip()

@@ -1,0 +1,213 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Recurrent networks: LSTMs, GRUs and RNNs as loops, and what PyTorch's own decomposition has wrong.
+
+While :func:`recurrent_loops` is open, a direction of such a layer of ``LEAST_STEPS`` or more is one op
+(``recurrence_ops.py``), which is compiled as a loop; others are written out, an op by step.
+
+``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
+it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
+the batch is of one. Cells of CUDA tensors are one op each, which cuDNN's relatives compute and nothing decomposes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch._decomp import decompositions
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from retrograd.frontend.layers.recurrence_ops import GRU, LSTM, RNN_RELU, RNN_TANH
+
+# Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
+LEAST_STEPS = 16
+_HAS_LOOPS: ContextVar[bool] = ContextVar("retrograd_recurrent_loops", default=False)
+
+
+@contextmanager
+def recurrent_loops(are_wanted: bool) -> Iterator[None]:
+    """While this is open, traces have layers as loops that can be, or none if they are not wanted."""
+    token = _HAS_LOOPS.set(are_wanted)
+    try:
+        yield
+    finally:
+        _HAS_LOOPS.reset(token)
+
+
+@contextmanager
+def dropout_between_layers() -> Iterator[None]:
+    """While this is open, LSTMs, GRUs and RNNs are traced with their dropout, and last states shaped as the first."""
+    original: Callable[..., Any] = decompositions._rnn_helper
+
+    def helper(
+        inputs: Tensor,
+        hidden: Sequence[Any],
+        params: Sequence[Any],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+        layer: Callable[..., Any],
+    ) -> tuple[Tensor, list[Any]]:
+        inputs = inputs.transpose(0, 1) if batch_first else inputs
+        directions = 2 if bidirectional else 1
+        last: list[Any] = []
+        for i in range(num_layers):
+            if i and train:
+                inputs = torch.dropout(inputs, dropout, train=True)
+            own = slice(i * directions, (i + 1) * directions)
+            inputs, states = original(
+                inputs, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, step_or_loop(layer)
+            )
+            last += [_shaped(state, first) for state, first in zip(states, hidden[own], strict=True)]
+        return inputs.transpose(0, 1) if batch_first else inputs, last
+
+    decompositions._rnn_helper = helper
+    try:
+        yield
+    finally:
+        decompositions._rnn_helper = original
+
+
+def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """``layer``, one direction of a layer in PyTorch's decomposition, as a loop where it can be one."""
+    loop: Callable[..., tuple[Tensor, Any]]
+    if layer is decompositions.one_layer_lstm:
+        loop = _lstm_loop
+    elif isinstance(layer, partial) and layer.keywords.get("hidden_fn") is decompositions.gru_cell:
+        loop = _gru_loop
+    elif (op := _find_rnn(layer)) is not None:
+        loop = partial(_rnn_loop, op)
+    else:
+        return layer
+
+    def layer_or_loop(
+        inputs: Tensor, states: Any, params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+    ) -> tuple[Tensor, Any]:
+        if not can_be_loop(inputs, (states,) if isinstance(states, Tensor) else states, params, has_biases):
+            return layer(inputs, states, params, has_biases, reverse=reverse)
+        outputs, last = loop(inputs.flip(0) if reverse else inputs, states, params)
+        return outputs.flip(0) if reverse else outputs, last
+
+    return layer_or_loop
+
+
+def _lstm_loop(
+    inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    bias = params[2] + params[3] if len(params) == 4 else None
+    outputs, cell, _, _ = LSTM(F.linear(inputs, params[0], bias), states[0], states[1], params[1])
+    return outputs, (outputs[-1], cell)
+
+
+def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    of_input, of_state = params[2:] if len(params) == 4 else (None, params[1].new_zeros(params[1].shape[0]))
+    outputs, _ = GRU(F.linear(inputs, params[0], of_input), hidden, params[1], of_state)
+    return outputs, outputs[-1]
+
+
+def _find_rnn(layer: Callable[..., Any]) -> Callable[..., Tensor] | None:
+    """The op for an RNN's layer; ``None`` for what is none."""
+    cell = layer.keywords.get("hidden_fn") if isinstance(layer, partial) else None
+    if cell is None or getattr(cell, "__qualname__", "") != f"{decompositions.rnn_cell.__qualname__}.<locals>.inner":
+        return None
+    return _RNNS.get(inspect.getclosurevars(cell).nonlocals.get("nonlinearity"))
+
+
+def _rnn_loop(
+    op: Callable[..., Tensor], inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    bias = params[2] + params[3] if len(params) == 4 else None
+    outputs = op(F.linear(inputs, params[0], bias), hidden, params[1])
+    return outputs, outputs[-1]
+
+
+_RNNS: dict[Any, Callable[..., Tensor]] = {torch.tanh: RNN_TANH, torch.relu: RNN_RELU}
+
+
+def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
+    """Whether one direction of a layer is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or
+    more, in f32 on a CPU, of sizes that are known, without a projection."""
+    tensors = (inputs, *states, *params)
+    # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
+    is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return (
+        _HAS_LOOPS.get()
+        and not is_transformed
+        and not torch.is_autocast_enabled("cpu")
+        and len(params) == (4 if has_biases else 2)
+        and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
+        and all(isinstance(n, int) for t in tensors for n in t.shape)
+        and inputs.shape[0] >= LEAST_STEPS
+        and inputs.shape[1] > 0
+    )
+
+
+def _shaped(state: Any, first: Any) -> Any:
+    """``state``, a tensor or a pair of them, in the shape of what it was at first."""
+    if isinstance(state, Tensor):
+        return state.reshape(first.shape)
+    return tuple(_shaped(part, whole) for part, whole in zip(state, first, strict=True))
+
+
+class PortableCells(TorchFunctionMode):
+    """While it is active, ``lstm_cell`` and ``gru_cell`` of CUDA tensors are traced as their formulas."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        formula = _CELLS.get(func)
+        if formula is not None and self.takes(args[0]):
+            return formula(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def takes(inputs: Tensor) -> bool:
+        """Whether a cell with these inputs is one op to PyTorch."""
+        return inputs.is_cuda
+
+
+def lstm_cell(
+    inputs: Tensor,
+    state: tuple[Tensor, Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``torch.nn.LSTMCell``'s formula: the next hidden and cell states, each (batch, hidden)."""
+    hidden, cell = state
+    gates = F.linear(inputs, w_ih, b_ih) + F.linear(hidden, w_hh, b_hh)
+    enter, forget, new, leave = gates.chunk(4, 1)
+    cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+def gru_cell(
+    inputs: Tensor,
+    hidden: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """``torch.nn.GRUCell``'s formula: the next hidden state, (batch, hidden)."""
+    reset_i, update_i, new_i = F.linear(inputs, w_ih, b_ih).chunk(3, 1)
+    reset_h, update_h, new_h = F.linear(hidden, w_hh, b_hh).chunk(3, 1)
+    new = (new_i + (reset_i + reset_h).sigmoid() * new_h).tanh()
+    return new + (update_i + update_h).sigmoid() * (hidden - new)
+
+
+_CELLS: dict[Callable[..., Any], Callable[..., Any]] = {torch.lstm_cell: lstm_cell, torch.gru_cell: gru_cell}

@@ -1,0 +1,171 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The partition that was decided on MLIR, carried out on the captured FX graph as well.
+
+AOTAutograd gets an ordinary forward and backward pair, and its runtime wrappers look after mutated inputs, aliases and
+views. Its compiler callbacks return calls of the compiled functions: values are matched by FX name, nothing is imported
+a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
+from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
+
+from retrograd.frontend.doors.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
+from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
+from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.doors.graph_calls import CompiledFunction, backward_caller, boxed, graph_caller, size_values
+from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.hooks.pack_hooks import hidden_hooks
+from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
+from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
+
+Tensors = Sequence[torch.Tensor]
+
+
+def bind(
+    captured: CapturedGraph, forward: CompiledFunction, backward: CompiledFunction
+) -> Callable[[Tensors], Tensors]:
+    """A differentiable function of the graph's primals (params, buffers, tensor inputs) that gives the model's tensor
+    outputs.
+
+    Must be called while the stack that the graph was captured in is open.
+    """
+
+    def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any) -> Any:
+        halves = split_joint(joint, backward, num_fwd_outputs, sizes)
+        undefined.fill_in = ZeroMaker(halves[1].graph, backward.device, sizes).filler()
+        return halves
+
+    def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        return boxed(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
+
+    def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        keep_residuals()
+        return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
+
+    sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
+    whole = undefined.open() if backward.without is not None else nullcontext()
+    with SecondDerivatives(captured.module.name).open(), whole:
+        return _wrap(captured, partition, compile_forward, compile_backward)
+
+
+def bind_traced(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    backward: CompiledFunction | None = None,
+    dynamic_shapes: Any = None,
+) -> Callable[[Tensors], Tensors]:
+    """As :func:`bind`, with the traced graph itself, op by op: what a program is compared with that eager is no measure
+    of.
+
+    The model in eager draws other random numbers; the trace draws a seed as the compiled program does, and its random
+    ops are functions of it. Where ``backward`` takes values in narrower types, the trace is cut where the program is,
+    and rounds as it does; else as PyTorch cuts it. Traced anew, since a capture can be bound once.
+    """
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        if backward is not None and backward.narrowed:
+            return split_joint(joint, backward, num_fwd_outputs)
+        return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+    def interpret(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        keep_residuals()
+        return make_boxed_func(gm)
+
+    with ExitStack() as stack:
+        return _wrap(capture_joint(stack, model, args, kwargs, dynamic_shapes), partition, interpret, interpret)
+
+
+def _wrap(
+    captured: CapturedGraph, partition: Callable[..., Any], compile_forward: Any, compile_backward: Any
+) -> Callable[[Tensors], Tensors]:
+    with hidden_hooks():
+        wrapped = aot_compile_joint_with_descriptors(
+            captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
+        )
+
+    def call(tensors: Tensors) -> Tensors:
+        if torch.is_grad_enabled():
+            return wrapped(*tensors)
+        # AOTAutograd records its calls in any mode: there is nothing to record where no argument requires grad.
+        detached = [t.detach() if t.requires_grad else t for t in tensors]
+        given = {id(d): t for d, t in zip(detached, tensors, strict=True)}
+        return [given.get(id(output), output) for output in wrapped(*detached)]
+
+    return call
+
+
+def keep_residuals() -> None:
+    """Tell AOTAutograd that no residual is overwritten, so that a backward may run twice (``retain_graph=True``).
+
+    For its compiler callbacks, while it compiles.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def split_joint(
+    joint: torch.fx.GraphModule,
+    backward: CompiledFunction,
+    num_forward_outputs: int,
+    open_sizes: Mapping[str, torch.SymInt] | None = None,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The forward and backward of ``joint`` that save what the compiled backward takes; merges values in ``joint``.
+
+    Where tangents may be absent, all ``open_sizes`` are at hand in the backward: zeros may have any of them.
+    """
+    if backward.without is not None:
+        restore_heads(joint.graph, open_sizes or {})
+    nodes = {node.name: node for node in joint.graph.nodes}
+    for name, kept in backward.merged.items():
+        nodes[name].replace_all_uses_with(nodes[kept])
+    whole = part_names(backward.narrowed)
+    names = dict.fromkeys(whole.get(name, name) for name in backward.arguments if not name.startswith("tangents"))
+    # A size that only shapes are written in terms of need be no node of the graph.
+    found = [nodes[name] for name in names if name in nodes]
+    sizes = [node for node in found if SIZE in node.meta] if backward.without is None else find_heads(joint.graph)
+    saved = [node for node in found if SIZE not in node.meta]
+    # A list of its own: what is not an operand in the backward is taken out of it.
+    forward_graph, backward_graph = _extract_fwd_bwd_modules(
+        joint, saved, [*sizes], num_fwd_outputs=num_forward_outputs
+    )
+    _hand_over(forward_graph, backward_graph, sizes)
+    narrow_graphs(forward_graph, backward_graph, backward.narrowed, num_forward_outputs)
+    return forward_graph, backward_graph
+
+
+def _hand_over(
+    forward_graph: torch.fx.GraphModule, backward_graph: torch.fx.GraphModule, sizes: Sequence[torch.fx.Node]
+) -> None:
+    """Have the forward save those of ``sizes`` that no tensor has which the backward takes for certain: tangents may be
+    absent. PyTorch leaves out what no op of the backward takes, though shapes are written in terms of it.
+
+    Numbers are last among what a forward saves, and first among what its backward takes.
+    """
+    taken = backward_graph.graph.find_nodes(op="placeholder")
+    (output,) = forward_graph.graph.find_nodes(op="output")
+    for size in sizes:
+        value = size.meta["val"]
+        there = [node for node in taken if not is_tangent(node)]
+        if size.name in {node.name for node in there} or find_axis(there, value.node.expr) is not None:
+            continue
+        numbers = sum(isinstance(node.meta.get("val"), SYMBOLIC) for node in taken)
+        with backward_graph.graph.inserting_before(taken[numbers]):
+            placeholder = backward_graph.graph.placeholder(size.name)
+        placeholder.meta = dict(size.meta)
+        taken.insert(numbers, placeholder)
+        restore_heads(forward_graph.graph, {size.name: value})
+        head = next(node for node in forward_graph.graph.nodes if node.name == size.name)
+        output.args = ((*output.args[0], head),)
+    recompile_when_called(forward_graph)
+    recompile_when_called(backward_graph)

@@ -1,0 +1,239 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which Python a model runs while it is traced, and what of it is other at each call: random numbers and clocks.
+
+A trace holds what Python's own generators, numpy's and clocks gave at that time, and would give it for ever. What is
+drawn shows in a generator's state; which functions ran, and who called a clock, a profiler in C says. Only where
+something is refused is the model run once more, line by line, to find the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import linecache
+import os
+import random
+import re
+import sys
+import sysconfig
+from _lsprof import Profiler
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from retrograd.frontend.python.source_locations import CaptureError, is_user_file
+
+_STDLIB = sysconfig.get_paths()["stdlib"]
+# As the profiler names functions in C.
+_CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom)>")
+_REMEDY = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call"
+_CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.is_compiling()"
+
+
+@dataclass
+class PythonSeen:
+    """What Python a model ran: the code of its functions, and the variables of the environment that it read, each with
+    what it was then (``None`` where it was not set)."""
+
+    codes: set[CodeType] = field(default_factory=set)
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file is one of Python's own, or no file."""
+    return filename.startswith("<frozen") or (filename.startswith(_STDLIB) and "site-packages" not in filename)
+
+
+def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[str, Any]) -> Any:
+    """What ``run`` gives; what it ran is added to ``seen``. ``generators`` are those that it may draw from, by name,
+    beside those of ``random`` and ``numpy.random``; they are afterwards as they were.
+
+    Raises:
+        CaptureError: it drew random numbers from one of them, or asked a clock; names the line.
+    """
+    known = {"random": random, "numpy.random": np.random, **generators}
+    before = {name: _state(generator) for name, generator in known.items()}
+    profiler = Profiler()
+    with _alone(), _watched_environment(seen):
+        profiler.enable(subcalls=True, builtins=True)
+        try:
+            result = run()
+        finally:
+            profiler.disable()
+    drawn = [name for name, generator in known.items() if not _is_same(_state(generator), before[name])]
+    if drawn:
+        _restore(known, before)
+        line = _find_line(run, lambda: _is_same(_state(known[drawn[0]]), before[drawn[0]]))
+        _restore(known, before)
+        if line is not None:
+            raise CaptureError(f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY)
+    for entry in profiler.getstats():
+        if isinstance(entry.code, str) or not _is_users(entry.code):
+            continue
+        seen.codes.add(entry.code)
+        for called in entry.calls or ():
+            clock = _clock_name(called.code)
+            # What is not called again was done once and for all, such as an import.
+            place = _find_call(run, entry.code, called.code) if clock else None
+            if place is not None:
+                raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", _CLOCK_REMEDY)
+    return result
+
+
+_FROZEN = "which would be compiled in as they were while tracing"
+
+
+def _is_users(code: CodeType) -> bool:
+    return is_user_file(code.co_filename) and not is_library(code.co_filename)
+
+
+def _clock_name(code: Any) -> str | None:
+    """The function that gives another value at each call, if ``code`` is one's."""
+    if isinstance(code, str):
+        found = _CLOCKS.fullmatch(code)
+        return found[1].replace("posix.", "os.") if found else None
+    module = os.path.splitext(os.path.basename(code.co_filename))[0] if is_library(code.co_filename) else ""
+    named = module in ("uuid", "secrets") or code.co_qualname.startswith("SystemRandom.")
+    return f"{module}.{code.co_qualname}" if named and not code.co_name.startswith("__") else None
+
+
+def _state(generator: Any) -> Any:
+    if generator is random or isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def _restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    for name, generator in generators.items():
+        if generator is random or isinstance(generator, random.Random):
+            generator.setstate(states[name])
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = states[name]
+        else:
+            generator.set_state(states[name])
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_is_same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether numbers are drawn from ``value``, and its state says so. (Those of ``SystemRandom`` have none.)"""
+    kinds = (random.Random, np.random.Generator, np.random.RandomState)
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Set aside another profiler for as long as this is open, and the collector of garbage: its callbacks, and what
+    they call, are none of the model's code."""
+    other: Any = sys.getprofile()
+    collects = gc.isenabled()
+    gc.disable()
+    if isinstance(other, Profiler):
+        other.disable()
+    try:
+        yield
+    finally:
+        if isinstance(other, Profiler):
+            other.enable()
+        else:
+            sys.setprofile(other)
+        if collects:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _watched_environment(seen: PythonSeen) -> Iterator[None]:
+    """Note which variables of the environment the model reads."""
+    kind = type(os.environ)
+    original = kind.__getitem__
+
+    def read(self: Any, key: str) -> str:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if self is os.environ and frame is not None and _is_users(frame.f_code):
+            seen.environment[key] = None
+            seen.environment[key] = original(self, key)
+        return original(self, key)
+
+    kind.__getitem__ = read  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__getitem__ = original  # type: ignore[method-assign]
+
+
+def _place(frame: FrameType, line: int) -> str:
+    code = frame.f_code
+    text = linecache.getline(code.co_filename, line).strip()
+    return f', at File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
+
+
+def _find_line(run: Callable[[], Any], unchanged: Callable[[], bool]) -> str | None:
+    """Run the model once more, up to the first line of its code after which ``unchanged`` no longer holds; ``None``
+    where that is so to the end: an import drew them, say."""
+    last: list[str] = [""]
+
+    def on_line(frame: FrameType, _event: str, _arg: Any) -> Any:
+        if not unchanged():
+            raise _Found(last[0])
+        last[0] = _place(frame, frame.f_lineno)
+        return on_line
+
+    def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
+        return on_line if _is_users(frame.f_code) else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        run()
+    except _Found as found:
+        last[0] = found.place
+    finally:
+        sys.settrace(before)
+    return None if unchanged() else last[0]
+
+
+def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str | None:
+    """Run the model once more, up to where ``caller`` calls a function that the profiler names so; ``None`` where it
+    does not."""
+
+    def on_event(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call" and isinstance(called, str) and frame.f_code is caller and _is_named(arg, called):
+            raise _Found(_place(frame, frame.f_lineno))
+        if event == "call" and frame.f_code is called and frame.f_back is not None and frame.f_back.f_code is caller:
+            raise _Found(_place(frame.f_back, frame.f_back.f_lineno))
+
+    with _alone():
+        sys.setprofile(on_event)
+        try:
+            run()
+        except _Found as found:
+            return found.place
+        finally:
+            sys.setprofile(None)
+    return None
+
+
+def _is_named(function: Any, name: str) -> bool:
+    module = getattr(function, "__module__", None)
+    own = function.__name__
+    return name in (f"<built-in method {module}.{own}>", f"<built-in method {own}>")
+
+
+class _Found(BaseException):
+    """The place was found; no code of the model's may take this for an error of its own."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place

@@ -1,0 +1,247 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a model does to itself while it is traced: taken back, and refused where a compiled program would not do it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from retrograd.frontend.doors.unregistered_objects import objects_within
+from retrograd.frontend.python.python_places import ABSENT, is_plain, is_same_value
+from retrograd.frontend.python.source_locations import CaptureError
+
+# The dicts of a module that hold what is known by name, and the modules in it.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@contextlib.contextmanager
+def contained(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
+    """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
+    that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
+    attributes that were other numbers or texts at its end, by the identity of their module, and name.
+
+    Raises:
+        CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
+    """
+    modules = [] if model is None else list(model.named_modules())
+    before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for _, module in modules]
+    contents = [_Contents(value) for _, module in modules for value in vars(module).values() if _is_container(value)]
+    known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
+    # A recurrent layer keeps a list of its parameters, which it brings up to date.
+    known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
+    changed: set[tuple[int, str]] = set()
+    try:
+        yield changed
+        for (path, module), tables in zip(modules, before, strict=True):
+            _refuse_new_state(path, module, tables)
+            _refuse_new_tensors(path, module, known)
+    finally:
+        for (_, module), tables in zip(modules, before, strict=True):
+            then, now = tables[""], vars(module)
+            pairs = [(name, then.get(name, ABSENT), now.get(name, ABSENT)) for name in {*then, *now}]
+            changed |= {
+                (id(module), name) for name, a, b in pairs if (is_plain(a) or is_plain(b)) and not is_same_value(a, b)
+            }
+            for name in _TABLES:
+                _restore(vars(module)[name], tables[name])
+            _restore(vars(module), tables[""])
+        for content in contents:
+            content.restore()
+
+
+@contextlib.contextmanager
+def unchanged(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Give what arguments that are no tensors hold, by their names, back as it was before the block.
+
+    Raises:
+        CaptureError: the block changed one, as a model does with a cache that it is given; names it.
+    """
+    watched = {name: _watch(value) for name, value in arguments.items() if not is_plain(value)}
+    try:
+        yield
+        for name, contents in watched.items():
+            if any(content.is_changed() for content in contents):
+                kind = type(arguments[name]).__name__
+                raise CaptureError(
+                    f"the model changes its argument {name}, a {kind}, where a compiled program would not",
+                    "leave it out (use_cache=False, say, of a cache), or return what it would hold; or use "
+                    'torch.compile(model, backend="retrograd"), which changes it as eager does',
+                )
+    finally:
+        for contents in watched.values():
+            for content in contents:
+                content.restore()
+
+
+def _watch(value: Any) -> list[_Contents]:
+    """What is in the attributes of an object, and of those that it leads to."""
+    tables = [vars(part) for part in objects_within(value) if hasattr(part, "__dict__") and type(vars(part)) is dict]
+    return [_Contents(table) for table in tables] + ([_Contents(value)] if _is_container(value) else [])
+
+
+def refuse_backward_hooks(model: torch.nn.Module | None) -> None:
+    """Refuse hooks that a module would run in the backward: they would run once, while the model is traced.
+
+    Raises:
+        CaptureError: a module has a backward hook or pre-hook; names it.
+    """
+    for path, module in [] if model is None else model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            where = f"the module {path!r}" if path else "the model"
+            raise CaptureError(
+                f"{where}, a {type(module).__name__}, has a module backward hook, which would run while tracing only",
+                "remove it, or use tensor hooks: on parameters, arguments and outputs they run as in eager",
+            )
+
+
+def refuse_hooks_of_all_modules() -> None:
+    """Refuse hooks that run for all modules: the tracer's own modules would run them, too.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    tables = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_backward_pre_hooks,
+        torch_module._global_backward_hooks,
+    )
+    if any(tables):
+        raise CaptureError(
+            "there is a hook for all modules, of torch.nn.modules.module.register_module_*_hook, which would run for "
+            "the module that the tracer puts around the model",
+            "register it on the modules that it is for, or remove it",
+        )
+
+
+def _refuse_new_state(path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    for table in ("_parameters", "_buffers"):
+        for name, tensor in vars(module)[table].items():
+            if tensor is not tables[table].get(name):
+                raise CaptureError(
+                    f"the model sets its {table[1:-1]} {_join(path, name)!r} to another tensor",
+                    f"write to it in place: self.{name}.copy_(...), or self.{name} += ...",
+                )
+
+
+def _refuse_new_tensors(path: str, module: torch.nn.Module, known: set[int]) -> None:
+    # torch's own weight_norm, spectral_norm and pruning are hooks that work an attribute out anew for each forward.
+    derived = {
+        getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in module._forward_pre_hooks.values()
+    }
+    for name, tensor in _attribute_tensors(module).items():
+        if id(tensor) not in known and name.partition("[")[0] not in derived:
+            raise CaptureError(
+                f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none",
+                "return the tensor; if it is a cache that is filled once, call the model once before compiling it",
+            )
+
+
+def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors in the attributes of a module that are neither parameters nor buffers, and in containers there."""
+    attributes = {name: value for name, value in vars(module).items() if name not in _TABLES}
+    keyed, _ = pytree.tree_flatten_with_path(attributes)
+    # The first key is the attribute's name: ['last'][0] becomes last[0].
+    return {
+        str(path[0].key) + pytree.keystr(path[1:]): leaf  # type: ignore[attr-defined]
+        for path, leaf in keyed
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def refuse_counting(model: torch.nn.Module, call: Callable[[], Any]) -> None:
+    """Refuse a model that computes with what it changes itself, as by the number of its calls.
+
+    It is run twice, the second time with what the first left in its attributes.
+
+    Raises:
+        CaptureError: the second run calls other functions, or with other numbers; names the attributes.
+    """
+    before = [(m, name, value) for m in model.modules() for name, value in vars(m).items() if is_plain(value)]
+    trails = []
+    for _ in range(2):
+        with OpTrail() as trail:
+            call()
+        trails.append(trail.steps)
+    if trails[0] != trails[1]:
+        changed = {name for m, name, value in before if not is_same_value(vars(m).get(name, ABSENT), value)}
+        raise CaptureError(
+            f"the model computes otherwise each time that it is called, by what it sets itself: "
+            f"{', '.join(sorted(changed)) or 'its attributes'}",
+            "pass it as an argument, or keep it as a buffer, a tensor; if it is set once, call the model once before",
+        )
+
+
+class OpTrail(TorchFunctionMode):
+    """Notes which functions of torch are called with which numbers and texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        self.steps.append((func, *(repr(leaf) for leaf in leaves if is_plain(leaf))))
+        return func(*args, **(kwargs or {}))
+
+
+def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:
+    if list(table) != list(before) or any(table[name] is not value for name, value in before.items()):
+        table.clear()
+        table.update(before)
+
+
+class _Contents:
+    """What is in a dict, list or set, and in those in it."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+        self._items = dict(container) if isinstance(container, dict) else list(container)
+        values = self._items.values() if isinstance(self._items, dict) else self._items
+        self._inner = [_Contents(value) for value in values if _is_container(value)]
+
+    def is_changed(self) -> bool:
+        """Whether something else is in it by now, other than what an object works out once and keeps by a new name."""
+        container, items = self._container, self._items
+        if isinstance(items, dict):
+            new = [value for name, value in container.items() if name not in items]
+            changed = any(container.get(name, ABSENT) is not value for name, value in items.items())
+            changed |= any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(new))
+        else:
+            changed = self._differs()
+        return changed or any(inner.is_changed() for inner in self._inner)
+
+    def _differs(self) -> bool:
+        container, items = self._container, self._items
+        if isinstance(items, dict):
+            return list(container) != list(items) or any(container[name] is not value for name, value in items.items())
+        now = list(container)
+        return len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True))
+
+    def restore(self) -> None:
+        """Put back what was in it, where that is other by now."""
+        container, items = self._container, self._items
+        if isinstance(items, dict):
+            _restore(container, items)
+        elif self._differs():
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(items)
+        for inner in self._inner:
+            inner.restore()
+
+
+def _is_container(value: Any) -> bool:
+    """Whether it is a dict, list or set with the methods of one."""
+    return type(value) in (dict, OrderedDict, defaultdict, list, set)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

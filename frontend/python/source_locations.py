@@ -1,0 +1,205 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where in the user's code an op came from, while tracing and when tracing fails."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
+
+from retrograd.contract.errors import RetrogradError
+
+_TORCH = str(Path(torch.__file__).parent)
+_LAYERS = str(Path(torch.nn.modules.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
+# What calls the model: further out there is none of its code.
+_MODEL = str(Path(_OURS) / "flat_module.py")
+# Modes that are active stand between the model's code and torch.
+_MODE = "__torch_function__"
+# Frames of these places are never the user's code.
+_NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[2] / "runtime"), str(Path(contextlib.__file__)))
+
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class CaptureError(RetrogradError, RuntimeError):
+    """A model could not be captured. ``message`` says what and where in the user's code, ``remedy`` what to do about
+    it."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"capture: {message}\n  remedy: {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+
+class SourceTracker(TorchFunctionMode):
+    """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
+
+    A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
+    traced as a constant and get no gradient.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = user_frame(sys._getframe(1))
+        if frame is not None:
+            fx_traceback.current_meta["stack_trace"] = format_frame(frame)
+        # As module.to(dtype) does with each parameter that has this type already.
+        if func == _SET_DATA and args[0] is not args[1]:
+            raise CaptureError(
+                f"the model assigns to .data of a tensor, which no graph records{_at(frame)}",
+                "write to the tensor in place under torch.no_grad(): tensor.copy_(...)",
+            )
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and _is_from_outside(leaf):
+                raise CaptureError(
+                    f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
+                    f"of the module{_at(frame)}",
+                    "pass it as an argument, register it as a parameter, or detach() it",
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _is_from_outside(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires grad is none of the trace's. ``torch.func`` wraps those of the trace, once for
+    each transform that is open; what is inside says whose it is."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.requires_grad and not torch._is_functional_tensor(tensor)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the model that is not torch's; of a model made of torch's layers only, the layer's own."""
+    layer = None
+    while frame is not None and (frame.f_code.co_name == _MODE or not frame.f_code.co_filename.startswith(_OURS)):
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_USER):
+            return frame
+        layer = layer or (frame if name.startswith(_LAYERS) else None)
+        frame = frame.f_back
+    return layer
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a function of this file is none of torch's and none of ours."""
+    return not filename.startswith(_NOT_USER)
+
+
+def place_of_caller() -> str:
+    """``, at File "model.py", line 12, in forward`` for the user's code that called ours; empty where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER):
+        if frame.f_code.co_filename == _MODEL:
+            return ""
+        frame = frame.f_back
+    return _at(frame)
+
+
+def source_place(stack_trace: str | None) -> str:
+    """``/home/me/model.py:12`` from the lines that a traced op keeps of the user's code; empty where it keeps none."""
+    match = re.search(r'File "([^"]+)", line (\d+)', stack_trace or "")
+    return f"{match[1]}:{match[2]}" if match else ""
+
+
+def capture_error(error: Exception) -> CaptureError:
+    """Translate what the tracer raised: the line of the user's code, what was met there and what to do."""
+    frames = traceback.extract_tb(error.__traceback__)
+    user = [f for f in frames if not f.filename.startswith(_NOT_USER)]
+    # Of a model made of torch's layers only, the layer's own line says more than none.
+    user = user or [f for f in frames if f.filename.startswith(_LAYERS) and f.name == "forward"]
+    where = (
+        f' at File "{user[-1].filename}", line {user[-1].lineno}, in {user[-1].name}\n    {user[-1].line}'
+        if user
+        else ""
+    )
+    kind = type(error).__name__
+    if kind in _DATA_DEPENDENT:
+        remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
+        return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")
+    first = (str(error).strip().splitlines() or [""])[0]
+    if first.startswith(_LEAVES_TORCH):
+        return CaptureError(
+            f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
+            "compute it outside of the model and pass the result as an argument; or, to compile the backward of what "
+            f"runs in eager, use retrograd.enable(); {IN_PARTS}",
+        )
+    op = _untraceable_op(error)
+    if op is not None:
+        return CaptureError(
+            f"PyTorch cannot trace {op}, whether or not it can run it: {kind}: {first}{where}",
+            "call the op outside of the model, or write what it computes in other ops",
+        )
+    return CaptureError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+
+
+def _untraceable_op(error: Exception) -> str | None:
+    """The op at which PyTorch's own kernel for fake tensors fails by its code, and not by a check of the arguments."""
+    if not isinstance(error, TypeError | AttributeError | AssertionError | NotImplementedError):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ops = [frame.f_locals.get("func") for frame in frames if frame.f_code is FakeTensorMode._dispatch_impl.__code__]
+    return str(ops[-1]) if ops else None
+
+
+# How PyTorch's errors begin where a tensor of a trace is asked for its memory.
+_LEAVES_TORCH = (".numpy() is not supported for tensor subclasses", "Cannot access data pointer of Tensor")
+_DATA_DEPENDENT = {
+    "DataDependentOutputException": "control flow or .item(): a Python value that depends on a tensor's contents",
+    "GuardOnDataDependentSymNode": "control flow: a branch that depends on a tensor's contents",
+    "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
+}
+IN_PARTS = (
+    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it'
+)
+_DATA_DEPENDENT_REMEDY = (
+    "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
+    "in place of x[i] by an i of no axis, write x[i[None]][0]"
+)
+
+
+def format_frame(frame: FrameType) -> str:
+    """The line that a frame is at, as in a traceback."""
+    code = frame.f_code
+    line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    return f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    {line}'
+
+
+def _at(frame: FrameType | None) -> str:
+    return "" if frame is None else f", at {format_frame(frame)}"
+
+
+# What to do about single ops.
+_REMEDIES = {
+    "aten.bincount.default": "count with F.one_hot(x, n).sum(0), by a number n of classes",
+    "aten._unique2.default": "pass what unique() gives as an argument",
+    "aten.nonzero.default": "use torch.where on whole tensors, or pass the indices as an argument",
+    "aten.repeat_interleave.Tensor": "pass output_size=, the sum of the repeats, as a number",
+    "aten._local_scalar_dense.default": (
+        "use torch.where, or pass the value as an argument; in place of x[i] and x.narrow(0, i, n) by an i of no axis, "
+        "write x[i[None]][0] and x.index_select(0, i + torch.arange(n))"
+    ),
+}
+
+
+class SharedMemoryError(CaptureError):
+    """Arguments share memory, and one of them is written to."""
+
+
+def shared_memory_error() -> SharedMemoryError:
+    """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
+    return SharedMemoryError(
+        "the model writes to an argument, parameter or buffer that shares its memory with another",
+        "give each of them memory of its own, with clone()",
+    )

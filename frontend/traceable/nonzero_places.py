@@ -1,0 +1,106 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``torch.where(mask)`` and ``mask.nonzero()``, of which only the mask's contents say how many, as selections.
+
+``x[rows]`` of such indices is a selection again, and ``out.index_add(0, rows, values)`` adds what is chosen, and zero
+for the rest: a mixture of experts, each on the rows that chose it, is one graph, and computes every expert on all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, refusal
+
+
+def where(condition: Any, *others: Any, **named: Any) -> Any:
+    """``torch.where(mask)``; ``NotImplemented`` for the one of three arguments."""
+    return NotImplemented if others or named else _places(condition, "where")
+
+
+def nonzero(x: Any, *, out: Tensor | None = None, as_tuple: bool = False) -> Any:
+    """``x.nonzero()`` of a bool tensor, ``[n, axes]`` or one index for each axis; ``NotImplemented`` for others."""
+    indices = NotImplemented if out is not None else _places(x, "nonzero")
+    if indices is NotImplemented or as_tuple:
+        return indices
+    return indices[0].having(torch.stack([index.rows for index in indices], -1))
+
+
+def _places(mask: Any, name: str) -> Any:
+    """An index for each axis of ``mask``: where it is set."""
+    if isinstance(mask, Selection):
+        raise refusal(name)
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim() or not mask.numel():
+        return NotImplemented
+    grids = torch.meshgrid([torch.arange(size, device=mask.device) for size in mask.shape], indexing="ij")
+    indices = tuple(Selection.of(grid, mask) for grid in grids)
+    indices[0].distinct = mask.dim() == 1
+    return indices
+
+
+def select_places(x: Any, key: Any) -> Any:
+    """``x[rows]``, ``x[rows, slots, None]``: by chosen indices of the first axes, then new and whole axes.
+    ``NotImplemented`` where no index is chosen by a mask.
+
+    Raises:
+        CaptureError: they stand elsewhere, are of several masks, or beside other indices.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    indices = [part for part in keys if isinstance(part, Selection)]
+    if not indices:
+        return NotImplemented
+    rest = keys[len(indices) :]
+    whole = all(part is None or part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in rest)
+    if not isinstance(x, Tensor) or not whole:
+        raise refusal("x[...]", "beside other indices")
+    _check_indices("x[...]", indices, indices[0])
+    return indices[0].having(x[(*(index.rows for index in indices), *rest)])
+
+
+def index_add(x: Any, dim: Any, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    """``x.index_add(0, rows, values)`` of chosen indices and values; ``NotImplemented`` where none is chosen."""
+    given = _values_to_add(x, dim, index, source)
+    return given if given is NotImplemented else x.index_add(dim, *given, alpha=alpha)
+
+
+def index_add_(x: Any, dim: Any, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    """`index_add`, in place."""
+    given = _values_to_add(x, dim, index, source)
+    return given if given is NotImplemented else x.index_add_(dim, *given, alpha=alpha)
+
+
+def _values_to_add(x: Any, dim: Any, index: Any, source: Any) -> Any:
+    """Indices and values of all elements, the values zero where they are not chosen."""
+    if not isinstance(index, Selection) and not isinstance(source, Selection):
+        return NotImplemented
+    if not isinstance(x, Tensor) or not isinstance(index, Selection) or not isinstance(source, Selection) or dim != 0:
+        raise refusal("index_add", "along another axis, or of what is not chosen by one mask")
+    _check_indices("index_add", [index], source)
+    if not source.memory:
+        raise refusal("index_add", "of elements that were written to in place by another name")
+    values = source.having(torch.where(source.wide_mask(), source.rows, 0))
+    return index.flat(), values.flat()
+
+
+def set_places(x: Tensor, index: Selection, value: Any) -> None:
+    """``x[rows] = values`` where ``rows`` are those of a mask of one axis, none of which comes twice."""
+    if not isinstance(value, Selection) or not index.distinct:
+        raise refusal("x[...] = y", "of indices that may come twice, or of what is not chosen by one mask")
+    _check_indices("x[...] = y", [index], value)
+    if not value.memory or value.rows.shape[1:] != x.shape[1:]:
+        raise refusal("x[...] = y", "of another shape, or of elements that were written to in place by another name")
+    none = torch.zeros(x.shape[0], dtype=torch.int32, device=x.device)
+    hit = none.index_add(0, index.rows, index.mask.to(torch.int32)).bool().reshape(-1, *[1] * (x.dim() - 1))
+    rows = torch.where(value.wide_mask(), value.rows.to(x.dtype), 0)
+    x.copy_(torch.where(hit, torch.zeros_like(x).index_add(0, index.rows, rows), x))
+
+
+def _check_indices(name: str, indices: Sequence[Selection], first: Selection) -> None:
+    if any(index.behind or index.dtype not in (torch.int64, torch.int32) for index in indices):
+        raise refusal(name, "by what is no index for each element")
+    if not all(index.memory and is_same_choice(index, first.mask, first.version) for index in indices):
+        raise refusal(name, "of indices that two masks choose")

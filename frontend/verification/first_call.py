@@ -1,0 +1,335 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The first call of a compiled function checks itself: it runs on copies of its arguments, the traced graph runs in
+torch on the arguments themselves, and what both give is compared.
+
+A function that gives something else than the graph is not used: the graph takes its place, in torch, and makes way for
+what a repair gives, once that has passed the same check.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import arg_tree_leaves
+
+from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
+from retrograd.frontend.doors.outputs import hint
+from retrograd.frontend.layers.random_ops import draw_seed, find_seed
+from retrograd.frontend.libraries.attention import RUN_AS
+from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.python.source_locations import source_place
+from retrograd.frontend.verification.first_comparison import tolerance_of
+from retrograd.frontend.verification.judgement import Difference, allowed_errors, find_difference, reruns
+from retrograd.frontend.verification.rounding import find_tolerances
+
+_LOG = logging.getLogger(__name__)
+# Of the memory that is free, what a check may take.
+_SHARE = 0.8
+
+Call = Callable[..., list[Any]]
+# Of random number generators, by device; of the CPU's by None.
+_States = dict[torch.device | None, Tensor]
+
+
+@dataclass
+class Graph:
+    """A traced graph in the place of a compiled function: the same arguments, the same results.
+
+    ``gradients`` says that the results are gradients; ``copied`` are arguments of which a copy is to be given, by the
+    names of their nodes; ``fill_in`` makes of the arguments, of which some may be absent, those of the graph.
+    """
+
+    module: GraphModule
+    gradients: bool
+    copied: frozenset[str] = frozenset()
+    fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+    runnable: GraphModule = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runnable = _on_any_strides(self.module)
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """What the graph gives, op by op."""
+        arguments = self.fill_in(tensors)
+        # AOTAutograd traced what autocast does to the ops.
+        with torch.no_grad(), torch._C._DisableAutocast():
+            results = arg_tree_leaves(self.runnable(*arguments))
+        given = {id(a) for a in arguments if isinstance(a, Tensor)}
+        return [
+            r.clone() if id(r) in given and isinstance(node, Node) and node.name in self.copied else r
+            for r, node in zip(results, self.results(), strict=True)
+        ]
+
+    def results(self) -> list[Any]:
+        """The nodes that are given; what is no node is a constant."""
+        (output,) = self.module.graph.find_nodes(op="output")
+        return list(arg_tree_leaves(*output.args))
+
+    def find_difference(self, found: Sequence[Any], tensors: Sequence[Any], eager: Sequence[Any]) -> Difference | None:
+        """How ``found`` differs from ``eager``, which :meth:`run` gives for ``tensors``; ``None`` where it does not."""
+        arguments, before = self.fill_in(tensors), _states(tensors)
+        runs = _flat(reruns(self.runnable, arguments, partial(_set_states, before)))
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return find_difference(found, eager, self.allowed(), lambda: runs, gradients=self.gradients)
+
+    def allowed(self) -> list[float]:
+        """The relative error that rounding explains of each result."""
+        return allowed_errors(self.results(), find_tolerances(self.module.graph, tolerance_of))
+
+    def describe(self, place: int) -> str:
+        """A result, with the op that gives it and the user's line."""
+        node = self.results()[place]
+        if not isinstance(node, Node):
+            return f"result {place}"
+        at = source_place(node.stack_trace)
+        op = str(node.target).removesuffix(".default") if node.op == "call_function" else "an argument"
+        return f"{node.name} ({op}{f' at {at}' if at else ''})"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A call on which a compiled function was wrong: copies of the graph's arguments, what it gave, in words where they
+    part. ``fixed`` is the graph with the seed of this call in it, which draws none."""
+
+    graph: Graph
+    fixed: GraphModule
+    arguments: tuple[Any, ...]
+    eager: tuple[Any, ...]
+    message: str
+
+    def find_difference(self, found: Sequence[Any]) -> Difference | None:
+        """How these results for ``arguments`` differ from what the graph gave; draws no random numbers."""
+        with torch.no_grad(), torch._C._DisableAutocast():
+            runs = _flat(reruns(self.fixed, self.arguments, _restart_nothing))
+            return find_difference(
+                found, self.eager, self.graph.allowed(), lambda: runs, gradients=self.graph.gradients
+            )
+
+
+class Repair(Protocol):
+    """What is done about a fault, beside the training."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a result."""
+
+    def result(self) -> Call | None:
+        """What to call from now on, or ``None`` where the graph is to stay; waits for it, and says so to the user."""
+
+
+class Care(Protocol):
+    """What becomes of a function's check."""
+
+    def is_known(self) -> bool:
+        """Whether the function passed the check before."""
+
+    def remember(self) -> None:
+        """It passed."""
+
+    def repair(self, fault: Fault) -> Repair | None:
+        """It did not: start a repair. ``None`` where there can be none.
+
+        Raises:
+            VerificationError: a fault is an error.
+        """
+
+
+@dataclass
+class FirstCall:
+    """Calls a compiled function, whose first call is checked; ``state`` says in words how that went."""
+
+    name: str
+    device: torch.device
+    compiled: Call
+    graph: Graph | None
+    care: Care
+    state: str = "not called yet"
+    is_wrong: bool = False
+    _current: Call | None = None
+    _repair: Repair | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        if self.care.is_known():
+            self._settle(self.compiled, "verified, by an earlier program from the cache")
+
+    def __call__(self, tensors: list[Any]) -> list[Any]:
+        """What the function gives, or, where it is wrong, the graph; the list of arguments may be emptied."""
+        current = self._current
+        if current is not None:
+            return current(tensors)
+        return self._first(tensors)
+
+    def _first(self, tensors: list[Any]) -> list[Any]:
+        with self._lock:
+            if self._current is not None:
+                return self._current(tensors)
+            graph = self.graph
+            if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
+                # Traced once more, by compiled autograd say: nothing is computed.
+                return self.compiled(tensors)
+            if self._repair is None:
+                return self._check(graph, self.compiled, tensors)
+            if self._repair.is_done:
+                return self._check_repaired(graph, self._repair.result(), tensors)
+        return graph.run(tensors)
+
+    def _check(self, graph: Graph, compiled: Call, tensors: list[Any]) -> list[Any]:
+        if (reason := _find_shortage(graph, self.device, tensors)) is not None:
+            _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
+            self._settle(compiled, f"not verified: {reason}")
+            return compiled(tensors)
+        before = _states(tensors)
+        results = run_on_copies(compiled, tensors)
+        computed = _states(tensors)
+        try:
+            eager, difference = _compare(graph, results, tensors, before)
+        except (RuntimeError, NotImplementedError) as error:
+            _set_states(computed)
+            reason = f"torch does not run the captured graph: {str(error).partition(chr(10))[0]}"
+            _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
+            self._settle(compiled, f"not verified: {reason}")
+            return results
+        if difference is None:
+            self.care.remember()
+            self._settle(compiled, "verified by its first call")
+            return results
+        message = f"{graph.describe(difference.place)}: {difference}"
+        after = _states(tensors)
+        _set_states(before)
+        fixed = _fix_seed(graph.runnable)
+        _set_states(after)
+        self.is_wrong = True
+        self.state = f"wrong, runs in torch: {message}"
+        self._repair = self.care.repair(Fault(graph, fixed, _copy(graph.fill_in(tensors)), _copy(eager), message))
+        if self._repair is None:
+            self._stay(graph)
+        return eager
+
+    def _check_repaired(self, graph: Graph, repaired: Call | None, tensors: Sequence[Any]) -> list[Any]:
+        if repaired is None:
+            self._stay(graph)
+            return graph.run(tensors)
+        before = _states(tensors)
+        results = run_on_copies(repaired, tensors)
+        eager, difference = _compare(graph, results, tensors, before)
+        if difference is not None:
+            self._stay(graph)
+            return eager
+        self._settle(repaired, f"{self.state.replace('wrong, runs in torch', 'was wrong')}; compiled otherwise since")
+        return results
+
+    def _stay(self, graph: Graph) -> None:
+        self._repair, self._current = None, graph.run
+
+    def _settle(self, current: Call, state: str) -> None:
+        self._current, self.state = current, state
+        # Its nodes, and what they know of the trace, are needed no longer.
+        self.graph, self._repair = None, None
+
+
+def _compare(
+    graph: Graph, results: list[Any], tensors: Sequence[Any], before: _States
+) -> tuple[list[Any], Difference | None]:
+    """What the graph gives from these states of the random number generators, and how ``results`` differ from that.
+    As can be seen afterwards, numbers were drawn once."""
+    _set_states(before)
+    eager = graph.run(tensors)
+    after = _states(tensors)
+    _set_states(before)
+    difference = graph.find_difference(results, tensors, eager)
+    _set_states(after)
+    return eager, difference
+
+
+def _on_any_strides(graph_module: GraphModule) -> GraphModule:
+    """The graph for arguments of other strides than it was traced with: what compiled code gives is contiguous. Ops
+    that were traced as for another device run as libraries compute them on this one."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    for node in graph.nodes:
+        node.target = RUN_AS.get(node.target, node.target)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    return make_graph_module(graph_module, graph)
+
+
+def _fix_seed(graph_module: GraphModule) -> GraphModule:
+    """The graph with a seed, drawn now, as a constant; itself, where it draws none."""
+    seed = find_seed(graph_module.graph)
+    if seed is None:
+        return graph_module
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    fixed = make_graph_module(graph_module, graph)
+    fixed.register_buffer("_retrograd_seed", draw_seed())
+    node = next(node for node in graph.nodes if node.name == seed.name)
+    node.op, node.target, node.args = "get_attr", "_retrograd_seed", ()
+    recompile_when_called(fixed)
+    return fixed
+
+
+def _copy(values: Sequence[Any]) -> Any:
+    return tuple(v.clone() if isinstance(v, Tensor) else v for v in values)
+
+
+def _restart_nothing() -> None:
+    """Nothing is drawn."""
+
+
+def run_on_copies(compiled: Call, tensors: Sequence[Any]) -> list[Any]:
+    """What ``compiled`` gives on copies of its arguments; where it hands one through, the argument itself."""
+    # Held until the end: the list may be emptied, and what comes after a tensor may have its id.
+    copies = tuple(t.detach().clone() if isinstance(t, Tensor) else t for t in tensors)
+    own = {id(copy): given for copy, given in zip(copies, tensors, strict=True) if isinstance(copy, Tensor)}
+    return [own.get(id(result), result) if isinstance(result, Tensor) else result for result in compiled([*copies])]
+
+
+def _find_shortage(graph: Graph, device: torch.device, tensors: Sequence[Any]) -> str | None:
+    """Why memory does not suffice for a check, if it does not: for copies of the arguments, the results of both, and
+    what the graph needs in between."""
+    available = available_bytes(device)
+    if available is None:
+        return None
+    given = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+    placeholders = graph.module.graph.find_nodes(op="placeholder")
+    traced = sum(_bytes_of(node) for node in placeholders)
+    results = sum(_bytes_of(node) for node in graph.results() if isinstance(node, Node))
+    # Open sizes may be larger than those of the trace.
+    needed = int((peak_bytes(graph.module) + results) * max(1.0, given / traced if traced else 1.0)) + given
+    if needed <= _SHARE * available:
+        return None
+    return f"it would take {needed >> 20} MiB beside the step, and {available >> 20} MiB are free"
+
+
+def _bytes_of(node: Node) -> int:
+    value = node.meta.get("val")
+    return hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else 0
+
+
+def _flat(runs: Iterator[Any]) -> Iterator[list[Any] | None]:
+    for run in runs:
+        yield None if run is None else arg_tree_leaves(run)
+
+
+def _states(tensors: Sequence[Any]) -> _States:
+    devices = {t.device for t in tensors if isinstance(t, Tensor) and t.is_cuda}
+    return {None: torch.get_rng_state(), **{device: torch.cuda.get_rng_state(device) for device in devices}}
+
+
+def _set_states(states: _States) -> None:
+    for device, state in states.items():
+        if device is None:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, device)

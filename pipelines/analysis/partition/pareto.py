@@ -1,0 +1,90 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Partition plans between memory and recomputation: none has both a lower peak and a lower cost than another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from retrograd.contract.errors import RetrogradError
+from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
+
+
+class InfeasibleBudget(RetrogradError, ValueError):
+    """No plan stays within the budget. ``least`` is the smallest number of bytes that one stays within."""
+
+    def __init__(self, budget: int, least: int) -> None:
+        super().__init__(f"a memory budget of {budget} bytes is infeasible; the least feasible one is {least} bytes")
+        self.budget = budget
+        self.least = least
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan, its peak of live bytes, and the seconds that its recomputation takes."""
+
+    peak: int
+    cost: float
+    plan: PartitionPlan
+
+
+class Floor(NamedTuple):
+    """A proof: every plan whose peak is at most ``peak`` bytes recomputes for at least ``seconds``."""
+
+    peak: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of rising cost and falling peak, and what is proven of all plans.
+
+    ``bounds`` are lines (seconds per byte, seconds) under the cost of every plan: a plan that saves ``n`` bytes costs
+    at least ``seconds - n * seconds_per_byte``. ``held`` is what the backward of every plan holds at its worst moment
+    besides what is saved. ``floors`` are bounds for single budgets.
+    """
+
+    points: tuple[Point, ...]
+    bounds: tuple[tuple[float, float], ...] = ()
+    held: int = 0
+    floors: tuple[Floor, ...] = ()
+
+    def pick(self, budget: int) -> Point:
+        """The cheapest point whose peak is at most ``budget`` bytes: with more bytes, neither more recomputation nor,
+        with fewer, a higher peak.
+
+        Raises:
+            InfeasibleBudget: there is none.
+        """
+        for point in self.points:
+            if point.peak <= budget:
+                return point
+        raise InfeasibleBudget(budget, self.points[-1].peak)
+
+    def table(self) -> list[list[int | float]]:
+        """The points as bytes and seconds, for reports."""
+        return [[point.peak, point.cost] for point in self.points]
+
+    def bound(self, budget: int) -> float:
+        """Seconds of recomputation that any plan within ``budget`` bytes needs at least."""
+        lines = (fixed - slope * (budget - self.held) for slope, fixed in self.bounds)
+        return max((*lines, *(floor.seconds for floor in self.floors if budget <= floor.peak)), default=0.0)
+
+    def gap(self, budget: int) -> float:
+        """Seconds by which the point for ``budget`` may be dearer than the cheapest plan that there is.
+
+        Raises:
+            InfeasibleBudget: no point is within the budget.
+        """
+        return max(0.0, self.pick(budget).cost - max(0.0, self.bound(budget)))
+
+
+def find_front(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points that no other is better than in both respects, by rising cost."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.cost, p.peak, len(p.plan.saved), p.plan.saved)):
+        if not front or point.peak < front[-1].peak:
+            front.append(point)
+    return tuple(front)

@@ -1,0 +1,160 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where to cut a step's functions into stages, so that residuals and gradients are in memory while they have to be.
+
+One function holds all that it takes and gives for as long as it runs. Of functions in stages a residual has no memory
+before the stage of the forward that gives it and is freed after the last stage of the backward that takes it, and a
+gradient has none before the stage that gives it. A stage more costs some 10 us, and what crosses its border is written
+to memory, so that there are no more of them than the peak asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from retrograd.pipelines.analysis.kernels.fusion import find_steps
+from retrograd.pipelines.analysis.kernels.liveness import compute_scratch
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+
+# A peak that is this much above the least that any cuts have is as good: fewer stages reach it.
+_SLACK = 1.02
+
+
+@dataclass(frozen=True)
+class CutFunction:
+    """A function as runs of ops between which it can be cut, in order (``ops``).
+
+    ``freed`` are the arguments that are nobody else's and may be freed after their last use; what else it takes is not
+    counted. ``outside`` are bytes that are alive all through it.
+    """
+
+    graph: JointGraph
+    ops: tuple[tuple[int, ...], ...]
+    freed: frozenset[int] = frozenset()
+    outside: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @cached_property
+    def whole_peak(self) -> int:
+        """The peak of the function in one piece: it holds all that it may free until it returns."""
+        return self.peak(0, len(self)) if self.ops else self.outside
+
+    @cached_property
+    def least_peak(self) -> int:
+        """The peak with all cuts that there can be."""
+        return max((self.peak(part, part + 1) for part in range(len(self))), default=self.outside)
+
+    def peak(self, first: int, end: int) -> int:
+        """Bytes alive at the worst moment of a stage of the parts from ``first`` up to ``end``, excluding it."""
+        ops = tuple(op for part in self.ops[first:end] for op in part)
+        given = [v for op in ops for v in self.graph.ops[op].results]
+        kept = [v for v in given if v in self._makers and self._outlives(v, end)]
+        held = [v for v in self._owned if self._is_held(v, first)]
+        inside = set(given)
+        available = [v.id for v in self.graph.values if v.id not in inside]
+        formed = find_steps(self.graph, ops, available, kept)
+        scratch = compute_scratch(formed)
+        return self.outside + self._bytes(held) + self._bytes(kept) + scratch
+
+    def _is_held(self, value: int, first: int) -> bool:
+        """Whether ``value`` is in memory when the stage that begins with part ``first`` starts."""
+        made = self._makers.get(value, -1)
+        return made < first and self._outlives(value, first)
+
+    def _outlives(self, value: int, end: int) -> bool:
+        return value in self._results or self._last_uses.get(value, -1) >= end
+
+    def _bytes(self, values: Collection[int]) -> int:
+        return sum(self.graph.values[v].bytes for v in dict.fromkeys(values))
+
+    @cached_property
+    def _results(self) -> frozenset[int]:
+        return frozenset((*self.graph.forward_results, *self.graph.backward_results)) - set(self.graph.arguments)
+
+    @cached_property
+    def _owned(self) -> tuple[int, ...]:
+        """All values that may be in memory between two parts."""
+        tensors = (v for v in self._makers if self.graph.values[v].is_tensor)
+        return (*sorted(self.freed), *tensors)
+
+    @cached_property
+    def _makers(self) -> dict[int, int]:
+        """The part that gives each value, but for views and constants, which each stage has of its own."""
+        free = self.graph.free_ops
+        return {
+            v: number
+            for number, part in enumerate(self.ops)
+            for op in part
+            for v in self.graph.ops[op].results
+            if op not in free or v in self._results
+        }
+
+    @cached_property
+    def _last_uses(self) -> dict[int, int]:
+        """The last part that takes each value or a view of it."""
+        last: dict[int, int] = {}
+        for number, part in enumerate(self.ops):
+            for op in part:
+                last |= dict.fromkeys(self.graph.ops[op].operands, number)
+        for view in reversed([op for op in self.graph.ops if op.id in self.graph.free_ops]):
+            late = max((last.get(v, -1) for v in view.results), default=-1)
+            for operand in view.operands:
+                last[operand] = max(last.get(operand, -1), late)
+        return last
+
+
+def find_cuts(functions: Sequence[CutFunction], floor: int = 0, gain: int = 0) -> list[tuple[int, ...]]:
+    """For each function of a step the parts in front of which to cut it: the fewest that keep the step within what it
+    takes in any case, ``floor`` or the least that any cuts leave; none where they gain fewer than ``gain`` bytes."""
+    whole = max((function.whole_peak for function in functions), default=0)
+    if whole - floor < max(gain, 1):
+        return [()] * len(functions)
+    # Where cuts keep kernels from being fused, one piece may take less.
+    least = max(min(function.whole_peak, function.least_peak) for function in functions)
+    target = max(floor, int(least * _SLACK))
+    if whole - target < max(gain, 1):
+        return [()] * len(functions)
+    return [_as_few(function, target) for function in functions]
+
+
+def _as_few(function: CutFunction, target: int) -> tuple[int, ...]:
+    """Cuts between stages of a peak of ``target`` or less each, as far as a single part allows it: each stage is as
+    long as it can be. (Nearly always a part of a stage has no higher peak than that, and these are the fewest.)"""
+    if function.whole_peak <= target:
+        return ()
+    cuts: list[int] = []
+    start = 0
+    while (end := _longest(function, start, target)) < len(function):
+        cuts.append(end)
+        start = end
+    return tuple(cuts)
+
+
+def _longest(function: CutFunction, start: int, target: int) -> int:
+    """Where the longest stage from ``start`` on ends whose peak is ``target`` or less; it has one part at the least."""
+    step, fits = 1, start + 1
+    while fits + step <= len(function) and function.peak(start, fits + step) <= target:
+        fits += step
+        step *= 2
+    while step > 1:
+        step //= 2
+        if fits + step <= len(function) and function.peak(start, fits + step) <= target:
+            fits += step
+    return fits
+
+
+def split_behind(order: Sequence[int], lasts: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """``order`` cut behind each of ``lasts``; what comes after the last of them is in its part."""
+    parts: list[list[int]] = [[]]
+    for number in order:
+        if parts[-1] and parts[-1][-1] in lasts:
+            parts.append([])
+        parts[-1].append(number)
+    if len(parts) > 1 and parts[-1][-1] not in lasts:
+        tail = parts.pop()
+        parts[-1] += tail
+    return tuple(tuple(part) for part in parts if part)

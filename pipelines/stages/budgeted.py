@@ -1,0 +1,322 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiling within a memory budget: the plan that liveness proposes is checked against what IREE will allocate.
+
+Liveness only approximates IREE's scratch memory. IREE states it after its stream phase, which takes a fraction of a
+compilation. What can be built, a plan with a set of flags, stands in one order whatever the budget: ``default``, the
+curve from its cheap end on, and last the plan of lowest peak with plain flags, which make slower code that takes less
+scratch memory. The first that fits is taken. So more budget never gives more recomputation, and never plainer flags,
+and less never a higher peak: what is taken with less does fit with more, and what stood in front of it there did not.
+Bytes of open sizes are those at the sizes of the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, is_own_residual
+from retrograd.contract.tensors import TensorSpec
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.memory_size import resolve_memory_size
+from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudget, Point
+from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.plan_peak import plan_peak
+from retrograd.pipelines.stages.staged import (
+    ExecutableStore,
+    Progress,
+    StagedModule,
+    build_executable,
+    executable_parts,
+    read_curve,
+    stage_module,
+)
+from retrograd.pipelines.toolchain.executable import Executable, measure_scratch
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+
+# How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
+# with kernels side by side, and with memory laid out for one at a time.
+_SLACK, _SLACK_IN_ORDER = 1.2, 1.1
+# As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
+_LEAST = 3
+# As many points of the curve are tried at most, evenly spread by peak.
+_MOST = 24
+# A module, its executable, and whether that was in the store.
+Built = tuple[StagedModule, Executable, bool]
+# What tells a choice from others: policy, its budget, target.
+Key = tuple[str, str | None, Target]
+_DEFAULT = POLICIES["default"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be built: by a policy, with flags, and what is to be said of it."""
+
+    policy: Policy
+    target: Target
+    facts: dict[str, Any]
+    # Whether IREE is asked whatever liveness says.
+    always: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others."""
+        return self.policy.name, self.policy.budget, self.target
+
+    @property
+    def point(self) -> int | None:
+        """The peak of its plan on the curve, by liveness, if it is one of these."""
+        return self.policy.point.peak if isinstance(self.policy, PointOfCurve) else None
+
+
+@dataclass(frozen=True)
+class BudgetBuilder:
+    """Builds an imported module, given as text with locations, within a budget; ``standalone`` is as for
+    :func:`build_executable`."""
+
+    source: str
+    context: ir.Context
+    target: Target
+    versions: dict[str, str]
+    progress: Progress
+    store: ExecutableStore | None
+    standalone: bool = True
+    # What was worked out already: by module and target, its scratch memory; by schedule, what ``default`` makes.
+    laid_out: dict[tuple[str, Target], dict[str, int]] = field(default_factory=dict, compare=False)
+    defaults: dict[bool, StagedModule] = field(default_factory=dict, compare=False)
+    # Peaks of choices, by liveness.
+    planned: dict[Key, int] = field(default_factory=dict, compare=False)
+
+    def build(self, budget: int | float) -> Built:
+        """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
+        of ``default``. Also returns whether the executable was in the store.
+
+        Raises:
+            InfeasibleBudget: no plan stays within it; says the least peak that one has.
+            PipelineError, CompileError: the module cannot be compiled.
+        """
+        whole, _ = self._weigh_default(self.target)
+        limit = resolve_memory_size(budget, whole)
+        facts = {"memory_budget": limit, "pareto": self.curve.table()}
+        refused: dict[Key, int] = {}
+        for choice in self._choices(limit):
+            built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
+            if built is not None:
+                return built
+            if peak is not None:
+                refused[choice.key] = peak
+        raise InfeasibleBudget(limit, self._find_least(refused))
+
+    def _find_least(self, refused: Mapping[Key, int]) -> int:
+        """The least budget that can be kept, given the peaks of what was refused: more is tried with more, and may have
+        a lower one."""
+        least = enough = min(refused.values())
+        for choice in self._choices(enough):
+            peak = refused[choice.key] if choice.key in refused else self._weigh(choice, enough)[1]
+            if peak is not None and peak < least:
+                least = peak
+        return least
+
+    def _choices(self, limit: int) -> Iterator[Choice]:
+        """What to try, in order; of the curve's points those that may be within ``limit``, and the lowest in any case:
+        any of these may have the least peak.
+
+        Each is tried as IREE schedules it and with memory laid out for kernels one at a time, before more is
+        recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
+        theirs together, but IREE lets them run as late as they can.
+        """
+        free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
+        ordered = self.target.in_order()
+        yield Choice(_DEFAULT, self.target, free)
+        yield Choice(_DEFAULT, ordered, free)
+        points = {point.peak: point for point in self.curve.points}
+        peaks = list(points)
+        for peak in thin_out(peaks, _MOST):
+            always = peak in peaks[-_LEAST:]
+            if always or self._may_fit(peak, limit):
+                yield Choice(self.policy(points[peak]), self.target, {}, always)
+                yield Choice(self.policy(points[peak]), ordered, {}, always)
+        plain = replace(ordered, ladder=ordered.ladder[-1:])
+        if plain != ordered:
+            yield Choice(self.policy(points[peaks[-1]]), plain, {}, always=True)
+
+    @cached_property
+    def _plans(self) -> tuple[Curve, JointGraph]:
+        with self.context, ir.Location.unknown():
+            return read_curve(ir.Module.parse(self.source))
+
+    @property
+    def curve(self) -> Curve:
+        """The plans that liveness proposes."""
+        return self._plans[0]
+
+    def policy(self, point: Point) -> Policy:
+        """The policy that a point of the curve is."""
+        return PointOfCurve(point, *self._plans)
+
+    @cached_property
+    def _scale(self) -> float:
+        """Peaks as IREE lays them out, of what liveness says: that of ``default``, in the schedule that has the lower
+        one, as the curve's peaks are."""
+        laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
+        return float(min(laid_out) / max(1, min(planned)))
+
+    def _may_fit(self, planned: int, limit: int) -> bool:
+        """Whether the plan of this peak on the curve may be within ``limit`` bytes, in whichever schedule."""
+        return planned <= limit * _SLACK / self._scale
+
+    def _is_hopeless(self, choice: Choice, planned: int, limit: int) -> bool:
+        """Whether a choice will not be within ``limit``, by the peak that liveness says its schedule has."""
+        if choice.always or choice.point is None:
+            return False
+        laid_out, reference = self._weigh_default(self.target.in_order() if choice.target.is_in_order else self.target)
+        slack = _SLACK_IN_ORDER if choice.target.is_in_order else _SLACK
+        return planned * laid_out > limit * slack * max(1, reference) or not self._may_fit(choice.point, limit)
+
+    def _weigh_default(self, target: Target) -> tuple[int, int]:
+        """The peak of ``default`` as IREE lays it out, and as planned."""
+        choice = Choice(_DEFAULT, target, {})
+        default = self._stage_choice(choice)
+        peak = step_peak(default, self.scratch(default, target))
+        return peak, int(default.partition["peak_bytes_planned"])
+
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
+        """Build a choice, unless its peak, which is returned as well, is above ``limit``; None where that was clear
+        before it was known."""
+        staged, peak = self._weigh(choice, limit)
+        if staged is None or peak is None or peak > limit:
+            return None, peak
+        executable, cached = build_executable(
+            staged, choice.target, self.versions, self.progress, self.store, standalone=self.standalone
+        )
+        # That may have taken other flags than those that were asked.
+        peak = step_peak(staged, executable.transients)
+        if peak > limit:
+            return None, peak
+        return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
+
+    def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule | None, int | None]:
+        """What a choice makes, and its peak as IREE lays it out; None where it is hopeless.
+
+        So is what has a lower peak than liveness lets it have at all: with just that much it would not be tried, and
+        whether a choice is one must not depend on the budget.
+        """
+        if choice.key in self.planned and self._is_hopeless(choice, self.planned[choice.key], limit):
+            return None, None
+        staged = self._stage_choice(choice)
+        planned = self.planned[choice.key] = int(staged.partition["peak_bytes_planned"])
+        if self._is_hopeless(choice, planned, limit):
+            return None, None
+        peak = step_peak(staged, self.scratch(staged, choice.target))
+        return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
+
+    def _stage_choice(self, choice: Choice) -> StagedModule:
+        return self.stage(choice.policy, in_order=choice.target.is_in_order)
+
+    def stage(self, policy: Policy = _DEFAULT, *, in_order: bool = False) -> StagedModule:
+        """The module through all stages up to ``scheduled``, by a policy; ``in_order`` is for kernels that run one at a
+        time.
+
+        Raises:
+            PipelineError: a pass refused the module.
+        """
+        if policy == _DEFAULT and in_order in self.defaults:
+            return self.defaults[in_order]
+        with self.context, ir.Location.unknown():
+            staged = stage_module(ir.Module.parse(self.source), policy, self.progress, in_order=in_order)
+        if policy == _DEFAULT:
+            self.defaults[in_order] = staged
+        return staged
+
+    def scratch(self, staged: StagedModule, target: Target) -> dict[str, int]:
+        """Scratch bytes of each function, worked out once, or from the store where they are known."""
+        key = (staged.texts["scheduled"], target)
+        if key not in self.laid_out:
+            self.laid_out[key] = self._lay_out(staged, target)
+        return self.laid_out[key]
+
+    def _lay_out(self, staged: StagedModule, target: Target) -> dict[str, int]:
+        parts = {"kind": "scratch", **executable_parts(staged, target, self.versions, standalone=False)}
+        found = self.store.get(parts) if self.store is not None else None
+        if found is not None:
+            return {str(name): int(size) for name, size in json.loads(found).items()}
+        with self.progress.phase("measure memory"):
+            linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True)
+            scratch = measure_scratch(linalg, target)
+        if unknown := unknown_scratch(staged, scratch):
+            what = f"the scratch memory of @{unknown[0]} depends on more than the sizes of its arguments"
+            raise CompileError("iree-compile", f"{what}: no budget can be kept; leave out partition='budget'", "", "")
+        if self.store is not None:
+            self.store.put(parts, json.dumps(scratch).encode())
+        return scratch
+
+
+def thin_out(peaks: Sequence[int], most: int) -> list[int]:
+    """At most ``most`` of falling ``peaks``, evenly spread: the ends, and those at the least distance between that
+    leaves so few; the lowest ``_LEAST`` are kept in any case."""
+    kept = list(peaks)
+    gap = 0.0
+    while len(kept) > max(most, _LEAST + 1):
+        gap = max(1.0, gap * 1.2, (peaks[0] - peaks[-1]) / (2 * most))
+        kept = [peaks[0]]
+        for peak in peaks[1:-_LEAST]:
+            if kept[-1] - peak >= gap:
+                kept.append(peak)
+        kept += peaks[-_LEAST:]
+    return kept
+
+
+def step_peak(staged: StagedModule, scratch: dict[str, int]) -> int:
+    """The peak of live bytes of a step: results, residuals, gradients and scratch memory, in each half; parameters and
+    inputs are not counted.
+
+    The forward's results stay alive through the backward (the caller holds the outputs, autograd the residuals);
+    updated buffers are copied to their place and freed before it. Of what runs in torch, results are counted alone.
+    """
+    handed = handed_over(staged)
+    kept = (r for r in staged.function(FORWARD).results if r.role != MUTATION)
+    held = sum(port_bytes(r) for r in kept if r.role != SAVED or r.value not in handed)
+    return max(half_peak(FORWARD, staged, scratch), held + half_peak(BACKWARD, staged, scratch, handed))
+
+
+def handed_over(staged: StagedModule) -> dict[str, int]:
+    """Bytes of the residuals that a backward in stages frees after their last use, by value."""
+    if BACKWARD not in staged.plans:
+        return {}
+    own = {a.value for a in staged.function(BACKWARD).arguments if is_own_residual(a.role, a.name)}
+    return {r.value: port_bytes(r) for r in staged.function(FORWARD).results if r.role == SAVED and r.value in own}
+
+
+def half_peak(
+    name: str, staged: StagedModule, scratch: Mapping[str, int], handed: Mapping[str, int] | None = None
+) -> int:
+    """Results and scratch memory of a half; of one that was cut, the most that a step of its plan has of both, and of
+    the arguments that are ``handed`` over to it."""
+    whole = sum(map(port_bytes, staged.function(name).results))
+    if name not in staged.plans:
+        return whole + scratch.get(name + INTO, 0)
+    plan, results = staged.plans[name], {f.name: [port_bytes(r) for r in f.results] for f in staged.stages}
+    arguments = zip(staged.function(name).arguments, plan.arguments, strict=True)
+    taken = {known: handed[a.value] for a, known in arguments if handed and a.value in handed}
+    return max(whole, plan_peak(plan, results, {f: scratch.get(f + INTO, 0) for f in results}, taken))
+
+
+def unknown_scratch(staged: StagedModule, scratch: Mapping[str, int]) -> list[str]:
+    """The functions whose scratch memory IREE's IR does not tell: it depends on more than sizes of arguments."""
+    return [function.name for function in staged.stages if function.name + INTO not in scratch]
+
+
+def port_bytes(port: TensorSpec) -> int:
+    """Bytes of a contiguous tensor, of the sizes that it was traced with; none for a size."""
+    if port.role == SIZE:
+        return 0
+    bits = re.match(r"[a-z]*?(\d+)", port.dtype)
+    return prod(port.example) * (int(bits[1]) // 8 if bits else 1)

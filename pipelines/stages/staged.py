@@ -1,0 +1,313 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The staged pipeline: imported -> partitioned -> scheduled -> linalg -> executable, verified at each hand-over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from retrograd.contract.plan import StagePlan
+from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
+from retrograd.contract.tensors import FunctionSpec
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
+from retrograd.pipelines.analysis.partition.pareto import Curve
+from retrograd.pipelines.analysis.partition.policies import POLICIES, Policy, find_curve
+from retrograd.pipelines.devices.targets import Target, host_cpu
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.infra.functions import find_function, functions
+from retrograd.pipelines.infra.runner import run_passes
+from retrograd.pipelines.kernels.ptx import find_triton
+from retrograd.pipelines.stages.interface import read_interface
+from retrograd.pipelines.stages.save_policy import SavePolicy
+from retrograd.pipelines.stages.stage_plan import read_island_plans, read_plan
+from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, STAGES, passes_of
+from retrograd.pipelines.toolchain.executable import Executable, compile_executable
+from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
+from retrograd.pipelines.toolchain.timeline import Step
+from retrograd.pipelines.transforms.helpers.hook_reader import has_islands, mark_communication
+from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
+from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
+from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition, read_problem
+from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import BwdScheduleHooks
+from retrograd.pipelines.transforms.torch.bwd_sink_recompute import BwdSinkRecompute
+
+STAGE_NAMES = (*STAGES, "linalg")
+
+
+class ExecutableStore(Protocol):
+    """Where executables are kept between runs: bytes under a key that says all that they depend on."""
+
+    def get(self, parts: dict[str, str]) -> bytes | None:
+        """What was put under these parts, if anything."""
+
+    def put(self, parts: dict[str, str], data: bytes) -> None:
+        """Keep ``data`` under these parts."""
+
+
+@dataclass(frozen=True)
+class StagedModule:
+    """A module that went through all stages up to ``scheduled``.
+
+    ``texts`` holds the IR at each, ``source`` the last with locations; ``partition`` is what bwd-partition decided, as
+    numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` how bwd-narrow-saved
+    packed those that it did: the type, or the function of the user's hook. ``plans`` are those of functions that were
+    cut, by name, because of ops that run in torch or to lower the peak, and ``stages`` the functions that are compiled;
+    where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak.
+    """
+
+    texts: dict[str, str]
+    source: str
+    functions: tuple[FunctionSpec, ...]
+    partition: dict[str, Any]
+    seconds: dict[str, float]
+    merged: dict[str, str] = field(default_factory=dict)
+    narrowed: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, StagePlan] = field(default_factory=dict)
+    stages: tuple[FunctionSpec, ...] = ()
+    whole: StagedModule | None = None
+
+    def function(self, name: str) -> FunctionSpec:
+        """The function called ``name``."""
+        return next(f for f in self.functions if f.name == name)
+
+    @property
+    def saved(self) -> list[str]:
+        """The names of the values that the forward computes for the backward alone; a half by itself saves nothing."""
+        if not {FORWARD, BACKWARD} <= {f.name for f in self.functions}:
+            return []
+        return [r.value for r in self.function(FORWARD).results if r.role == SAVED]
+
+    def linalg(self) -> str:
+        """The module on linalg, without locations; lowered again at each call."""
+        return lower_to_linalg(self.source.encode(), locations=False)
+
+
+@dataclass(frozen=True)
+class StagedBackward:
+    """A backward with hooks: the functions that its plan calls, up to ``scheduled``, and the plan."""
+
+    module: StagedModule
+    plan: StagePlan
+
+
+@dataclass
+class Progress:
+    """Tells a listener which phase is running and keeps how long each took, in seconds."""
+
+    listener: Callable[[str], None] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.listener is not None and not callable(self.listener):
+            raise TypeError(f"progress is a function that is called with a phase's name, or None; got {self.listener}")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce a phase and time it."""
+        if self.listener is not None:
+            self.listener(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def stage_module(
+    module: ir.Module, policy: Policy | str, progress: Progress, *, in_order: bool = False
+) -> StagedModule:
+    """Run the passes of every stage on an imported module, in place; one that has no ``@joint`` is not partitioned.
+    ``policy`` is a policy or the name of one without a budget; ``in_order`` says that kernels are to run one at a time.
+
+    Raises:
+        PipelineError: a pass refused the module; names the op, its location and the command that replays it.
+    """
+    texts: dict[str, str] = {}
+    partition: dict[str, Any] = {}
+    joint = find_function(module.operation, JOINT) is not None
+    chosen = POLICIES[policy] if isinstance(policy, str) else policy
+    made = BwdPartition.by(chosen, in_order=in_order), BwdSinkRecompute(in_order=in_order)
+    for stage, steps in STAGES.items():
+        if stage == "partitioned" and not joint:
+            continue
+        with progress.phase({"imported": "verify", "partitioned": "partition", "scheduled": "schedule"}[stage]):
+            run_passes(module, passes_of(steps, *made))
+            texts[stage] = str(module)
+        if stage == "partitioned":
+            partition = _read_summary(module)
+    return finish_staging(module, texts, partition, progress)
+
+
+def read_curve(module: ir.Module) -> tuple[Curve, JointGraph]:
+    """The curve of plans of an imported module, and the graph that ``bwd-partition`` sees of it, in which they are; the
+    module is of no use afterwards.
+
+    Raises:
+        PipelineError: a pass refused the module.
+    """
+    before = itertools.takewhile(lambda step: step.name != BwdPartition.name, STAGES["partitioned"])
+    run_passes(module, passes_of((*STAGES["imported"], *before)))
+    func = find_function(module.operation, JOINT)
+    if func is None:
+        raise AssertionError("a module without @joint has nothing to partition")
+    graph = read_problem(func).graph
+    return find_curve(graph), graph
+
+
+def finish_staging(
+    module: ir.Module, texts: dict[str, str], partition: dict[str, Any], progress: Progress
+) -> StagedModule:
+    """What a module became that is at ``scheduled``, cut at its islands; ``texts`` is added to.
+
+    Raises:
+        PipelineError: it cannot be cut.
+    """
+    interfaces = stages = read_interfaces(module)
+    if any(map(has_islands, functions(module.operation))):
+        with progress.phase("outline"):
+            run_passes(module, passes_of(ISLANDS))
+            texts["scheduled"], stages = str(module), read_interfaces(module)
+    source = module.operation.get_asm(enable_debug_info=True)
+    merged, narrowed = read_merged(module.operation), read_narrowed(module.operation)
+    plans = read_island_plans(module.operation)
+    return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages)
+
+
+def read_interfaces(module: ir.Module) -> tuple[FunctionSpec, ...]:
+    """The interfaces of all functions of a staged module."""
+    return tuple(read_interface(func) for func in functions(module.operation))
+
+
+def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["error", "ignore"] = "error") -> None:
+    """Mark the ops of an imported module that ``policy`` is about; a forward alone saves nothing.
+
+    Raises:
+        PipelineError: a rule contradicts the model, or matches nothing (unless told to ignore that).
+    """
+    if policy.rules and find_function(module.operation, JOINT) is not None:
+        run_passes(module, [f'bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}}'])
+
+
+def stage_backward(
+    module: ir.Module, hook_schedule: str, progress: Progress, communication: Collection[int] = ()
+) -> StagedBackward:
+    """Run the passes of every stage on an imported ``@backward``, in place.
+
+    ``hook_schedule`` is a policy of bwd-schedule-hooks; ``communication`` are the numbers of the hooks that start
+    something that goes on while other work is done. Hooks to be inlined are ``@hook_N`` with ``bwd.inline``.
+
+    Raises:
+        PipelineError: a pass refused the module; names the op, its location and the command that replays it.
+    """
+    texts: dict[str, str] = {}
+    schedule = BwdScheduleHooks.from_options({"policy": hook_schedule})
+    for stage, steps in BACKWARD_STAGES.items():
+        with progress.phase({"imported": "verify", "ordered": "schedule", "scheduled": "outline"}[stage]):
+            if stage == "ordered":
+                mark_communication(module.operation, communication)
+            run_passes(module, passes_of(steps, schedule))
+            texts[stage] = str(module)
+    plan = read_plan(module.operation)
+    interfaces = read_interfaces(module)
+    source = module.operation.get_asm(enable_debug_info=True)
+    merged = read_merged(module.operation)
+    return StagedBackward(
+        StagedModule(texts, source, interfaces, {}, progress.seconds, merged, stages=interfaces), plan
+    )
+
+
+def build_executable(
+    staged: StagedModule,
+    target: Target,
+    versions: dict[str, str],
+    progress: Progress,
+    store: ExecutableStore | None,
+    *,
+    standalone: bool = True,
+) -> tuple[Executable, bool]:
+    """Lower and compile, or take from ``store`` what did not change; also returns whether it was found there.
+
+    ``standalone`` says whether others than the runtime are to call the functions (in a file, and if none is cut).
+
+    Nothing enters the store unless the whole compilation succeeded.
+
+    Raises:
+        CompileError: an op has no lowering, or iree-compile failed with every set of flags.
+    """
+    standalone = standalone and not staged.plans
+    parts = executable_parts(staged, target, versions, standalone=standalone)
+    found = store.get(parts) if store is not None else None
+    if found is not None:
+        return _decode(found), True
+    try:
+        executable = _compile(staged, target, progress, standalone=standalone)
+    except CompileError as error:
+        if not target.kernels:
+            raise
+        executable = _compile(staged, replace(target, kernels=()), progress, standalone=standalone)
+        note = f"no kernels of our own are used, with which this did not compile: {error.message}"
+        executable = replace(executable, notes=(*executable.notes, note))
+    if store is not None:
+        store.put(parts, _encode(executable))
+    return executable, False
+
+
+def _compile(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:
+    with progress.phase("lower"):
+        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
+    with progress.phase("iree-compile"):
+        return compile_executable(linalg, target)
+
+
+def executable_parts(
+    staged: StagedModule, target: Target, versions: dict[str, str], *, standalone: bool
+) -> dict[str, str]:
+    """All that an executable depends on."""
+    return {
+        "entry": "executable, scratch memory and its timelines",
+        "module": staged.texts["scheduled"],
+        "lowering": lowering_pipeline(target, twins_alone=not standalone),
+        "target": repr(target),
+        "cpu": host_cpu(),
+        "kernels": str(find_triton()) if target.kernels else "",
+        **versions,
+    }
+
+
+def _encode(executable: Executable) -> bytes:
+    header: dict[str, Any] = {
+        "flags": list(executable.flags),
+        "transients": executable.transients,
+        "seconds": executable.seconds,
+    }
+    header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
+    header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
+    return json.dumps(header).encode() + b"\n" + executable.vmfb
+
+
+def _decode(data: bytes) -> Executable:
+    header, _, vmfb = data.partition(b"\n")
+    fields = json.loads(header)
+    timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
+    flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
+    kernels = tuple(fields["kernels"])
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels)
+
+
+def _read_summary(module: ir.Module) -> dict[str, Any]:
+    summary = ir.DictAttr(module.operation.attributes["bwd.partition"])
+    return {a.name: _plain(a.attr) for a in summary}
+
+
+def _plain(attribute: ir.Attribute) -> Any:
+    if isinstance(attribute, ir.ArrayAttr):
+        return [_plain(a) for a in attribute]
+    return attribute.value

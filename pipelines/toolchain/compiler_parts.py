@@ -1,0 +1,47 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which parts of iree-compile a module has use for. What it compiles to is the same with all of them.
+
+Each canonicalization, of which a compilation has hundreds, first sorts its patterns by every operation of every dialect
+that is loaded: those of other devices and other frontends took a fifth of the CPU time of a small module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from retrograd.pipelines.devices.targets import Target
+
+# Plugins of iree-compile that bring code generators, and the kinds of devices that they are for.
+_GENERATORS = {
+    "hal_target_cuda": "cuda",
+    "hal_target_metal_spirv": "metal",
+    "hal_target_rocm": "hip",
+    "hal_target_vmvx": "vmvx",
+    "hal_target_vulkan_spirv": "vulkan",
+}
+# That of torch is for the few ops of torch-mlir's own dialect, in which it leaves a sort or a scatter.
+_FRONTENDS = ("input_stablehlo", "input_tosa")
+_TORCH_FRONTEND, _TORCH_OP = "input_torch", "tm_tensor."
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+
+def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The flags that leave out what iree-compile does not need for this module and these devices.
+
+    Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, as torchrun starts them,
+    and a thread pool of each costs them time.
+    """
+    needless = [plugin for plugin, kind in _GENERATORS.items() if kind not in target.kinds]
+    needless += _FRONTENDS
+    flags = []
+    if _TORCH_OP in linalg:
+        flags.append("--iree-input-type=tm_tensor")
+    else:
+        needless.append(_TORCH_FRONTEND)
+        flags.append("--iree-input-type=none")
+    flags += [f"--iree-plugin=-{plugin}" for plugin in needless]
+    if environment.get(_THREADS_VARIABLE) == "1":
+        flags.append("--mlir-disable-threading")
+    return tuple(flags)

@@ -1,0 +1,326 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From linalg to an executable, by iree-compile."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from retrograd.contract.launches import Launches
+from retrograd.contract.roles import INTO
+from retrograd.pipelines.devices.bindings import widest_kernel
+from retrograd.pipelines.devices.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
+from retrograd.pipelines.devices.elementwise_tiles import elementwise_rules
+from retrograd.pipelines.devices.kernel_rules import write_library
+from retrograd.pipelines.devices.product_tiles import write_tile_script
+from retrograd.pipelines.devices.row_tiles import row_rules
+from retrograd.pipelines.devices.scatter_tiles import scatter_rules
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.kernels.family import CHOICES
+from retrograd.pipelines.toolchain.compiler_parts import select_parts
+from retrograd.pipelines.toolchain.launch_reader import read_launches
+from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
+from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_transients
+from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult, run_tool
+from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_timelines
+from retrograd.pipelines.toolchain.vmfb import add_launches, read_formats
+from retrograd.pipelines.toolchain.warm_tool import WarmTool
+
+# Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
+_PHASES, _PASSES = "phases", "passes"
+# IREE's compiler with our passes in its stream phase.
+_OWN = WarmTool("retrograd.tools.iree_compile", server="retrograd.tools.iree_compile_server")
+# LLVM has no instructions for a kernel, and ends the process: for products of bf16 whose operands are packed, on a CPU
+# with fewer features than its model has. A set of flags that packs them too would end there as well, as late.
+_LLVM_GAVE_UP = "LLVM ERROR: Do not know how to"
+# iree-compile refuses a module without functions, which is what is left where all of a graph runs in torch.
+_FUNCTION, _NOTHING = "func.func", "func.func @nothing() { return }"
+# Constants are worked out on the device when a program is loaded: worked out now, on a CPU, they are data in the file,
+# which launch plans do not reach.
+_NO_EVALUATION = "--iree-opt-const-eval=false"
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A vmfb, the optimization flags that made it, scratch bytes per function, and how long it took, in seconds.
+
+    Of a function that works out what it allocates from open sizes, these are the bytes at the sizes of the trace.
+
+    ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
+    are not what the module asks for; ``kernels`` which op became a kernel of our own, and which did not and why.
+    """
+
+    vmfb: bytes
+    flags: tuple[str, ...]
+    transients: dict[str, int]
+    seconds: float
+    notes: tuple[str, ...] = ()
+    timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+
+
+@cache
+def iree_tool(name: str) -> Path:
+    """Path of a tool (``iree-compile``, ``iree-opt``) of the IREE compiler package; the package itself is not imported.
+
+    Raises:
+        FileNotFoundError: the package is not installed; says the command that installs it.
+    """
+    spec = importlib.util.find_spec("iree.compiler")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        tool = Path(folder) / "_mlir_libs" / name
+        if tool.exists():
+            return tool
+    raise FileNotFoundError(f"{name} not found: pip install iree-base-compiler")
+
+
+def compile_executable(
+    linalg: str,
+    target: Target,
+    *,
+    on_attempt: Callable[[tuple[str, ...]], None] | None = None,
+    limits: ToolLimits | None = None,
+) -> Executable:
+    """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
+
+    ``limits`` are those of one attempt, else the environment's.
+
+    Raises:
+        CompileError: every set failed; reports the last and plainest one's first error, and the replay command. Or the
+            functions take or give float64, which the target does not have, or the result lacks code for a device.
+    """
+    check_float64(linalg, target)
+    if _FUNCTION not in linalg:
+        linalg = _NOTHING
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="retrograd-compile-") as name:
+        folder = Path(name)
+        vmfb = folder / "module.vmfb"
+        dumps = _dump_options(folder / _PASSES, target)
+        if target.max_bindings is not None or _is_launched(target):
+            dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
+        options = [_NO_EVALUATION] if _is_launched(target) else []
+        flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
+        transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
+        timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
+        data = vmfb.read_bytes()
+        check_formats(data, target)
+        seconds = time.perf_counter() - start
+        notes = find_demotions(linalg, target)
+        kernels = read_choices(linalg)
+        if _is_launched(target):
+            launches = _read_launches(folder)
+            data = add_launches(data, launches)
+            kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels)
+
+
+def _is_launched(target: Target) -> bool:
+    """Whether the runtime queues the kernels itself: those of a program for CUDA alone."""
+    return target.kinds == ("cuda",)
+
+
+def _read_launches(folder: Path) -> Launches:
+    """The launch plans of the module of which the phases are in ``folder``: of functions that take storage for their
+    results, which are the ones that the runtime calls."""
+    launches = read_launches(next((folder / _PHASES).glob("*.hal.mlir")).read_text(encoding="utf-8"))
+    reasons = {name.removesuffix(INTO): why for name, why in launches.reasons.items() if name.endswith(INTO)}
+    return replace(launches, reasons=reasons)
+
+
+def read_choices(linalg: str) -> tuple[str, ...]:
+    """What convert-linalg-to-kernels noted in a module's text: which op took which path, a line each; a line once."""
+    noted = re.search(rf'{re.escape(CHOICES)} = \[("[^\]]*")\]', linalg)
+    return tuple(dict.fromkeys(re.findall(r'"([^"]*)"', noted[1]))) if noted else ()
+
+
+def _dump_options(folder: Path, target: Target) -> list[str]:
+    """The options that have IR written to ``folder`` for :func:`_read_dump`."""
+    if target.is_in_order:
+        folder.mkdir()
+        options = {"dump-allocation": ALLOCATION_PASS, "dump-layout": LAYOUT_PASS}
+        return [f"--{option}={folder / f'0_{name}.mlir'}" for option, name in options.items()]
+    passes = f"--mlir-print-ir-after={ALLOCATION_PASS},{LAYOUT_PASS}"
+    return [f"--mlir-print-ir-tree-dir={folder}", "--mlir-print-debuginfo", passes]
+
+
+def _read_dump(folder: Path, name: str) -> str:
+    """The module as it was after the pass of that name."""
+    return next((folder / _PASSES).rglob(f"*_{name}.mlir")).read_text(encoding="utf-8")
+
+
+def check_formats(vmfb: bytes, target: Target) -> None:
+    """Raise :class:`CompileError` where ``vmfb`` lacks executables for a device of ``target``.
+
+    Read back from the file, since iree-compile leaves a device out without a word; a module that computes nothing has
+    executables for none.
+    """
+    found = read_formats(vmfb)
+    missing = [d.name for d in target.devices if d.executable_format not in found]
+    if found and (missing or len(set(found.values())) > 1):
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        what = f"the executable lacks code for {', '.join(missing) or 'a device'} of {target.name}: it holds {counts}"
+        raise CompileError(
+            "iree-compile", what, "", f"iree-compile {shlex.join(target.flags)} linalg.mlir -o module.vmfb"
+        )
+
+
+def check_float64(linalg: str, target: Target) -> None:
+    """Raise :class:`CompileError` where ``linalg`` has float64 in a signature, and ``target`` none.
+
+    Inside of a function, float64 is then computed in float32; :func:`find_demotions` tells of it.
+    """
+    if target.has_f64:
+        return
+    lacking = next(device.name for device in target.devices if not device.has_f64)
+    for name, signature in re.findall(r"func\.func @(\w+)(\(.*?) \{$", linalg, flags=re.MULTILINE):
+        if _FLOAT64_TENSOR.search(signature):
+            what = (
+                f"@{name} takes or gives tensors of float64, which code for {lacking} does not have; "
+                "convert the model and its arguments to float32"
+            )
+            raise CompileError("iree-compile", what, "", "")
+
+
+def find_demotions(linalg: str, target: Target) -> tuple[str, ...]:
+    """A note where ``linalg`` computes tensors of float64 that ``target`` computes in float32.
+
+    Scalars that are rounded at once do not count: torch-mlir writes all of them as float64.
+    """
+    tensors = len(_FLOAT64_TENSOR.findall(linalg))
+    if target.has_f64 or not tensors:
+        return ()
+    lacking = next(device.name for device in target.devices if not device.has_f64)
+    return (f"{lacking} has no float64: what the model computes in it inside is computed in float32",)
+
+
+_FLOAT64_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*f64>")
+
+
+def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
+    """Peak scratch bytes of each exported function with the first set of flags that leads to IREE's stream phase.
+
+    Raises:
+        CompileError: no set does; reports the last one's first error, and the replay command.
+    """
+    with tempfile.TemporaryDirectory(prefix="retrograd-scratch-") as name:
+        stream = Path(name) / "stream.mlir"
+        # Constants are worked out at load time as well as now, which takes a code generator.
+        _climb(linalg, target, stream, ["--compile-to=stream", _NO_EVALUATION], None)
+        return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
+
+
+def compile_to_phase(linalg: str, target: Target, phase: str, *, limits: ToolLimits | None = None) -> None:
+    """Compile as far as a phase of iree-compile's, for what it says of the module.
+
+    Raises:
+        CompileError: as for :func:`compile_executable`.
+    """
+    with tempfile.TemporaryDirectory(prefix="retrograd-phase-") as name:
+        _climb(linalg, target, Path(name) / "phase.mlir", [f"--compile-to={phase}"], None, limits=limits)
+
+
+def _climb(
+    linalg: str,
+    target: Target,
+    output: Path,
+    options: Sequence[str],
+    on_attempt: Callable[[tuple[str, ...]], None] | None,
+    dumps: Sequence[str] = (),
+    limits: ToolLimits | None = None,
+) -> tuple[str, ...]:
+    """Write ``output`` with the first of the target's sets of flags that compiles; returns that set.
+
+    ``dumps`` are options that write IR to folders besides: the command that replays a failure does without, and without
+    those that only save time.
+    """
+    folder = output.parent
+    source = folder / "linalg.mlir"
+    source.write_text(linalg, encoding="utf-8")
+    rungs = target.find_rungs(linalg)
+    tiles = _write_tiles(linalg, target, folder)
+    parts = select_parts(linalg, target)
+    attempts = [*((flags, script) for flags in rungs for script in tiles), *((flags, ()) for flags in rungs)]
+    problem = None
+    while attempts:
+        flags, script = attempts.pop(0)
+        if on_attempt is not None:
+            on_attempt(flags)
+        arguments = [str(source), "-o", str(output), *target.flags, *flags, *script, *parts, *options, *dumps]
+        result = _run_compiler(flags, arguments, folder, limits)
+        if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
+            return flags
+        if result.returncode == 0 and SHARED_BINDINGS not in flags:
+            attempts.insert(0, ((*flags, SHARED_BINDINGS), script))
+        elif result.returncode == 0:
+            attempts = [other for other in attempts if _fusion_flags(other[0]) != _fusion_flags(flags)]
+        elif DATA_TILING in flags and result.crashed and _LLVM_GAVE_UP in result.stderr:
+            attempts = [other for other in attempts if DATA_TILING not in other[0]]
+    kept = keep_for_replay(source)
+    name = ["python", "-m", _OWN.program] if IN_ORDER in flags else ["iree-compile"]
+    replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])
+    if result.returncode == 0 and problem is not None:
+        raise CompileError("iree-compile", problem, "", replay)
+    raise tool_failure("iree-compile", result, source, kept, replay)
+
+
+def _run_compiler(
+    flags: Sequence[str], arguments: Sequence[str], folder: Path, limits: ToolLimits | None
+) -> ToolResult:
+    """Run what compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler with our
+    passes over commands and their buffers."""
+    if IN_ORDER in flags:
+        return _OWN.run(arguments, folder=folder, limits=limits)
+    return run_tool([iree_tool("iree-compile"), *arguments], folder=folder, limits=limits)
+
+
+def _fusion_flags(flags: Sequence[str]) -> set[str]:
+    """The flags that decide which ops make one kernel, and so which buffers it takes; code generation and tiles, which
+    come after, do not."""
+    return {flag for flag in flags if flag != SHARED_BINDINGS and not flag.startswith("--iree-codegen-")}
+
+
+def _find_excess(target: Target, folder: Path) -> str | None:
+    """What is wrong where a kernel takes more buffers than the driver of a device of ``target`` lets it; the phases of
+    the compilation, if it came so far, are in ``folder``."""
+    dump = next((folder / _PHASES).glob("*.executable-targets.mlir"), None)
+    if target.max_bindings is None or dump is None:
+        return None
+    kernel = widest_kernel(dump.read_text(encoding="utf-8"))
+    if kernel is None or kernel.bindings <= target.max_bindings:
+        return None
+    return (
+        f"kernel @{kernel.name} takes {kernel.bindings} buffers, and drivers of {target.name} load none that takes "
+        f"more than {target.max_bindings}; compile for the CPU"
+    )
+
+
+def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, ...]]:
+    """The options that have iree-compile take our tiles, and those that leave elementwise ops to it; none for several
+    devices, whose kernels are one another's."""
+    if target.kinds != ("cuda",):
+        return []
+    script, rules = write_tile_script(linalg), [*row_rules(linalg), *scatter_rules(linalg)]
+    common = () if script is None else (_write_option("preprocessing-transform-spec-filename", script, folder),)
+    choices = []
+    for name, chosen in (("tiles", [*rules, *elementwise_rules(linalg)]), ("reductions", rules)):
+        library = write_library(chosen)
+        option = "codegen-transform-dialect-library"
+        choices.append(common if library is None else (*common, _write_option(option, library, folder, name)))
+    return [options for options in choices if options]
+
+
+def _write_option(option: str, script: str, folder: Path, name: str = "products") -> str:
+    """The option that has iree-compile read a script, which is written to the folder."""
+    path = folder / f"{name}.mlir"
+    path.write_text(script, encoding="utf-8")
+    return f"--iree-{option}={path}"

@@ -1,0 +1,190 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-fold-widenings``: what widens or spreads a tensor is computed inside the ops that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass
+from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes, take_behind_barrier
+from retrograd.pipelines.transforms.helpers.copies import copy_block
+from retrograd.pipelines.transforms.helpers.generics import (
+    GENERIC,
+    ITERATORS,
+    MAPS,
+    SEGMENTS,
+    count_bits,
+    count_inputs,
+    is_reduced,
+    read_maps,
+)
+
+_PARALLEL = "#linalg.iterator_type<parallel>"
+_RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
+# How much is computed anew by each reader. Of a chain of ops that all read narrow tensors, each one would otherwise
+# compute all before it, and those that it reads in two ways twice: drivers load no kernel with more than 16 buffers.
+MAX_INPUTS, MAX_OPS = 12, 32
+
+
+@dataclass(frozen=True)
+class BwdFoldWidenings(ModulePass):
+    """Computes an elementwise op whose result has wider elements than what it reads, or the same ones more often,
+    inside the body of each ``linalg.generic`` that reads it.
+
+    IREE copies such ops into the kernels of their uses, as ops of their own. On a GPU each thread then computes a part
+    of the tensor, into memory that the threads of a workgroup share, and some kernels, a sum down the columns of a
+    few rows among them, go on to read the parts of other threads without having waited for them. Inside the body that
+    reads it, a thread computes what it reads.
+
+    Where another shape of a widened tensor is read, the narrow one is given that shape, and widened after. A use that
+    alone says how far a loop of its reader goes reads from behind a barrier, what was computed in a kernel of its own;
+    so does one of more than a body should hold.
+    """
+
+    name: ClassVar[str] = "bwd-fold-widenings"
+    description: ClassVar[str] = "Compute what widens or spreads a tensor inside the ops that read it"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            for view in list(only_block(func, self.name).operations):
+                op = view.operation
+                if op.name == GENERIC:
+                    fold_operands(op)
+                elif op.name in _RESHAPES and is_copied(op.operands[0]) and is_unary(op.operands[0].owner):
+                    widen_after(op)
+
+
+def fold_operands(reader: ir.Operation) -> None:
+    """Fold into a ``linalg.generic`` all that it reads of what IREE would copy into its kernel."""
+    number = 0
+    while number < count_inputs(reader):
+        value = reader.operands[number]
+        if not is_copied(value):
+            number += 1
+        elif not is_small(value.owner, reader) or (maps := find_maps(reader, number)) is None:
+            reader.operands[number] = take_behind_barrier(value, reader)
+        else:
+            # What the folded op reads was folded into that before, and is no such op.
+            reader = fold(reader, number, maps)
+            if not list(value.uses):
+                value.owner.erase()
+
+
+def is_small(source: ir.Operation, reader: ir.Operation) -> bool:
+    """Whether ``reader`` stays of a bounded size where ``source`` is computed in its body."""
+    inputs = count_inputs(source)
+    is_narrow = inputs == 1 or count_inputs(reader) - 1 + inputs <= MAX_INPUTS
+    return is_narrow and len(source.regions[0].blocks[0].operations) - 1 <= MAX_OPS
+
+
+def is_unary(op: ir.Operation) -> bool:
+    """Whether a ``linalg.generic`` computes each element of its result from that of one tensor at the same place."""
+    return count_inputs(op) == 1 and read_maps(op)[0] == read_maps(op)[-1]
+
+
+def widen_after(reshape: ir.Operation) -> None:
+    """Give another shape to what a widening reads, in the place of what it gives."""
+    source, location, ip = reshape.operands[0].owner, reshape.location, ir.InsertionPoint(reshape)
+    wide, narrow = ir.RankedTensorType(reshape.results[0].type), ir.RankedTensorType(source.operands[0].type)
+    moved = reshape.clone(ip)
+    moved.operands[0] = source.operands[0]
+    moved.results[0].set_type(ir.RankedTensorType.get(wide.shape, narrow.element_type, loc=location))
+    sizes = [size.result for size in read_open_sizes(moved.results[0], ip, location)]
+    empty = ir.Operation.create("tensor.empty", results=[wide], operands=sizes, loc=location, ip=ip)
+    identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(wide.rank))
+    attributes = {
+        MAPS: ir.ArrayAttr.get([identity, identity]),
+        ITERATORS: ir.ArrayAttr.get([ir.Attribute.parse(_PARALLEL)] * wide.rank),
+        SEGMENTS: source.attributes[SEGMENTS],
+    }
+    read = source.regions[0].blocks[0]
+    types = [argument.type for argument in read.arguments]
+    op, block = _create_generic([wide], [moved.results[0], empty.result], attributes, types, source.location, ip)
+    (value,) = copy_block(read, list(block.arguments), ir.InsertionPoint(block))
+    ir.Operation.create("linalg.yield", operands=[value], loc=source.location, ip=ir.InsertionPoint(block))
+    reshape.results[0].replace_all_uses_with(op.results[0])
+    reshape.erase()
+    if not list(source.results[0].uses):
+        source.erase()
+
+
+def is_copied(value: ir.Value) -> bool:
+    """Whether IREE copies the op that gives ``value`` into kernels that read it, for widening or spreading its input:
+    elementwise, with one result in the order of its loops and without functions that take long. Of inputs of the same
+    rank the widest counts: what selects by a mask among tensors as wide as its result widens nothing."""
+    if not isinstance(value, ir.OpResult) or value.owner.name != GENERIC:
+        return False
+    op = value.owner
+    inputs, maps = count_inputs(op), read_maps(op)
+    if inputs == 0 or len(op.operands) != inputs + 1 or any(is_reduced(op)):
+        return False
+    *body, _ = (view.operation for view in op.regions[0].blocks[0].operations)
+    if maps[-1] != ir.AffineMap.get_identity(maps[-1].n_dims) or list(op.regions[0].blocks[0].arguments[-1].uses):
+        return False
+    if any(not inner.name.startswith("arith.") for inner in body):
+        return False
+    types = [ir.RankedTensorType(operand.type) for operand in list(op.operands)[:inputs]]
+    rank = max(type_.rank for type_ in types)
+    widest = max(count_bits(type_.element_type) for type_ in types if type_.rank == rank)
+    is_widening = widest < count_bits(ir.RankedTensorType(value.type).element_type)
+    return is_widening or (inputs == 1 and not body)
+
+
+def find_maps(reader: ir.Operation, number: int) -> list[ir.AffineMap] | None:
+    """The indexing maps of ``reader`` with an operand's op folded into it; None where these leave a loop without an
+    end."""
+    maps, folded = read_maps(reader), read_maps(reader.operands[number].owner)[:-1]
+    reads = maps[number]
+    inner = [ir.AffineMap.get(reads.n_dims, 0, [expr.compose(reads) for expr in map_.results]) for map_ in folded]
+    found = [*maps[:number], *inner, *maps[number + 1 :]]
+    ends = {expr.position for map_ in found for expr in map_.results if isinstance(expr, ir.AffineDimExpr)}
+    return found if len(ends) == reads.n_dims else None
+
+
+def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.Operation:
+    """``reader`` with the op that gives operand ``number`` computed in its body; it is erased."""
+    source = reader.operands[number].owner
+    inputs, count = count_inputs(reader), count_inputs(source)
+    given = list(source.operands)[:count]
+    operands = [*list(reader.operands)[:number], *given, *list(reader.operands)[number + 1 :]]
+    attributes = {name: reader.attributes[name] for name in reader.attributes} | {
+        MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        SEGMENTS: ir.DenseI32ArrayAttr.get([inputs - 1 + count, len(reader.operands) - inputs]),
+    }
+    old, read = reader.regions[0].blocks[0], source.regions[0].blocks[0]
+    types = [a.type for a in old.arguments]
+    types[number : number + 1] = [a.type for a in list(read.arguments)[:count]]
+    results, ip = [result.type for result in reader.results], ir.InsertionPoint(reader)
+    op, block = _create_generic(results, operands, attributes, types, reader.location, ip)
+    arguments = list(block.arguments)
+    (value,) = copy_block(read, arguments[number : number + count], ir.InsertionPoint(block))
+    new = [*arguments[:number], value, *arguments[number + count :]]
+    for argument, replacement in zip(list(old.arguments), new, strict=True):
+        argument.replace_all_uses_with(replacement)
+    for view in list(old.operations):
+        view.operation.detach_from_parent()
+        block.append(view)
+    for result, replacement in zip(reader.results, op.results, strict=True):
+        result.replace_all_uses_with(replacement)
+    reader.erase()
+    return op
+
+
+def _create_generic(
+    results: Sequence[ir.Type],
+    operands: Sequence[ir.Value],
+    attributes: Mapping[str, ir.Attribute],
+    types: Sequence[ir.Type],
+    location: ir.Location,
+    ip: ir.InsertionPoint,
+) -> tuple[ir.Operation, ir.Block]:
+    """A ``linalg.generic`` and its body, of arguments of these ``types`` and no ops yet."""
+    op = ir.Operation.create(
+        GENERIC, results=results, operands=operands, attributes=attributes, regions=1, loc=location, ip=ip
+    )
+    return op, ir.Block.create_at_start(op.regions[0], types, [location] * len(types))

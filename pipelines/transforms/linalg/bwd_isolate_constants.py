@@ -1,0 +1,111 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-isolate-constants``: what is computed from nothing and written into twice is two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass
+from retrograd.pipelines.transforms.helpers.barriers import add_barrier, hide, walk
+from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.views import view_root
+from retrograd.pipelines.transforms.linalg.bwd_isolate_arguments import find_destinations
+
+# What IREE copies where it is written into: storage without values, constants, fills (which are no kernels).
+_SAFE = ("tensor.empty", "arith.constant", "linalg.fill")
+_DIALECTS = ("linalg.", "tensor.", "tm_tensor.")
+
+
+@dataclass(frozen=True)
+class BwdIsolateConstants(ModulePass):
+    """Puts what is computed without reading any tensor, such as the numbers from 0 to n, behind a barrier where an
+    update writes into it; what is one number all over becomes a ``linalg.fill``.
+
+    IREE runs a kernel that reads no buffer once for each user, instead of copying its result
+    (``preferCloneToConsumers`` of ``stream.async.dispatch``). Such kernels are the same, its CSE makes them one again,
+    and by then updates are in place: both write into one buffer, and the result of either has what the other wrote.
+    A fill is no kernel, and cheaper besides.
+
+    Barriers on one buffer are no better than none. So that IREE does not find two of these kernels to be the same, each
+    adds a zero of its own, which stands behind a barrier.
+    """
+
+    name: ClassVar[str] = "bwd-isolate-constants"
+    description: ClassVar[str] = "Keep updates of what is computed from nothing from sharing a buffer"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            block = only_block(func, self.name)
+            for value in list(dict.fromkeys(find_written_constants(block))):
+                if is_broadcast(value):
+                    make_fill(value)
+                else:
+                    make_unique(value)
+                    # Those that write into it copy it.
+                    hide(value)
+
+
+def find_written_constants(block: ir.Block) -> Iterator[ir.OpResult]:
+    """The tensors, computed from no other, that some op updates."""
+    constants: set[ir.Value] = set()
+    for op in walk(block):
+        tensors = [o for o in op.operands if isinstance(o.type, ir.RankedTensorType)]
+        if (op.name.startswith(_DIALECTS) or op.name == "arith.constant") and constants.issuperset(tensors):
+            constants.update(op.results)
+        for number in find_destinations(op):
+            root = view_root(op.operands[number])
+            if isinstance(root, ir.OpResult) and root in constants and root.owner.name not in _SAFE:
+                yield root
+
+
+def is_broadcast(value: ir.OpResult) -> bool:
+    """Whether a tensor is a constant of one number, repeated."""
+    op = value.owner
+    if op.name != "linalg.generic" or len(op.results) != 1 or len(op.operands) != 2:
+        return False
+    body = op.regions[0].blocks[0]
+    first = next(iter(body.operations)).operation
+    return (
+        first.name == "linalg.yield"
+        and first.operands[0] == body.arguments[0]
+        and read_number(op.operands[0]) is not None
+    )
+
+
+def make_fill(value: ir.OpResult) -> None:
+    """Have a ``linalg.fill`` give ``value``."""
+    op = value.owner
+    number = read_number(op.operands[0])
+    assert number is not None
+    value.replace_all_uses_with(create_fill(number, op.operands[1], ir.InsertionPoint(op), op.location))
+    op.erase()
+
+
+def make_unique(value: ir.OpResult) -> None:
+    """Have the kernel that gives ``value``, if it is one, add a zero that no other kernel has."""
+    op, element = value.owner, ir.RankedTensorType(value.type).element_type
+    if op.name != "linalg.generic" or not isinstance(
+        element, (ir.IntegerType, ir.F32Type, ir.F64Type, ir.BF16Type, ir.F16Type)
+    ):
+        return
+    is_integer = isinstance(element, ir.IntegerType)
+    ip, location = ir.InsertionPoint(op), op.location
+    # Of a float the negative zero, which changes nothing when it is added.
+    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=location)
+    constant = ir.Operation.create("arith.constant", results=[element], attributes={"value": zero}, loc=location, ip=ip)
+    own = add_barrier(constant.result, ip, location)
+    terminator = list(op.regions[0].blocks[0].operations)[-1].operation
+    number = value.result_number
+    added = ir.Operation.create(
+        "arith.addi" if is_integer else "arith.addf",
+        operands=[terminator.operands[number], own],
+        results=[element],
+        loc=location,
+        ip=ir.InsertionPoint(terminator),
+    )
+    terminator.operands[number] = added.result

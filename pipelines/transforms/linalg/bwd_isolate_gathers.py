@@ -1,0 +1,66 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-isolate-gathers``: what a gather reads from is not computed in the gather's kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass
+from retrograd.pipelines.transforms.helpers.barriers import take_behind_barrier, walk
+from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced
+from retrograd.pipelines.transforms.helpers.views import view_root
+
+_GATHER = "tensor.extract"
+_WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
+
+
+@dataclass(frozen=True)
+class BwdIsolateGathers(ModulePass):
+    """Puts a barrier behind each elementwise op that computes a tensor which another op gathers from.
+
+    A gather reads its tensor anywhere. IREE copies what widens its operand into the kernels of its uses, a gather too,
+    and gathers from gathers among them; on a GPU each thread there computes its own part of the tensor and reads what
+    the others have not written yet. (On a CPU each workgroup computes all of it.)
+
+    A widening alone is left where it is: IREE gathers first and widens what was gathered.
+    """
+
+    name: ClassVar[str] = "bwd-isolate-gathers"
+    description: ClassVar[str] = "Keep what computes a gather's tensor out of the gather's kernel"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            block = only_block(func, self.name)
+            for view in list(block.operations):
+                isolate_gathers(view.operation)
+
+
+def isolate_gathers(op: ir.Operation) -> None:
+    """Have the gathers in the regions of ``op`` read computed tensors from behind barriers."""
+    hidden: dict[ir.Value, ir.Value] = {}
+    gathers = [
+        inner for region in op.regions for block in region.blocks for inner in walk(block) if inner.name == _GATHER
+    ]
+    for gather in gathers:
+        source = gather.operands[0]
+        if source not in hidden and is_computed(source):
+            hidden[source] = take_behind_barrier(source, op)
+        if source in hidden:
+            gather.operands[0] = hidden[source]
+
+
+def is_computed(value: ir.Value) -> bool:
+    """Whether an elementwise op, other than a widening of what is not computed itself, gives ``value``."""
+    root = view_root(value)
+    if not isinstance(root, ir.OpResult) or root.owner.name != GENERIC:
+        return False
+    generic = root.owner
+    (block,) = generic.regions[0].blocks
+    body = [view.operation.name for view in block.operations]
+    if len(body) == 2 and body[0] in _WIDENINGS:
+        return is_computed(generic.operands[0])
+    return not any(is_reduced(generic))

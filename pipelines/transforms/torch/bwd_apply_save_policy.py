@@ -1,0 +1,98 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-apply-save-policy``: the user's rules become marks on the ops that they are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from retrograd.contract.roles import JOINT
+from retrograd.contract.tensors import DTYPES
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.layout.tensor_types import element_type
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag
+from retrograd.pipelines.analysis.partition.op_kinds import OpKind
+from retrograd.pipelines.analysis.partition.read_graph import TAG, ReadGraph, read_joint
+from retrograd.pipelines.analysis.partition.stored_values import STORED
+from retrograd.pipelines.infra.functions import find_function
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.stages.save_policy import ACTIONS, SavePolicy, SaveRule
+
+
+@dataclass(frozen=True)
+class BwdApplySavePolicy(ModulePass):
+    """Writes ``bwd.recompute`` and ``bwd.saved_dtype`` on ops of the forward in ``@joint`` that a rule matches.
+
+    What the model itself says must be (``retrograd.save``, a checkpoint's policy) stays; a rule that says that it must
+    be otherwise is an error. A preference gives way to the rules.
+    """
+
+    name: ClassVar[str] = "bwd-apply-save-policy"
+    description: ClassVar[str] = "Mark ops by the user's rules on what to save, to recompute, and in what type"
+
+    rules: str = field(default="", metadata={"help": "such as 'must-save op=mm; bf16 min-bytes=1024'"})
+    unmatched: Literal["error", "ignore"] = field(
+        default="error", metadata={"help": "what to do about a rule that matches nothing"}
+    )
+
+    def apply(self, module: ir.Operation) -> None:
+        func = find_function(module, JOINT)
+        if func is None:
+            message = "bwd-apply-save-policy: no function @joint in the module"
+            raise PassFailure(module, message, "import a joint graph first, and partition it afterwards")
+        try:
+            policy = SavePolicy.parse(self.rules)
+        except ValueError as error:
+            message, _, remedy = str(error).partition("; ")
+            raise PassFailure(func, f"bwd-apply-save-policy: {message}", remedy or "see SaveRule") from error
+        read = read_joint(func)
+        used = {rule for op in read.graph.ops if _is_candidate(read.graph, op) for rule in mark_op(read, op, policy)}
+        for rule in policy.rules:
+            if rule not in used and self.unmatched == "error":
+                message = f"bwd-apply-save-policy: the rule '{rule}' matches no value of the forward"
+                raise PassFailure(func, message, "look for ops and names in the module at stage 'imported'")
+
+
+def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
+    """Mark one op by the first rule of each sort that matches it; returns all that match.
+
+    Raises:
+        PassFailure: a rule says that the op must be treated otherwise than the model says.
+    """
+    target = read.ops[op.id]
+    tensors = [r for r in op.results if read.graph.values[r].is_tensor]
+    elements = {element_type(read.values[r].type) for r in tensors}
+    dtypes = tuple(sorted({name for e in elements for name in (e, DTYPES.get(e, e))}))
+    label = ir.StringAttr(target.attributes["bwd.label"]).value if "bwd.label" in target.attributes else ""
+    names = tuple(filter(None, (label, *(read.graph.values[r].name for r in tensors))))
+    size = sum(read.graph.values[r].bytes for r in tensors)
+    found = [rule for rule in policy.rules if rule.matches(op.name, names, dtypes, size)]
+    tagging = next((rule for rule in found if rule.action in ACTIONS), None)
+    if tagging is not None:
+        _set_tag(target, op.tag, ACTIONS[tagging.action], tagging)
+    stored = next((rule for rule in found if rule.action not in ACTIONS), None)
+    if stored is not None:
+        _set_stored(read, op, stored.action)
+    return found
+
+
+def _set_tag(target: ir.Operation, given: Tag | None, wanted: Tag, rule: SaveRule) -> None:
+    if given is not None and {given, wanted} == {Tag.MUST, Tag.NEVER}:
+        message = f"bwd-apply-save-policy: the model says bwd.recompute = '{given.value}', and the policy '{rule}'"
+        raise PassFailure(target, message, "take one of the two away")
+    if given in (None, Tag.PREFER, Tag.AVOID):
+        target.attributes[TAG] = ir.StringAttr.get(wanted.value)
+
+
+def _set_stored(read: ReadGraph, op: Op, format: str) -> None:
+    """The type to save in, on the op that makes the value: for a view of all of it, the one that it looks at."""
+    values, root = read.graph.values, read.graph.view_root(op.results[0])
+    producer = values[root].producer if values[root].bytes == values[op.results[0]].bytes else op.id
+    if producer is not None:
+        read.ops[producer].attributes[STORED] = ir.StringAttr.get(format)
+
+
+def _is_candidate(graph: JointGraph, op: Op) -> bool:
+    is_tensor = any(graph.values[r].is_tensor for r in op.results)
+    return is_tensor and op.kind is not OpKind.CONSTANT and op.id not in graph.tangent_ops
