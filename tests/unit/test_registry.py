@@ -44,7 +44,10 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_four_spellings(name: str) -> None:
     module, _, attribute = PASSES[name].partition(":")
     folder = "conversions" if name.startswith("convert-") else "transforms"
-    assert module == f"retrograd.pipelines.{folder}.{name.replace('-', '_')}"
+    room, _, file = module.rpartition(".")
+    rooms = [folder] if folder == "conversions" else [f"{folder}.{level}" for level in ("torch", "linalg", "device")]
+    assert room in [f"retrograd.pipelines.{known}" for known in rooms]
+    assert file == name.replace("-", "_")
     assert attribute == "".join(word.capitalize() for word in name.split("-"))
     assert load_pass(name).name == name
     assert load_pass(name).description
@@ -60,8 +63,8 @@ def test_every_option_has_a_default_and_a_help_text(name: str) -> None:
 
 
 def test_no_pass_is_left_out() -> None:
-    files = [*Path(registry.__file__).parent.glob("transforms/bwd_*.py")]
-    files += Path(registry.__file__).parent.glob("conversions/convert_*.py")
+    pipelines = Path(registry.__file__).parents[1]
+    files = [*pipelines.glob("transforms/*/bwd_*.py"), *pipelines.glob("conversions/convert_*.py")]
     assert {file.stem.replace("_", "-") for file in files} == set(registered_passes())
 
 
