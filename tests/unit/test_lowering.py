@@ -150,7 +150,7 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("variable", "value", "limit"),
-    [("RETROGRAD_TOOL_SECONDS", "0.05", "0.05 s"), ("RETROGRAD_TOOL_MEMORY", "64MiB", "64 MiB of memory")],
+    [("RETROGRAD_TOOL_SECONDS", "0.001", "0.001 s"), ("RETROGRAD_TOOL_MEMORY", "64MiB", "64 MiB of memory")],
 )
 def test_a_lowering_that_comes_to_a_limit(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, limit: str
