@@ -88,9 +88,8 @@ def bundle_type(types: Sequence[ir.Type]) -> ir.Type:
 
 
 def unbundle(value: ir.Value) -> list[ir.Value]:
-    """What `bundle` made one value of: a value that is neither a ``!torch.tuple`` nor ``!torch.none`` is its own only
-    element.
-    """
+    """Returns what `bundle` made one value of: a value that is neither a ``!torch.tuple`` nor ``!torch.none`` is its
+    own only element."""
     types = bundled_types(value.type)
     if len(types) < 2:
         return [value] * len(types)

@@ -128,8 +128,8 @@ class CallBackwardOp(Bwd.Operation, name="call_backward", traits=[Effects]):
 
 
 class UpdateInputOp(Bwd.Operation, name="update_input", traits=[Effects]):
-    """What inlined hook number `hook` writes to an argument of the function. The value is a tuple of the argument, what
-    is written to it, and the other arguments that share its memory: all that reads these does so before.
+    """Gives what inlined hook number `hook` writes to an argument of the function. The value is a tuple of the
+    argument, what is written to it, and the other arguments that share its memory: all that reads these does so before.
     """
 
     value: ext.Operand[Any]
@@ -190,7 +190,8 @@ def _report(op: Any, problem: str | None) -> bool:
 
 
 def _find_shape_problem(op: Any, operands: Sequence[str], results: Sequence[str]) -> str | None:
-    """What is wrong with the number of operands and results, or with where a "token" and where a "value" stands."""
+    """Says what is wrong with the number of operands and results, or with where a "token" and where a "value"
+    stands."""
     for what, values, expected in (("operand", op.operands, operands), ("result", op.results, results)):
         if len(values) != len(expected):
             listed = ", ".join(expected) if expected else "none"

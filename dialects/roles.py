@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a function's arguments and results are to the user: ``bwd.role`` and ``bwd.name`` on them."""
+"""Says what a function's arguments and results are to the user: ``bwd.role`` and ``bwd.name`` on them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from retrograd.dialects.bwd import show_attribute
 
 
 def find_role_problems(function: ir.Operation) -> list[str]:
-    """What is wrong with the roles and names of a ``func.func``'s arguments and results; empty if all is well.
+    """Says what is wrong with the roles and names of a ``func.func``'s arguments and results; empty if all is well.
 
     Each must have a role out of `ARGUMENT_ROLES` or `RESULT_ROLES` and a name that is not empty.
     """

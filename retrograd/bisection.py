@@ -35,7 +35,7 @@ VALUES = "values"
 
 @dataclass(frozen=True)
 class Bisection:
-    """What :func:`retrograd.bisect` found; false where nothing is at fault.
+    """Holds the result of :func:`retrograd.bisect`; false where nothing is at fault.
 
     ``kind`` is ``values`` (they part from eager's), ``lower`` or ``iree-compile`` (the phase that fails), empty where
     nothing is at fault. ``function``, ``op``, ``location`` (in the user's source) and ``value`` (its name in the traced

@@ -109,7 +109,7 @@ def _compile_written_out(work: Work) -> Portable:
 
 
 def _describe_filed(whole: StagedModule, filed: Executable) -> Portable:
-    """What a file is to hold, with functions of its own."""
+    """Returns what a file is to hold, with functions of its own."""
     functions = function_specs(whole, filed)
     return Portable(filed.vmfb, (functions[FORWARD], functions[BACKWARD]), describe_memory(whole, filed))
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a build gives: a loaded program, and how its functions are called."""
+"""Defines the result of a build: a loaded program, and how its functions are called."""
 
 from __future__ import annotations
 

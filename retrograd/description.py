@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is told of a build: its manifest, its functions, the releases that it was made with."""
+"""Describes a build: its manifest, its functions, the releases that it was made with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
-    """What is told of a build: by its file to who loads it, by `explain()` to who compiled it."""
+    """Describes a build: a file tells who loads it, `explain()` who compiled it."""
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
     report = {
         "name": name,
@@ -58,7 +58,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
 
 
 def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:
-    """What a report says of an executable's functions and of the memory that they take, at the sizes of the trace."""
+    """Describes an executable's functions and the memory that they take, at the sizes of the trace."""
     known = not unknown_scratch(staged, executable.transients)
     specs = function_specs(staged, executable)
     return {
@@ -77,8 +77,8 @@ _SHOWN = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GR
 
 
 def _describe_half(half: str, staged: StagedModule, executable: Executable) -> list[dict[str, Any]]:
-    """What is in memory while each stage of a half runs, in bytes: what its caller holds, its scratch memory, its
-    steps. A half that is not cut is one stage."""
+    """Lists, in bytes, what is in memory while each stage of a half runs: what its caller holds, its scratch memory,
+    its steps. A half that is not cut is one stage."""
     # The backward runs while the forward's results are held, less the buffers, which are back in their place.
     results = [r for r in staged.function(FORWARD).results if half == FORWARD or r.role != MUTATION]
     if half in staged.plans:

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What to do with ops that do not compile: they become eager islands, or the compilation is refused."""
+"""Decides about ops that do not compile: they become eager islands, or the compilation is refused."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Fallback:
         stage: Callable[[Sequence[Island]], StagedModule],
         compile_staged: Callable[[StagedModule], _Result],
     ) -> tuple[_Result, list[EagerIsland]]:
-        """What ``compile_staged`` makes of what ``stage`` makes of the graph, with as few ops in islands as it takes,
-        and the islands.
+        """Returns what ``compile_staged`` makes of what ``stage`` makes of the graph, with as few ops in islands as it
+        takes, and the islands.
 
         Raises:
             CaptureError, PipelineError, CompileError: the graph cannot be compiled, or not without islands where these

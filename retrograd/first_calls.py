@@ -64,7 +64,7 @@ class Checks:
         warnings.warn(text[:_SHOWN], MiscompiledWarning, stacklevel=2)
 
     def find_wrong(self) -> str | None:
-        """What is wrong with a function that was found to be so."""
+        """Says what is wrong with a function that was found to be wrong."""
         return next((f"@{call.name}: {call.state}" for call in self.calls if call.is_wrong), None)
 
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a compilation is asked for, and the device that follows from where its tensors are."""
+"""Reads the options of a compilation, and the device that follows from where its tensors are."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Request:
-    """What a user gave `compile_backward` or `torch.compile`; refused where there is no such thing."""
+    """Holds the options given to `compile_backward` or `torch.compile`; refuses those that there are none of."""
 
     target: str | Sequence[str] | None = None
     partition: str = "min-cut"
@@ -145,15 +145,15 @@ class Request:
         )
 
     def _libraries(self, target: Target) -> Libraries:
-        """What libraries compute. What they take to work in nobody knows beforehand: a budget has them where they are
-        asked for by name alone."""
+        """Says what libraries compute. Nobody knows beforehand how much memory they work in: a budget has them where
+        they are asked for by name alone."""
         is_kept = self.partition == "budget" and self.kernels == AUTO
         return NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
 
 
 @dataclass(frozen=True)
 class BackwardRequest:
-    """What a user gave `retrograd.enable`; refused where there is no such thing."""
+    """Holds the options given to `retrograd.enable`; refuses those that there are none of."""
 
     target: str | None
     hook_schedule: str
@@ -165,7 +165,7 @@ class BackwardRequest:
     # Asked for by each backward.
     @cached_property
     def libraries(self) -> Libraries:
-        """What PyTorch's libraries compute, on any device."""
+        """Says what PyTorch's libraries compute, on any device."""
         kinds = ["cpu", "cuda"] if self.target is None else [self.target]
         found = [find_libraries(find_target(kind), self.kernels) for kind in kinds]
         return Libraries(found[0].cpu, found[-1].cuda)
@@ -228,8 +228,9 @@ def target_on(device: torch.device, target: str | Sequence[str] | None, kernels:
 
 
 def find_libraries(target: Target, kernels: str | Sequence[str]) -> Libraries:
-    """What PyTorch's libraries compute of a program for a target: on CUDA what they are faster at where that repays the
-    call, unless ``kernels`` says otherwise; on a CPU where it says so. Code for several devices is compiled whole."""
+    """Says what PyTorch's libraries compute of a program for a target: on CUDA what they are faster at where that
+    repays the call, unless ``kernels`` says otherwise; on a CPU where it says so. Code for several devices is compiled
+    whole."""
     least = 0 if LIBRARY in check_kernels(kernels) else WORTH if kernels == AUTO else None
     if target.kinds == ("cuda",):
         return Libraries(cuda=least)

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is done about a compiled function that gives wrong values, beside the training.
+"""Repairs a compiled function that gives wrong values, beside the training.
 
 The graph of the function is compiled by itself, with the sets of flags that come after those that went wrong; the first
 one that gives what the graph gives in torch is taken. The op at fault is looked for in any case, to be named, and where
@@ -60,7 +60,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a repair: a function that is right, if one was found, and what there is to say."""
+    """Holds the result of a repair: a function that is right, if one was found, and what there is to say."""
 
     function: CompiledFunction | None
     text: str
@@ -103,7 +103,7 @@ class RepairWork:
         return self._work.is_done
 
     def result(self) -> Caller | None:
-        """What to call from now on, or ``None`` where nothing was found; waits for it, and tells the user."""
+        """Returns what to call from now on, or ``None`` where nothing was found; waits for it, and tells the user."""
         outcome = self._work.result()
         self._say(outcome.text)
         return None if outcome.function is None else self._bind(outcome.function)
@@ -144,7 +144,7 @@ def find_other_flags(target: Target, failed: Sequence[str]) -> list[tuple[str, .
 
 
 def _without_packing(flags: Sequence[str]) -> frozenset[str]:
-    """What a set of flags asks for, whatever the module: data tiling is left out where it is of no use."""
+    """Returns what a set of flags asks for, whatever the module: data tiling is left out where it is of no use."""
     return frozenset(flags) - {DATA_TILING, SHARED_BINDINGS}
 
 

@@ -59,7 +59,7 @@ _standing = contextlib.ExitStack()
 
 
 class Scope(contextlib.ContextDecorator):
-    """What :func:`enable` gives: a context or a decorator, for as many uses as wanted, one inside the other and in
+    """A context or a decorator, as :func:`enable` gives it, for as many uses as wanted, one inside the other and in
     several threads too."""
 
     def __init__(self, options: BackwardRequest) -> None:
@@ -109,7 +109,7 @@ def enable(
 
 
 def explain_recompiles() -> list[Recompile]:
-    """What was compiled by :func:`enable` so far, in order, each with why nothing compiled before served; and what runs
+    """Lists what :func:`enable` compiled so far, in order, each with why nothing compiled before served; and what runs
     eagerly, and why. Each prints as one line."""
     return list(_CLIENT.history.entries)
 

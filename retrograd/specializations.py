@@ -55,7 +55,7 @@ def asking(
 
 @dataclass
 class Specializations:
-    """What a model was compiled for beside ``values``, which the first program was.
+    """Lists the values that a model was compiled for beside ``values``, those of the first program.
 
     ``model`` is the model, ``compile`` compiles it for arguments, positional and by name; ``hooks`` are those for saved
     tensors that were open, and are so again for others. ``texts`` says what each was compiled for.

@@ -108,7 +108,7 @@ class AheadOfTime:
         return built
 
     def _first(self, staged: StagedModule) -> StagedModule:
-        """What is compiled at once: the backward of the loss, where one output is one. A file holds that of all
+        """Returns what is compiled at once: the backward of the loss, where one output is one. A file holds that of all
         outputs, and on Vulkan a program finds its own residuals alone."""
         work = self.work
         if not work.for_loss or work.portable or not {"cpu", "cuda"}.issuperset(work.options.target.kinds):

@@ -17,7 +17,7 @@ class Store:
         self._cache = Cache()
 
     def get(self, parts: dict[str, str]) -> bytes | None:
-        """What was put there for ``parts``."""
+        """Returns what was put there for ``parts``."""
         return self._cache.get(self._key(parts))
 
     def put(self, parts: dict[str, str], data: bytes) -> None:

@@ -73,7 +73,7 @@ class BackwardVariants:
         )
 
     def _check_all(self, call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
-        """What compiles the backward of all outputs at its first call, and checks that as any other."""
+        """Compiles the backward of all outputs at its first call, and checks that as any other."""
         opened: list[Caller] = []
 
         def run(tensors: list[Any]) -> list[Any]:
@@ -178,7 +178,7 @@ class BackwardVariants:
         return None
 
     def _targets(self, limit: int | None) -> Iterator[Target]:
-        """What to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
+        """Returns what to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
         target = self.options.target
         yield target
         if limit is not None:

@@ -153,7 +153,7 @@ def _check_seal(path: Path, data: bytes) -> str:
 
 
 def _why_unsealed(data: bytes) -> str:
-    """What is wrong with a file that does not end in a seal."""
+    """Says what is wrong with a file that does not end in a seal."""
     if not data.startswith(_ZIP_START):
         if _ZIP_START.startswith(data):
             return f"truncated: {len(data)} bytes are no whole file"

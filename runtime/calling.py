@@ -37,8 +37,8 @@ class MissingGradientError(OtherProgramError):
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """What an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not compiled is not
-    given."""
+    """Describes what an argument must be. ``requires_grad`` is what it was compiled with: a gradient that was not
+    compiled is not given."""
 
     name: str
     shape: tuple[Size, ...]
@@ -176,7 +176,7 @@ class CallingConvention:
         return None if self._copies_to is not None and type_.device == "cpu" else device
 
     def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the model returns, from its tensor outputs in order."""
+        """Returns what the model returns, from its tensor outputs in order."""
         given = iter(tensors if self._copies_to is None else self._returned(tensors))
         leaves = [output.constant if output.kind == CONSTANT else next(given) for output in self.outputs]
         if self._out_spec is None:

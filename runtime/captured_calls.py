@@ -47,7 +47,7 @@ class Recorder(Protocol):
     """Captures what a function queues."""
 
     def record(self, run: Callable[[], Sequence[Tensor]]) -> Recording:
-        """What ``run`` queues; it is called once, and nothing need have run after that."""
+        """Records what ``run`` queues; it is called once, and nothing need have run after that."""
 
     def stream(self) -> int:
         """The stream that is current, by a number."""

@@ -33,8 +33,8 @@ _IN_PROCESS = ("backward_variants", "cuda_graphs", "islands", "specializations",
 
 @dataclasses.dataclass(frozen=True)
 class Portable:
-    """What a file is to hold: the executable, and of functions that are in one piece there and in stages here what the
-    file says of them."""
+    """Holds what a file is to have: the executable, and of functions that are in one piece there and in stages here
+    what the file says of them."""
 
     vmfb: bytes
     functions: tuple[FunctionSpec, ...] | None = None
@@ -46,7 +46,7 @@ class OtherPrograms(Protocol):
 
     @property
     def texts(self) -> Sequence[str]:
-        """What each of them was compiled for."""
+        """Lists what each of them was compiled for."""
 
     def is_first(self) -> bool:
         """Whether Python's values are those of the first program."""
@@ -63,7 +63,7 @@ class Verification(Protocol):
         """In words, for each function."""
 
     def find_wrong(self) -> str | None:
-        """What was found to be wrong, if anything was."""
+        """Says what was found to be wrong, if anything was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Unchecked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a :class:`CompiledBackward` is made of.
+    """Holds the parts that a :class:`CompiledBackward` is made of.
 
     ``call`` gives outputs for primals, on ``program``, in the order of ``convention``; ``state`` are parameters and
     buffers.
@@ -129,11 +129,11 @@ class CompiledBackward:
 
     @property
     def manifest(self) -> Manifest:
-        """What ``save`` writes beside the code, and ``explain`` says of it."""
+        """Holds what ``save`` writes beside the code, and ``explain`` says of it."""
         return self._parts.manifest
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns.
+        """Returns what the model returns.
 
         Raises:
             ArgumentError: an argument, parameter or buffer that the program was not compiled for; nothing has run then.
@@ -232,7 +232,7 @@ class CompiledBackward:
         return self._parts.ir(stage)
 
     def explain(self) -> Report:
-        """What was compiled, saved and recomputed. The first call after a step measures the peak of live bytes.
+        """Reports what was compiled, saved and recomputed. The first call after a step measures the peak of live bytes.
 
         That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
         """

@@ -76,7 +76,7 @@ class DeviceInfo:
 
 
 class _ProcessState:
-    """What belongs to one process: it is replaced, lock and all, in a forked child."""
+    """Holds what belongs to one process: it is replaced, lock and all, in a forked child."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -196,8 +196,8 @@ def _configure() -> None:
 
 
 def _allocators_of(place: torch.device) -> list[str] | None:
-    """What IREE shall put before a device's allocator, innermost first: on CUDA a cache of scratch memory, of bounded
-    size. A call of which the sizes are as before takes from there what the last one gave back."""
+    """Lists what IREE shall put before a device's allocator, innermost first: on CUDA a cache of scratch memory, of
+    bounded size. A call of which the sizes are as before takes from there what the last one gave back."""
     if place.type != "cuda" or not torch.cuda.is_available():
         return None
     kept = int(torch.cuda.get_device_properties(place).total_memory * _KEPT_SHARE)

@@ -120,7 +120,7 @@ class Program:
         return [allocate_result(spec, self._place(spec)) for spec in specs]
 
     def make_allocators(self, specs: Sequence[TensorSpec]) -> list[Callable[[], torch.Tensor]]:
-        """What allocates a function's results as `allocate` does, for many calls.
+        """Makes functions that allocate a function's results as `allocate` does, for many calls.
 
         Raises:
             ExecutionError: as for `allocate_results`.

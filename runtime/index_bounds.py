@@ -20,7 +20,7 @@ class IndexCheck:
     _passed: tuple[weakref.ref[torch.Tensor], int] | None = field(default=None, init=False, repr=False)
 
     def find_problem(self, tensor: torch.Tensor) -> str | None:
-        """What is wrong with a tensor of indices; None if nothing is. One that passed is not looked at again until
+        """Says what is wrong with a tensor of indices; None if nothing is. One that passed is not looked at again until
         torch counts a write to it."""
         version = None if tensor.is_inference() else tensor._version
         passed = self._passed

@@ -118,7 +118,7 @@ class IslandTimes:
         return run
 
     def describe(self) -> list[dict[str, Any]]:
-        """What each island is and why, and its share of the time so far: None where nothing has run."""
+        """Lists what each island is and why, and its share of the time so far: None where nothing has run."""
         return [
             {"what": i.text, "share": round(i.seconds / self.seconds, 4) if self.seconds else None}
             for i in self.islands

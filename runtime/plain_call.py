@@ -43,7 +43,7 @@ class PlainCall:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What another way to call the same function is made of."""
+        """Returns the parts that another way to call the same function is made of."""
         return self._device, self._handle, self._invoke, self._take, self._lock, self._explain, self._is_complex
 
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:

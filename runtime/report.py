@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What was compiled, saved and recomputed: as a table for people, as JSON for tools."""
+"""Reports what was compiled, saved and recomputed: as a table for people, as JSON for tools."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Report:
         return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"
 
     def timeline(self) -> MemoryTimeline:
-        """What is in memory while a step runs, kernel by kernel.
+        """Lists what is in memory while a step runs, kernel by kernel.
 
         Raises:
             ValueError: sizes are dynamic, parts run in torch, or the report is of a release that did not record it.

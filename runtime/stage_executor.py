@@ -34,7 +34,7 @@ from retrograd.runtime.executor import Argument, ExecutionError, Program
 
 
 class PythonSide(Protocol):
-    """What a plan calls in Python. Tensors in, tensors out, in the order of the plan."""
+    """The calls that a plan makes in Python. Tensors in, tensors out, in the order of the plan."""
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Call hook number ``hook`` of its kind; returns what takes the values' place."""
@@ -121,7 +121,7 @@ class StageExecutor:
         return places
 
     def _action(self, step: Step, freed: Sequence[str]) -> _Action:
-        """What runs a step and frees values after it."""
+        """Makes a function that runs a step and frees values after it."""
         match step:
             case RunStage():
                 return self._run_stage(step, freed)
@@ -262,7 +262,7 @@ def _is_last_look(step: Step) -> bool:
 
 
 def _gather(places: Sequence[int]) -> _Gather:
-    """What takes values from their places."""
+    """Makes a function that takes values from their places."""
     if len(places) > 1:
         return itemgetter(*places)
     if not places:

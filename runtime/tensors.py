@@ -21,7 +21,7 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
-"""What IREE's bindings raise."""
+"""Errors that IREE's bindings raise."""
 
 
 class ExecutionError(RetrogradError, RuntimeError):
@@ -52,7 +52,7 @@ def allocate_result(spec: TensorSpec, device: str | torch.device) -> torch.Tenso
 
 
 def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[], torch.Tensor]:
-    """What allocates a result, each time anew, on storage that torch aligns.
+    """Makes a function that allocates a result, each time anew, on storage that torch aligns.
 
     Raises:
         ExecutionError: as for `allocate_results`.

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is in memory while a step runs, kernel by kernel: as a picture, or as a trace that opens in Perfetto."""
+"""Shows what is in memory while a step runs, kernel by kernel: as a picture, or as a trace that opens in Perfetto."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HALVES = (FORWARD, BACKWARD)
 BETWEEN = "between stages"
 USED, RESERVED = "scratch in use", "scratch reserved"
 SERIES = ("outputs", "updated buffers", "residuals", "gradients", BETWEEN, USED, RESERVED)
-"""What memory is taken by, from the bottom of the picture to the top."""
+"""Kinds of memory, from the bottom of the picture to the top."""
 
 _COLORS = ("#8da0cb", "#e5c494", "#fc8d62", "#66c2a5", "#a6d854", "#e78ac3", "#eeeeee")
 _STEP_MICROSECONDS = 1000
@@ -62,8 +62,8 @@ class MemoryTimeline:
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> MemoryTimeline:
-        """What ``Report.to_dict`` has under ``timeline``: for each stage of a half what it holds, its scratch memory,
-        and its steps.
+        """Returns what ``Report.to_dict`` has under ``timeline``: for each stage of a half what it holds, its scratch
+        memory, and its steps.
 
         Raises:
             ValueError: there is none: sizes are dynamic, parts run in torch, or the report is of another release.

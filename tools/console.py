@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the subcommands of ``retrograd`` share: their errors, and how they write to a terminal or a file."""
+"""Holds what the subcommands of ``retrograd`` share: their errors, and how they write to a terminal or a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE_WIDTH = 240
 
 
 class CommandError(RetrogradError, RuntimeError):
-    """What was asked for cannot be done; the message says why and what helps. Exit status 1."""
+    """Says that what was asked for cannot be done; the message says why and what helps. Exit status 1."""
 
 
 class UsageError(RetrogradError, ValueError):

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ``retrograd compile`` is to compile: a model and its arguments, from a function of the user's."""
+"""Reads what ``retrograd compile`` is to compile: a model and its arguments, from a function of the user's."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 
 class RetrogradError(Exception):
-    """What is wrong with what the user gave: a model, an argument, an option, a file or a machine.
+    """Says that something the user gave is wrong: a model, an argument, an option, a file or a machine.
 
     The message says what, and what to do about it; it needs no traceback. Each error is one of Python's own kinds too
     (``RuntimeError``, ``ValueError`` or ``TypeError``). Exceptions

@@ -55,10 +55,10 @@ def narrowed_bytes(format: str, shape: tuple[int, ...], element: str) -> int | N
 
 
 def part_names(name: str, format: str) -> tuple[str, ...]:
-    """What the parts of the value called ``name`` are called."""
+    """Names the parts of the value called ``name``."""
     return tuple(part_name(name, part) for part in FORMATS[format].parts)
 
 
 def part_name(name: str, part: str) -> str:
-    """What a part of the value called ``name`` is called."""
+    """Names a part of the value called ``name``."""
     return f"{name}_{part}"

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What arguments that are indices have to be."""
+"""Describes what arguments that are indices have to be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a function queues on a CUDA device, as plain data: its kernels, copies and fills, one after the other."""
+"""Describes, as plain data, what a function queues on a CUDA device: kernels, copies and fills, one after the other."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ Step = Kernel | Fill | Copy
 
 @dataclass(frozen=True)
 class Expected:
-    """What an argument must be: its shape and IREE's name of its elements, where they are known, and the fewest
-    bytes."""
+    """Describes what an argument must be: its shape and IREE's name of its elements, where they are known, and the
+    fewest bytes."""
 
     shape: tuple[int, ...] | None = None
     element: str | None = None

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What an artifact says of itself: its functions, their tensors, what made it.
+"""Describes an artifact: its functions, their tensors, what made it.
 
 Reading is strict. A manifest with a field too many, too few or of another type is refused by name, so that a program
 never runs on a signature that was understood by half.

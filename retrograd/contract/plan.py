@@ -181,7 +181,7 @@ def insert_frees(plan: StagePlan) -> StagePlan:
 
 
 def find_plan_problems(plan: StagePlan, functions: Sequence[FunctionSpec]) -> Iterator[str]:
-    """What keeps a plan from running on these functions: values that are not there, calls that do not fit."""
+    """Lists what keeps a plan from running on these functions: values that are not there, calls that do not fit."""
     by_name = {function.name: function for function in functions}
     there = set(plan.arguments)
     for place, step in enumerate(plan.steps):

@@ -16,7 +16,7 @@ BACKWARD = "backward"
 """The function that computes the gradients."""
 
 INTO = "_into"
-"""What the name of a function ends with that takes storage for its results."""
+"""Ends the name of a function that takes storage for its results."""
 
 PARAM = "param"
 BUFFER = "buffer"
@@ -26,7 +26,7 @@ TANGENT = "tangent"
 SAVED = "saved"
 """A residual: the forward's result, and the backward's argument."""
 SEED = "seed"
-"""What the random numbers of a call are a function of."""
+"""Names the argument that the random numbers of a call are a function of."""
 SIZE = "size"
 """A size that differs from call to call: a number, and no tensor."""
 
@@ -36,14 +36,14 @@ MUTATION = "mutation"
 GRAD = "grad"
 
 BASE = "base"
-"""What the name of an output begins with that is returned for its views alone."""
+"""Begins the name of an output that is returned for its views alone."""
 
 ARGUMENT_ROLES = (PARAM, BUFFER, INPUT, TANGENT, SAVED, SEED, SIZE)
 RESULT_ROLES = (OUTPUT, MUTATION, SAVED, GRAD)
 
 
 def name_in_role(role: str, name: str) -> str:
-    """What belongs to ``name`` in a role: ``grad.weight`` to ``weight``."""
+    """Names what belongs to ``name`` in a role: ``grad.weight`` to ``weight``."""
     return f"{role}.{name}"
 
 
@@ -59,5 +59,5 @@ def is_own_residual(role: str, name: str) -> bool:
 
 
 def name_without_role(role: str, name: str) -> str:
-    """What `name_in_role` was given; ``name`` itself, if it is none of its names."""
+    """Returns what `name_in_role` was given; ``name`` itself, if it is none of its names."""
     return name.removeprefix(f"{role}.")

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a captured program takes and gives, in the user's words.
+"""Describes what a captured program takes and gives, in the user's words.
 
 A :class:`Signature` says how the arguments of a call map to the tensors of the captured graph and how the graph's
 results map back to the values that the call returns. A manifest holds it as JSON.

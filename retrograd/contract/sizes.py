@@ -140,7 +140,7 @@ def is_fixed(shape: Sequence[Size]) -> bool:
 
 
 def find_problem(data: Any, *, fractions: bool = False) -> str | None:
-    """What is wrong with something read from a file, if it is neither an expression nor a condition, which may have
+    """Says what is wrong with something read from a file, if it is no expression and no condition, which may have
     ``fractions``."""
     if isinstance(data, (int, str)) and not isinstance(data, bool):
         return None
