@@ -8,6 +8,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -99,7 +100,12 @@ class FlatModule(torch.nn.Module):
         return run
 
     def _trace(self, call: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:
-        noting, given, watched = self.own_hooks.noting(self.model), unchanged(self.constants), self._watched(tensors)
+        here = sys._getframe().f_code
+        noting, given, watched = (
+            self.own_hooks.noting(self.model),
+            unchanged(self.constants),
+            self._watched(tensors, here),
+        )
         with (
             HookTracker(),
             SourceTracker(),
@@ -118,14 +124,15 @@ class FlatModule(torch.nn.Module):
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
         if self.model is not None and changed:
-            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors):
+            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors, here):
                 refuse_counting(self.model, call)
         return result
 
     @contextlib.contextmanager
-    def _watched(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[CheckRecorder, Answers]]:
-        """While this is open, checks of the arguments pass, and questions about them are answered."""
-        with CheckRecorder(tensors) as recorder:
+    def _watched(self, tensors: Sequence[torch.Tensor], owner: CodeType) -> Iterator[tuple[CheckRecorder, Answers]]:
+        """While this is open, checks of the arguments pass, and questions about them are answered; the model is called
+        by ``owner``."""
+        with CheckRecorder(tensors, owner) as recorder:
             answers = Answers(recorder.functions, self.examples)
             with answering(answers):
                 yield recorder, answers

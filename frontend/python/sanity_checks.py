@@ -62,13 +62,12 @@ class SanityCheck:
 
 class CheckRecorder(TorchFunctionMode):
     """While it is active, checks that raise find nothing wrong; ``checks`` has them. ``arguments`` are the tensors that
-    the model is called with."""
+    the model is called with; further out than a call of ``owner`` there is none of the model's code."""
 
-    def __init__(self, arguments: Sequence[Tensor]) -> None:
+    def __init__(self, arguments: Sequence[Tensor], owner: CodeType) -> None:
         super().__init__()
         self.checks: list[SanityCheck] = []
-        # Further out than what made this there is none of the model's code.
-        self._owner = sys._getframe(1).f_code
+        self._owner = owner
         self.functions = FunctionsOfArguments(arguments)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
