@@ -31,7 +31,9 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
     """The flags that leave out what iree-compile does not need for this module and these devices.
 
     Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, as torchrun starts them,
-    and a thread pool of each costs them time.
+    and a thread pool of each costs them time. So it does for CUDA, where it is given rules for kernels: release 3.13 holds
+    a lock while it verifies their library on its thread pool, and a thread that waits there may take up another kernel,
+    which asks for the lock. It then stands still for ever.
     """
     needless = [plugin for plugin, kind in _GENERATORS.items() if kind not in target.kinds]
     needless += _FRONTENDS
@@ -42,6 +44,6 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
         needless.append(_TORCH_FRONTEND)
         flags.append("--iree-input-type=none")
     flags += [f"--iree-plugin=-{plugin}" for plugin in needless]
-    if environment.get(_THREADS_VARIABLE) == "1":
+    if environment.get(_THREADS_VARIABLE) == "1" or target.kinds == ("cuda",):
         flags.append("--mlir-disable-threading")
     return tuple(flags)

@@ -39,3 +39,8 @@ def test_the_frontend_of_torch_stays_for_its_ops() -> None:
 def test_one_thread_where_the_process_has_one(threads: str | None, expected: bool) -> None:
     environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
     assert ("--mlir-disable-threading" in select_parts(PLAIN, find_target("cpu"), environment)) == expected
+
+
+def test_one_thread_where_threads_could_lock_each_other_out() -> None:
+    assert "--mlir-disable-threading" in select_parts(PLAIN, find_target("cuda:sm_90"), {})
+    assert "--mlir-disable-threading" not in select_parts(PLAIN, find_target(("cpu", "cuda:sm_90")), {})
