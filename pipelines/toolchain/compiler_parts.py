@@ -31,9 +31,9 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
     """The flags that leave out what iree-compile does not need for this module and these devices.
 
     Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, as torchrun starts them,
-    and a thread pool of each costs them time. So it does for CUDA, where it is given rules for kernels: release 3.13 holds
-    a lock while it verifies their library on its thread pool, and a thread that waits there may take up another kernel,
-    which asks for the lock. It then stands still for ever.
+    and a thread pool of each costs them time. So it does for CUDA, where it is given rules for kernels: release 3.13
+    holds a lock while it verifies their library on its thread pool, and a thread that waits there may take up another
+    kernel, which asks for the lock. It then stands still for ever.
     """
     needless = [plugin for plugin, kind in _GENERATORS.items() if kind not in target.kinds]
     needless += _FRONTENDS

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -68,7 +69,7 @@ def otherwise(t: Tensor) -> int:
 
 
 def _record(function: Callable[[Tensor], Any], t: Tensor) -> list[SanityCheck]:
-    recorder = CheckRecorder([t])
+    recorder = CheckRecorder([t], sys._getframe().f_code)
     with recorder:
         assert function(t) == 1
     return recorder.checks
