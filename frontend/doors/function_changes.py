@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+# First: the two import each other, and this one begins well.
+import torch._dynamo  # noqa: F401
 from torch._functorch._aot_autograd import runtime_wrappers
 
 # Releases of PyTorch before 2.13 have none: what AOTAutograd builds stays as it is there.

@@ -111,6 +111,12 @@ def test_public_name_loads(name: str) -> None:
     assert exported.__module__ == retrograd._EXPORTS[name]
 
 
+@pytest.mark.parametrize("name", ["MiscompiledWarning", "EagerIslandWarning"])
+def test_warnings_load_before_all_else(name: str) -> None:
+    """As for a filter at the top of a program: parts of torch that import each other have one order that works."""
+    subprocess.run([sys.executable, "-c", f"import retrograd; retrograd.{name}"], check=True)
+
+
 def test_loading_a_file_imports_nothing_that_compiles() -> None:
     """Frontend, pipelines and what they need of torch take seconds to import."""
     code = "import sys, retrograd; retrograd.load; print(*sys.modules)"
