@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import FAMILY, is_alive, wait_for
 
 from retrograd.pipelines.toolchain.subprocesses import (
     ToolLimits,
@@ -21,35 +21,9 @@ from retrograd.pipelines.toolchain.subprocesses import (
     tool_environment,
 )
 
-# A child that starts a grandchild, writes both their numbers to a file and waits.
-FAMILY = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-with open("numbers.part", "w") as file:
-    file.write(f"{os.getpid()} {child.pid}")
-os.rename("numbers.part", "numbers")
-time.sleep(600)
-"""
-
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def is_alive(number: int) -> bool:
-    """Whether a process runs; one that ended and that nobody waited for does not."""
-    try:
-        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_what_a_tool_says_and_how_it_ends(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import FAMILY, is_alive, read_numbers, wait_for
 
 from retrograd.pipelines.toolchain import warm_tool
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult
@@ -34,15 +34,6 @@ from example_tool import main
 ForkServer(int(sys.argv[1]), int(sys.argv[2]), main).serve()
 """
 WHO = "import os, sys; print(f'{SERVED} {os.getppid()}', file=sys.stderr)"
-# Starts a grandchild, writes both their numbers to a file and waits.
-FAMILY = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-with open("numbers.part", "w") as file:
-    file.write(f"{os.getpid()} {child.pid}")
-os.rename("numbers.part", "numbers")
-time.sleep(600)
-"""
 LIMITS = ToolLimits(2**34, 60.0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="servers are for Linux")
@@ -67,26 +58,6 @@ def server_of(tool: WarmTool, folder: Path) -> int:
     served, number = tool.run([WHO], folder=folder, limits=LIMITS).stderr.split()
     assert served == "True"
     return int(number)
-
-
-def is_alive(number: int) -> bool:
-    try:
-        status = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
-def read_numbers(folder: Path) -> list[int]:
-    assert wait_for((folder / "numbers").exists)
-    return [int(number) for number in (folder / "numbers").read_text(encoding="utf-8").split()]
 
 
 @pytest.mark.parametrize(
