@@ -6,18 +6,13 @@ module from a process that has it loaded. A search for what fits a memory budget
 It ends as :mod:`retrograd.tools.lowering_server` does.
 """
 
-import gc
-import sys
-
-from retrograd.pipelines.toolchain.fork_server import ForkServer
+from retrograd.pipelines.toolchain.fork_server import serve
 from retrograd.tools.iree_compile import main as compile_module
 
 
 def main() -> None:
     """Run the program; returns when its work is over."""
-    gc.collect()
-    gc.freeze()
-    ForkServer(int(sys.argv[1]), int(sys.argv[2]), compile_module).serve()
+    serve(compile_module)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ that started it, of the number ``PARENT``, when that closes the other end of ``S
 to do.
 """
 
-import gc
-import sys
-
-from retrograd.pipelines.toolchain.fork_server import ForkServer
+from retrograd.pipelines.toolchain.fork_server import serve
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.tools.lower import main as lower
 
@@ -27,10 +24,7 @@ func.func @f(%x: !torch.vtensor<[4],f32> {bwd.role = "input", bwd.name = "x"})
 def main() -> None:
     """Run the program; returns when its work is over."""
     warm_up()
-    # What is loaded now stays: the children's walks for garbage leave its pages shared.
-    gc.collect()
-    gc.freeze()
-    ForkServer(int(sys.argv[1]), int(sys.argv[2]), lower).serve()
+    serve(lower)
 
 
 def warm_up() -> None:

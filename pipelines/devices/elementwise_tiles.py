@@ -9,13 +9,18 @@ a nanosecond: 4096 x 768 elements take 16 us whether 19 or 31 MB are moved for t
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 
-from retrograd.pipelines.devices.kernel_rules import WARP, Rule, write_action
-
-_THREADS = 256
-"""Of a workgroup, at the most."""
+from retrograd.pipelines.devices.kernel_rules import (
+    WARP,
+    Rule,
+    write_action,
+    write_comparison,
+    write_count,
+    write_sizes,
+)
 
 # Elements of a workgroup along the last axis, and along the one before it where rows are short; the first that divides
 # a tensor is taken. Those of 7 are of images of 224 x 224 and what convolutions halve them to.
@@ -23,8 +28,10 @@ _ROWS = (1024, 768, 512, 896, 256)
 _BLOCKS = ((8, 128), (8, 112), (16, 64), (16, 56), (12, 64), (32, 28), (32, 32), (4, 128), (4, 64))
 _MOST_LOOPS = 5
 _SHORTEST_ROW = 32
-# Elements of a thread, by the bits of one: 16 bytes to read, or four elements of what has more bits elsewhere.
-_VECTORS = {32: 4, 16: 4, 8: 4}
+# Elements of a thread; eight are no faster, of 16 bits either.
+_VECTOR = 4
+# Of an element of a result.
+_BITS = (32, 16, 8)
 
 _TRANSPOSE = re.compile(r"linalg\.transpose ins\([^:]*: tensor<([\dx]+)x\w+>\).*permutation = \[([\d, ]+)\]")
 
@@ -34,7 +41,7 @@ def elementwise_rules(linalg: str) -> list[Rule]:
     what has the loops of one is taken for one."""
     kept = sorted({loops for shape, order in find_transposes(linalg) for loops in collapse(shape, order)})
     tiles = [_write_keeping(loops) for loops in kept if len(loops) <= _MOST_LOOPS]
-    for bits, rank in itertools.product(_VECTORS, range(1, _MOST_LOOPS + 1)):
+    for bits, rank in itertools.product(_BITS, range(1, _MOST_LOOPS + 1)):
         tiles.extend(_write_tile(bits, rank, (size,)) for size in _ROWS)
         if rank > 1:
             tiles.extend(_write_tile(bits, rank, block) for block in _BLOCKS)
@@ -70,13 +77,7 @@ def collapse(shape: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]
 def _write_keeping(loops: Sequence[int]) -> Rule:
     """A rule that leaves elementwise ops of these loops as they are."""
     name = "_".join(map(str, loops))
-    compared = "\n".join(
-        f"""      %size{axis} = transform.match.structured.dim %structured[{axis}] : (!transform.any_op) -> !transform.param<i64>
-      %expected{axis} = transform.param.constant {size} : i64 -> !transform.param<i64>
-      transform.match.param.cmpi eq %size{axis}, %expected{axis} : !transform.param<i64>"""  # noqa: E501
-        for axis, size in enumerate(loops)
-    )
-    matcher = _MATCHER.format(name=f"transposes_{name}", rank=len(loops), more=compared)
+    matcher = _write_matcher(f"transposes_{name}", len(loops), write_sizes(loops))
     action = f"""  transform.named_sequence @keep_{name}(%op: !transform.any_op {{transform.readonly}}) {{
     transform.yield
   }}"""
@@ -86,7 +87,6 @@ def _write_keeping(loops: Sequence[int]) -> Rule:
 def _write_tile(bits: int, rank: int, tile: Sequence[int]) -> Rule:
     """A rule for ops of ``rank`` loops whose result has elements of so many bits: a tile of the innermost loops."""
     name = f"{bits}_{rank}_{'x'.join(map(str, tile))}"
-    vector = _VECTORS[bits]
     first = rank - len(tile)
     divided = "\n".join(
         f"      transform.iree.match.dim_is_multiple_of %init[{first + axis}], {size} : !transform.any_value"
@@ -95,28 +95,27 @@ def _write_tile(bits: int, rank: int, tile: Sequence[int]) -> Rule:
     compared = f"""\
       %init = transform.match.structured.init %structured[0] : (!transform.any_op) -> !transform.any_value
       %bits = transform.match.structured.elemental_bitwidth %init : (!transform.any_value) -> !transform.param<i64>
-      %wanted = transform.param.constant {bits} : i64 -> !transform.param<i64>
-      transform.match.param.cmpi eq %bits, %wanted : !transform.param<i64>
+{write_comparison("%bits", bits)}
 {divided}"""
-    outer, threads = [1] * first, 1
-    for size in tile:
-        threads *= size
-    threads //= vector
-    matcher = _MATCHER.format(name=f"maps_{name}", rank=rank, more=compared)
+    outer, threads = [1] * first, math.prod(tile) // _VECTOR
+    matcher = _write_matcher(f"maps_{name}", rank, compared)
     config = (
-        f"thread = {[*outer, *[1] * (len(tile) - 1), vector]}, workgroup = {[*outer, *tile]}",
+        f"thread = {[*outer, *[1] * (len(tile) - 1), _VECTOR]}, workgroup = {[*outer, *tile]}",
         f"pipeline = #iree_gpu.pipeline<TileAndFuse> workgroup_size = [{threads}, 1, 1] subgroup_size = {WARP}",
     )
     action = write_action(f"spread_{name}", *config)
     return Rule(f"maps_{name}", f"spread_{name}", f"{matcher}\n{action}")
 
 
+def _write_matcher(name: str, rank: int, more: str) -> str:
+    """A sequence that matches ops of as many loops, and that passes ``more`` comparisons."""
+    return _MATCHER.format(name=name, rank=write_count("rank", rank, "rank"), more=more)
+
+
 _MATCHER = """  transform.named_sequence @{name}(%op: !transform.any_op {{transform.readonly}}) -> !transform.any_op {{
     %matched = transform.match.structured %op : (!transform.any_op) -> !transform.any_op {{
     ^bb0(%structured: !transform.any_op):
-      %rank = transform.match.structured.rank %structured : (!transform.any_op) -> !transform.param<i64>
-      %loops = transform.param.constant {rank} : i64 -> !transform.param<i64>
-      transform.match.param.cmpi eq %rank, %loops : !transform.param<i64>
+{rank}
 {more}
       transform.match.structured.yield %structured : !transform.any_op
     }}

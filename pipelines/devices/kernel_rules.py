@@ -46,21 +46,29 @@ def write_matcher(name: str, loops: Sequence[Loop], inputs: int | None = None, *
         "(!transform.any_op) -> ()"
         for axis, (kind, _) in enumerate(loops)
     )
-    sizes = "\n".join(
-        f"""      %size{axis} = transform.match.structured.dim %structured[{axis}] : (!transform.any_op) -> !transform.param<i64>
-{_write_comparison(f"%size{axis}", size)}"""  # noqa: E501
-        for axis, (_, size) in enumerate(loops)
-        if size
-    )
+    sizes = write_sizes([size for _, size in loops])
     counts = {"rank": ("rank", len(loops)), "results": ("num_inits", 1)}
     if inputs is not None:
         counts["inputs"] = ("num_inputs", inputs)
-    compared = "\n".join(
-        f"""      %{label} = transform.match.structured.{what} %structured : (!transform.any_op) -> !transform.param<i64>
-{_write_comparison(f"%{label}", number)}"""  # noqa: E501
-        for label, (what, number) in counts.items()
-    )
+    compared = "\n".join(write_count(what, number, label) for label, (what, number) in counts.items())
     return _MATCHER.format(name=name, compared=compared, kinds=kinds, sizes=sizes, whole=_WHOLE * whole)
+
+
+def write_sizes(sizes: Sequence[int]) -> str:
+    """Compares how often the loops of ``%structured`` run with these numbers, outermost first; 0 stands for any."""
+    return "\n".join(
+        f"""      %size{axis} = transform.match.structured.dim %structured[{axis}] : (!transform.any_op) -> !transform.param<i64>
+{write_comparison(f"%size{axis}", size)}"""  # noqa: E501
+        for axis, size in enumerate(sizes)
+        if size
+    )
+
+
+def write_count(what: str, number: int, label: str) -> str:
+    """Compares a count of ``%structured``, its ``rank``, ``num_inits`` or ``num_inputs``, and names it by ``label``."""
+    return f"""\
+      %{label} = transform.match.structured.{what} %structured : (!transform.any_op) -> !transform.param<i64>
+{write_comparison(f"%{label}", number)}"""
 
 
 def write_action(name: str, config: str, translation: str, more: str = "") -> str:
@@ -77,7 +85,8 @@ def write_info(config: str, translation: str) -> str:
     )
 
 
-def _write_comparison(value: str, number: int) -> str:
+def write_comparison(value: str, number: int) -> str:
+    """Goes on where the parameter ``value`` is this number."""
     expected = f"%expected_{value.removeprefix('%')}"
     return f"""      {expected} = transform.param.constant {number} : i64 -> !transform.param<i64>
       transform.match.param.cmpi eq {value}, {expected} : !transform.param<i64>"""

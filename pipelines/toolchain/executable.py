@@ -310,7 +310,9 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, .
     if target.kinds != ("cuda",):
         return []
     script, rules = write_tile_script(linalg), [*row_rules(linalg), *scatter_rules(linalg)]
-    common = () if script is None else (_write_option("preprocessing-transform-spec-filename", script, folder),)
+    common = (
+        () if script is None else (_write_option("preprocessing-transform-spec-filename", script, folder, "products"),)
+    )
     choices = []
     for name, chosen in (("tiles", [*rules, *elementwise_rules(linalg)]), ("reductions", rules)):
         library = write_library(chosen)
@@ -319,7 +321,7 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, .
     return [options for options in choices if options]
 
 
-def _write_option(option: str, script: str, folder: Path, name: str = "products") -> str:
+def _write_option(option: str, script: str, folder: Path, name: str) -> str:
     """The option that has iree-compile read a script, which is written to the folder."""
     path = folder / f"{name}.mlir"
     path.write_text(script, encoding="utf-8")

@@ -10,6 +10,7 @@ ended; where its other end is closed, for writing or altogether, the child and a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -127,6 +128,14 @@ class ForkServer:
         finally:
             sys.stderr.flush()
             os._exit(status)
+
+
+def serve(tool: Callable[[Sequence[str]], int]) -> None:
+    """Run ``tool`` for the socket and the process that the command line names; returns when its work is over. Call it
+    when everything is loaded: the children's walks for garbage leave those pages shared."""
+    gc.collect()
+    gc.freeze()
+    ForkServer(int(sys.argv[1]), int(sys.argv[2]), tool).serve()
 
 
 def _stand_in(said: int) -> None:

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
-from retrograd.pipelines.transforms.helpers.barriers import walk
-from retrograd.pipelines.transforms.helpers.copies import replace_by_form
+from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
 
 # 1 / (2 pi) in parts of 28 bits, so that a part times a number in f32, of 24 bits, is exact in f64; and from the third
 # part on also all that is left, in 53 bits.
@@ -73,6 +72,7 @@ _QUARTERS = """
 """
 
 
+@cache
 def _form(type_: str, ahead: int) -> str:
     """A function of one number of ``type_``: its sine, ``ahead`` quarters of a turn on."""
     narrow = type_ in _NARROW
@@ -146,15 +146,9 @@ class BwdExpandSines(ModulePass):
     description: ClassVar[str] = "Write sine and cosine so that they hold for large arguments, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
-        found = [
-            op
-            for func in functions(module)
-            for op in walk(only_block(func, self.name))
-            if op.name in _AHEAD and str(op.results[0].type) in ("f32", *_NARROW)
-        ]
-        forms: dict[tuple[str, str], ir.Module] = {}
-        for op in found:
-            key = op.name, str(op.results[0].type)
-            if key not in forms:
-                forms[key] = ir.Module.parse(_form(key[1], _AHEAD[key[0]]))
-            replace_by_form(op, forms[key])
+        replace_by_forms(module, self.name, _form_of)
+
+
+def _form_of(op: ir.Operation) -> str | None:
+    type_ = str(op.results[0].type) if op.name in _AHEAD else ""
+    return _form(type_, _AHEAD[op.name]) if type_ in ("f32", *_NARROW) else None

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
-from retrograd.pipelines.transforms.helpers.barriers import walk
-from retrograd.pipelines.transforms.helpers.copies import replace_by_form
+from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
 
 _TANH = "math.tanh"
 
@@ -64,14 +62,8 @@ class BwdExpandTanh(ModulePass):
     description: ClassVar[str] = "Write tanh with the digits that its gradient needs, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
-        found = [
-            op
-            for func in functions(module)
-            for op in walk(only_block(func, self.name))
-            if op.name == _TANH and isinstance(op.results[0].type, ir.F32Type)
-        ]
-        if not found:
-            return
-        form = ir.Module.parse(_FORM)
-        for op in found:
-            replace_by_form(op, form)
+        replace_by_forms(module, self.name, _form_of)
+
+
+def _form_of(op: ir.Operation) -> str | None:
+    return _FORM if op.name == _TANH and isinstance(op.results[0].type, ir.F32Type) else None

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from retrograd.dialects import ir
+from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.transforms.helpers.barriers import walk
 
 
@@ -50,3 +51,17 @@ def replace_by_form(op: ir.Operation, form: ir.Module) -> None:
     (value,) = copy_form(form, list(op.operands), op)
     op.results[0].replace_all_uses_with(value)
     op.erase()
+
+
+def replace_by_forms(module: ir.Operation, pass_name: str, form_of: Callable[[ir.Operation], str | None]) -> None:
+    """Replace each op of a module's functions, in bodies too, for which ``form_of`` gives the text of a form; each text
+    is parsed once.
+
+    Raises:
+        PassFailure: a function of several blocks; names the pass.
+    """
+    ops = (op for func in functions(module) for op in walk(only_block(func, pass_name)))
+    found = [(op, form) for op in ops if (form := form_of(op)) is not None]
+    parsed = {form: ir.Module.parse(form) for form in dict.fromkeys(form for _, form in found)}
+    for op, form in found:
+        replace_by_form(op, parsed[form])
