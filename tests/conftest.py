@@ -1,12 +1,16 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What holds for every test: a share of the cores, a compile cache that starts empty, and few walks for garbage."""
+"""What holds for every test: a share of the cores, a compile cache that starts empty, numbers that are the same in each
+run, and few walks for garbage."""
 
 import gc
 import os
+import random
 import resource
 import shutil
+import sys
 import tempfile
+import zlib
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -45,6 +49,27 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     # `-m integration`, say: a test is marked with its folder's name.
     for item in items:
         item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    # Models that a file makes when it is imported.
+    _seed(collector.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _seed(item.nodeid)
+
+
+def _seed(name: str) -> None:
+    """Seeds Python's, NumPy's and PyTorch's generators from a name, so that a test that fails once fails again."""
+    number = zlib.crc32(name.encode())
+    random.seed(number)
+    # Most unit tests of pure data import neither.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number)
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "manual_seed"):
+        torch.manual_seed(number)
 
 
 class FewCollections:
