@@ -110,7 +110,7 @@ class Splitter:
         return False
 
     def _value(self, node: Node) -> Any:
-        """What a rule takes for a node."""
+        """Return what a rule takes for a node."""
         if not is_complex_type(node.meta.get("val")):
             return self._writer.value(node)
         if node.op == "get_attr":

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What stands in for an aten op while a graph is traced, and why.
+"""Lists the replacements for aten ops while a graph is traced, with the reason for each.
 
 ``DECOMPOSITIONS`` is the whole of it, as data: each entry is right against eager for every input it does not turn
 away, and an entry that turns an input away keeps the op for torch-mlir to lower.

@@ -92,7 +92,7 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: f
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:
-    """What scores are multiplied by: unless it is given, by the width of a head."""
+    """Return the factor of the scores: ``scale`` if given, else one over the root of a head's width."""
     return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 

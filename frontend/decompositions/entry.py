@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What one entry of the decomposition table is."""
+"""Defines an entry of the decomposition table."""
 
 from __future__ import annotations
 

@@ -168,13 +168,13 @@ class ZeroMaker:
         return known | {name: tensors[at[0]].shape[at[1]] for name, at in self._axes.items() if at is not None}
 
     def zeros_like(self, node: torch.fx.Node) -> Callable[[Mapping[str, int]], torch.Tensor]:
-        """What makes zeros like the value of ``node`` where the open sizes are these."""
+        """Return a function from the open sizes to zeros like the value of ``node``."""
         value = node.meta["val"]
         shape, dtype = to_shape(value, self._names), value.dtype
         return lambda known: torch.zeros([evaluate_size(n, known) for n in shape], dtype=dtype, device=self.device)
 
     def filler(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """What puts zeros in the place of absent tangents among the arguments."""
+        """Return a function that puts zeros in the place of absent tangents among the arguments."""
         makers = {place: self.zeros_like(node) for place, node in enumerate(self._placeholders) if is_tangent(node)}
 
         def fill_in(tensors: Sequence[Any]) -> list[Any]:

@@ -67,7 +67,7 @@ class CapturedGraph:
     sizes: OpenSizes = field(default_factory=OpenSizes)
 
     def for_build(self) -> Captured:
-        """What is to be built of it; traces the hooks that pack what is saved."""
+        """Return the graph as the build takes it; traces the hooks that pack what is saved."""
         return Captured.of(self.graph_module, JOINT, self.signature)
 
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What every door hands to the build: a graph that is ready to be imported, and what there is to know of it."""
+"""Defines what every door hands to the build: a graph that is ready to be imported, and the facts about it."""
 
 from __future__ import annotations
 

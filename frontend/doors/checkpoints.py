@@ -50,7 +50,7 @@ def save(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def find_tag(node: torch.fx.Node) -> tuple[str | None, int | None, str]:
-    """What the user asked of a node of a traced graph: the tag, the number of its checkpointed block, its name.
+    """Read what the user asked of a node of a traced graph: the tag, the number of its checkpointed block, its name.
 
     Raises:
         CaptureError: a policy that cannot be followed; names the line.

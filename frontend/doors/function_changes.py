@@ -28,7 +28,7 @@ class FunctionChange:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """What is built in the block is changed."""
+        """Change the functions that are built in the block."""
         if _FACTORY is None:
             yield
             return

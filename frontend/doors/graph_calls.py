@@ -114,9 +114,10 @@ def graph_caller(
     absent: frozenset[str] = frozenset(),
     fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
 ) -> Caller:
-    """What calls ``function`` on the graph's arguments and gives the graph's results; its first call is checked if that
-    is wanted. The first ``restride`` results get the strides of the trace. ``sizes`` are the open sizes of the whole
-    trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that are ``absent``."""
+    """Return a function that calls ``function`` on the graph's arguments and returns the graph's results; its first
+    call is checked if that is wanted. The first ``restride`` results get the strides of the trace. ``sizes`` are the
+    open sizes of the whole trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that
+    are ``absent``."""
     bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
     if function.check is None:
         return bind(function)

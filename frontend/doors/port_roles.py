@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the arguments and results of a graph are to the user: a role, ``param`` or ``grad`` say, and a name.
+"""Gives each argument and result of a graph its role for the user (``param``, ``grad``, ...) and a name.
 
 AOTAutograd describes those of a graph that it traced (``node.meta["desc"]``); of one that was captured as it ran the
 descriptions are made here.

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What users say of their hooks: that one is tensor code alone, or that one starts communication."""
+"""Marks hooks for users: as tensor code alone, or as starting communication."""
 
 from __future__ import annotations
 

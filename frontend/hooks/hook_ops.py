@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a backward does besides computing tensors: hooks, accumulation and custom functions, as ops of a torch library.
+"""Registers hooks, accumulation and custom functions, which a backward runs besides computing tensors, as ops of a
+torch library.
 
 Tracing keeps them whole. Only tensors go in and out of them. Each takes a token and gives the next one, so that their
 order is carried by values; a token is an int8 tensor of shape (0,). They import as ``torch.operator

@@ -31,8 +31,8 @@ _PART = object()
 
 @dataclass(frozen=True, eq=False)
 class TracedPair:
-    """What a pair of hooks does to values of one shape, dtype and device: graphs from a tensor to the tensors that it
-    is packed to, and from these to a tensor."""
+    """A pair of hooks, traced for values of one shape, dtype and device: graphs from a tensor to the tensors that it is
+    packed to, and from these to a tensor."""
 
     pair: HookPair
     pack: torch.fx.GraphModule

@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What every value of a captured graph is in eager: what slices of a compiled program are given and compared with."""
+"""Records the value of every node of a captured graph in eager: slices of a compiled program get these as arguments,
+and are compared with them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class EagerValues:
     def find_difference(
         self, names: Sequence[str], results: Sequence[torch.Tensor], operands: Mapping[str, Sequence[str]]
     ) -> str | None:
-        """What the first of ``results`` that differs from its value by more than rounding is, and by how much.
+        """Describe the first of ``results`` that differs from its value by more than rounding, and by how much.
 
         ``operands`` has the names of the values that one is computed from.
         """

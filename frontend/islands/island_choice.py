@@ -128,7 +128,7 @@ def is_random(node: Node) -> bool:
 
 
 def _values(node: Node) -> list[torch.Tensor]:
-    """What a node takes and gives, as far as these are tensors."""
+    """List the tensors that a node takes and returns."""
     found = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     return [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
 

@@ -98,7 +98,8 @@ def _chosen(writer: GraphWriter, operand: Any, source: Node, axis: Any, index: N
 
 
 def _behind_views(node: Any) -> Any:
-    """What a value is a view of in its own shape, as where tokens were split into sequences and joined again."""
+    """Look through views of a value back to a node of its own shape, as where tokens were split into sequences and
+    joined again."""
     source, shape = node, _shape(node) if isinstance(node, Node) else None
     while isinstance(source, Node) and source.target in _VIEWS:
         source = source.args[0]

@@ -144,12 +144,12 @@ RUN_AS: Mapping[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
 }
-"""What an island runs in the place of an op."""
+"""Maps ops to the functions that an island runs in their place."""
 
 
 class LibraryInterpreter(Interpreter):
     """Runs a graph on the device that its tensors are on, whichever its ops were traced for."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What an island would give."""
+        """Run an op as an island would."""
         return super().call_function(RUN_AS.get(target, target), args, kwargs)

@@ -49,8 +49,8 @@ def attach_views(graph_module: GraphModule) -> None:
 
 
 def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Node:
-    """What the op is to take in place of ``value``: a view of its own, of something contiguous; ``copies`` are the
-    views that it has so far."""
+    """Return what the op is to take in place of ``value``: a view of its own, of something contiguous; ``copies`` are
+    the views that it has so far."""
     if _is_contiguous(value):
         return value
     if value in copies:

@@ -1,3 +1,3 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is done to a traced FX graph before and while it is imported to MLIR."""
+"""Prepares a traced FX graph, and imports it to MLIR."""

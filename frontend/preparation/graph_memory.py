@@ -61,7 +61,7 @@ def _read_available() -> int | None:
 
 
 def _read_group() -> int | None:
-    """What is left of the memory that this process's control group (v2) is allowed."""
+    """Read how many bytes are left of the memory that this process's control group (v2) is allowed."""
     folder = Path("/sys/fs/cgroup")
     try:
         allowed, taken = (

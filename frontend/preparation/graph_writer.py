@@ -46,7 +46,7 @@ class GraphWriter(TorchDispatchMode):
         self.created: set[Node] = set()
 
     def value(self, node: Node) -> Any:
-        """What a node gives, for ops to be called on."""
+        """Return a node's value, for ops to be called on."""
         for leaf in pytree.tree_leaves(node.meta["val"]):
             if isinstance(leaf, Tensor):
                 self._nodes[id(leaf)] = (leaf, node)

@@ -216,8 +216,8 @@ def _shape_text(value: Any, names: Names) -> str:
 
 
 def _traced(node: torch.fx.Node, index: int, place: int, count: int) -> Mapping[int, Any]:
-    """What was traced of results of the op that gives a node's value, by place: of one that takes a list of tensors
-    apart all ``count``, also those that nobody asked for."""
+    """Map places to traced results of the op that yields a node's value: of an op that takes a list of tensors apart
+    all ``count``, also those that nobody asked for."""
     source = node.args[0].meta.get("val") if node.target is operator.getitem else None  # type: ignore[union-attr]
     if isinstance(source, tuple | list) and len(source) == count:
         return dict(enumerate(source))

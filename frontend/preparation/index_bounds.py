@@ -52,7 +52,8 @@ class _Path:
 
 
 def find_index_bounds(graph: Graph) -> tuple[IndexBound, ...]:
-    """What the arguments of a traced graph, by number, have to be as indices into tensors of fixed sizes."""
+    """Find the bounds that arguments of a traced graph, by number, have to keep as indices into tensors of fixed
+    sizes."""
     found: dict[tuple[Any, ...], IndexBound] = {}
     for number, argument in enumerate(graph.find_nodes(op="placeholder")):
         value = argument.meta.get("val")

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is done to every traced graph before it is imported, in one order, whichever door it came through."""
+"""Prepares every traced graph for import, in one order, whichever door it came through."""
 
 from __future__ import annotations
 

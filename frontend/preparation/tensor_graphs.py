@@ -92,5 +92,5 @@ def _take_sizes(graph: torch.fx.Graph) -> None:
 
 
 def flatten_output(output: Any) -> list[Any]:
-    """What a graph gives, in order, out of its nesting."""
+    """List a graph's results, in order, out of their nesting."""
     return torch.utils._pytree.arg_tree_leaves(output)

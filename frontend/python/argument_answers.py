@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a model asks of the contents of its arguments: ``if mask.all():``, ``n = int(lengths.max())``, or how many
-``x[labels >= 0]`` are.
+"""Answers a model's questions about the contents of its arguments: ``if mask.all():``, ``n = int(lengths.max())``, or
+how many ``x[labels >= 0]`` are.
 
 A trace does not know what is in a tensor. Where it was computed from arguments alone, by functions that are cheap, the
 answer is the one for the arguments that are compiled for; before each call the same is asked of the arguments then, and
@@ -68,8 +68,8 @@ class Answers:
     found: list[Answer] = field(default_factory=list)
 
     def ask(self, tensor: Tensor, question: Callable[[Tensor], Any]) -> Any:
-        """What ``question`` gives for ``tensor``: truth values or integers. ``None`` where that does not depend on the
-        arguments alone, is too much work, or is something else."""
+        """Put ``question`` to ``tensor``; returns truth values or integers. ``None`` where the answer does not depend
+        on the arguments alone, is too much work, or is something else."""
         steps = self.functions.find(tensor, _NAMES, _MOST_STEPS)
         if self.examples is None or steps is None or len(self.found) == _MOST_ANSWERS:
             return None

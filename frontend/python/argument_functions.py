@@ -31,8 +31,8 @@ class _Result:
 
 @dataclass(frozen=True, eq=False)
 class Noted:
-    """What was in a tensor in its version number ``version``: ``part`` of what ``func`` gave for arguments with these
-    in the place of tensors."""
+    """Says how a tensor's contents came about, in its version number ``version``: they are ``part`` of what ``func``
+    returned for arguments with these in the place of tensors."""
 
     version: int
     func: Callable[..., Any]
@@ -70,7 +70,7 @@ _UNKNOWN = object()
 
 
 class FunctionsOfArguments:
-    """What the tensors of a trace were computed by. ``arguments`` are those that the model is called with."""
+    """Remembers by what the tensors of a trace were computed. ``arguments`` are those that the model is called with."""
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         # The tensors are kept, so that their ids stay their own.
@@ -103,12 +103,12 @@ class FunctionsOfArguments:
             self._noted[id(args[0])] = args[0], Noted(args[0]._version, func, positional, named)
 
     def function_of(self, tensor: Any) -> Noted | None:
-        """What gave a tensor, as far as that is known."""
+        """Return the call that made a tensor, as far as that is known."""
         origin = self._origin(tensor)
         return origin if isinstance(origin, Noted) else None
 
     def _origin(self, leaf: Any) -> Any:
-        """What stands in the place of a tensor: where it comes from, or ``_UNKNOWN``."""
+        """Return what stands in the place of a tensor: where it comes from, or ``_UNKNOWN``."""
         if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
             return _UNKNOWN
         if not isinstance(leaf, Tensor):
@@ -152,7 +152,7 @@ WRITES = frozenset((Tensor.__setitem__, Tensor.masked_fill_, Tensor.fill_, Tenso
 
 
 def _written(write: Callable[..., Any]) -> Callable[..., Tensor]:
-    """What is in the first argument of ``write`` afterwards, in memory of its own."""
+    """Return a function that runs ``write`` on a copy of its first argument and returns the copy."""
 
     def function(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         tensor = tensor.clone()

@@ -36,8 +36,8 @@ _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.
 
 @dataclass
 class PythonSeen:
-    """What Python a model ran: the code of its functions, and the variables of the environment that it read, each with
-    what it was then (``None`` where it was not set)."""
+    """The Python that a model ran: the code of its functions, and the variables of the environment that it read, each
+    with what it was then (``None`` where it was not set)."""
 
     codes: set[CodeType] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
@@ -49,8 +49,8 @@ def is_library(filename: str) -> bool:
 
 
 def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[str, Any]) -> Any:
-    """What ``run`` gives; what it ran is added to ``seen``. ``generators`` are those that it may draw from, by name,
-    beside those of ``random`` and ``numpy.random``; they are afterwards as they were.
+    """Run ``run``, add the Python that it ran to ``seen``, and return its result. ``generators`` are those that it may
+    draw from, by name, beside those of ``random`` and ``numpy.random``; they are afterwards as they were.
 
     Raises:
         CaptureError: it drew random numbers from one of them, or asked a clock; names the line.

@@ -116,7 +116,7 @@ def _content(cell: Any) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What code names, in functions within it too, and texts in it, which may be names."""
+    """Yield the names in code, in functions within it too, and texts in it, which may be names."""
     yield from (name for name in code.co_names if not name.startswith("__"))
     for constant in code.co_consts:
         if isinstance(constant, str) and constant.isidentifier():
@@ -238,7 +238,7 @@ class _Cell:
 
 @functools.cache
 def _layer_names() -> frozenset[str]:
-    """What torch's own layers name in their forwards, whose code is not looked at one by one."""
+    """Collect the names that torch's own layers use in their forwards, whose code is not looked at one by one."""
     layers = (value for value in vars(torch.nn).values() if isinstance(value, type))
     functions = (v for layer in layers for v in vars(layer).values() if isinstance(v, FunctionType))
     return frozenset(

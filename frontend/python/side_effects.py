@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a model does to itself while it is traced: taken back, and refused where a compiled program would not do it."""
+"""Undoes what a model does to itself while it is traced, and refuses what a compiled program would not do."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def unchanged(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _watch(value: Any) -> list[_Contents]:
-    """What is in the attributes of an object, and of those that it leads to."""
+    """Note the contents of an object's attributes, and of the objects that they lead to."""
     tables = [vars(part) for part in objects_within(value) if hasattr(part, "__dict__") and type(vars(part)) is dict]
     return [_Contents(table) for table in tables] + ([_Contents(value)] if _is_container(value) else [])
 
@@ -200,7 +200,7 @@ def _restore(table: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 
 class _Contents:
-    """What is in a dict, list or set, and in those in it."""
+    """The contents of a dict, list or set, and of those in it, as they were."""
 
     def __init__(self, container: Any) -> None:
         self._container = container

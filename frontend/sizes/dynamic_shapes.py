@@ -61,7 +61,7 @@ class DynamicShapes:
         dynamic_shapes: Any,
         names: Sequence[str],
     ) -> DynamicShapes | None:
-        """What ``dynamic_shapes`` leaves open, if anything.
+        """Read which sizes ``dynamic_shapes`` leaves open; None if it leaves none.
 
         Raises:
             CaptureError: the notation is wrong, or asks for what there is not.
@@ -110,7 +110,7 @@ class DynamicShapes:
                     yield spec, size, f"{name}.shape[{axis}]"
 
     def find_sizes(self) -> OpenSizes:
-        """What the trace, now done, left open and took for granted.
+        """Find which sizes the trace, now done, left open, and which conditions it took for granted.
 
         Raises:
             CaptureError: a size that was asked for was fixed, or two of different names turned out to be one.
@@ -220,6 +220,6 @@ def _enlarge(shapes: Sequence[tuple[int, ...]], axes: Sequence[Mapping[int, DimS
 
 
 def find_conditions(env: ShapeEnv) -> list[sympy.Basic]:
-    """What the trace took for granted, in terms of the symbols that are left."""
+    """List the conditions that the trace took for granted, in terms of the symbols that are left."""
     found = (env.replace(guard.expr) for guard in env.guards)
     return [expr for expr in dict.fromkeys(found) if expr is not sympy.true]

@@ -121,7 +121,7 @@ def _shrink(
 
 
 def _run(graph_module: GraphModule, like: GraphModule, primals: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """What a joint graph gives on the primals, with the seed and the tangents that ``like`` has."""
+    """Run a joint graph on the primals, with the seed and the tangents that ``like`` has."""
     with torch.no_grad(), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         nodes = like.graph.find_nodes(op="placeholder")

@@ -42,8 +42,8 @@ _NOTE = "_retrograd_contents"
 
 @dataclass(frozen=True)
 class _Note:
-    """What is in a tensor, the version that it had then, and one list for each tensor that it was made from and may
-    share memory with, itself among them: emptied where writes to one are no longer counted."""
+    """The contents of a tensor, the version that it had then, and one list for each tensor that it was made from and
+    may share memory with, itself among them: emptied where writes to one are no longer counted."""
 
     contents: Tensor
     version: int
@@ -60,7 +60,8 @@ def forget(x: Any) -> Any:
 
 
 def contents_of(tensor: Any) -> Tensor | None:
-    """What is in a tensor of a trace, on the CPU; ``None`` where it is not known, or was written to since."""
+    """Return the contents of a tensor of a trace, on the CPU; ``None`` where they are not known, or were written to
+    since."""
     if not isinstance(tensor, Tensor):
         return None
     note: _Note | None = getattr(tensor, _NOTE, None)

@@ -244,7 +244,7 @@ def _select_part(chosen: Selection, key: Any) -> Selection:
 
 
 def settled(result: Any) -> Any:
-    """What a model gives, with its selections in a row where it is known how many elements they have."""
+    """Put a model's selections in a row where it is known how many elements they have; returns its result so."""
 
     def settle(leaf: Any) -> Any:
         dense = leaf.settle() if isinstance(leaf, Selection) else None
@@ -376,7 +376,7 @@ class NotInARowError(CaptureError):
 
 
 def refusal(name: str, what: str = "") -> NotInARowError:
-    """What is raised where a selection would need the elements in a row."""
+    """Make the error for a selection that would need its elements in a row."""
     of = f"{name} {what}".strip()
     where = f"the size of x[mask], or of where(mask), depends on the mask's contents{place_of_caller()}"
     return NotInARowError(f"data-dependent shape: {of}, where {where}", _REMEDY)

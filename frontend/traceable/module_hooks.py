@@ -67,8 +67,8 @@ class _Same:
 
 
 def _describe(hook: Any, within: tuple[int, ...] = ()) -> Hashable:
-    """What a hook does, as far as that can be told of functions: its code, and the plain values and functions that it
-    closes over, of which one may close over itself.
+    """Identify a hook by its behaviour, as far as that can be told of functions: its code, and the plain values and
+    functions that it closes over, of which one may close over itself.
 
     Another object, such as a module that it closes over, has to be the same one.
     """

@@ -59,7 +59,7 @@ class Graph:
         self.runnable = _on_any_strides(self.module)
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
-        """What the graph gives, op by op."""
+        """Run the graph op by op."""
         arguments = self.fill_in(tensors)
         # AOTAutograd traced what autocast does to the ops.
         with torch.no_grad(), torch._C._DisableAutocast():
@@ -117,18 +117,18 @@ class Fault:
 
 
 class Repair(Protocol):
-    """What is done about a fault, beside the training."""
+    """Mends a fault, beside the training."""
 
     @property
     def is_done(self) -> bool:
         """Whether there is a result."""
 
     def result(self) -> Call | None:
-        """What to call from now on, or ``None`` where the graph is to stay; waits for it, and says so to the user."""
+        """Wait, and say so to the user; returns what to call from now on, or ``None`` where the graph is to stay."""
 
 
 class Care(Protocol):
-    """What becomes of a function's check."""
+    """Decides what happens after a function's check."""
 
     def is_known(self) -> bool:
         """Whether the function passed the check before."""
@@ -164,7 +164,7 @@ class FirstCall:
             self._settle(self.compiled, "verified, by an earlier program from the cache")
 
     def __call__(self, tensors: list[Any]) -> list[Any]:
-        """What the function gives, or, where it is wrong, the graph; the list of arguments may be emptied."""
+        """Call the function, or, where it is wrong, the graph; the list of arguments may be emptied."""
         current = self._current
         if current is not None:
             return current(tensors)
@@ -241,8 +241,8 @@ class FirstCall:
 def _compare(
     graph: Graph, results: list[Any], tensors: Sequence[Any], before: _States
 ) -> tuple[list[Any], Difference | None]:
-    """What the graph gives from these states of the random number generators, and how ``results`` differ from that.
-    As can be seen afterwards, numbers were drawn once."""
+    """Run the graph from these states of the random number generators; returns its results, and how ``results`` differ
+    from them. As can be seen afterwards, numbers were drawn once."""
     _set_states(before)
     eager = graph.run(tensors)
     after = _states(tensors)
@@ -288,7 +288,7 @@ def _restart_nothing() -> None:
 
 
 def run_on_copies(compiled: Call, tensors: Sequence[Any]) -> list[Any]:
-    """What ``compiled`` gives on copies of its arguments; where it hands one through, the argument itself."""
+    """Run ``compiled`` on copies of its arguments; where it hands one through, its result is the argument itself."""
     # Held until the end: the list may be emptied, and what comes after a tensor may have its id.
     copies = tuple(t.detach().clone() if isinstance(t, Tensor) else t for t in tensors)
     own = {id(copy): given for copy, given in zip(copies, tensors, strict=True) if isinstance(copy, Tensor)}

@@ -97,8 +97,8 @@ def compare_with_eager(
 
 
 def _tolerances(captured: CapturedGraph) -> tuple[float, dict[int, float]]:
-    """What is allowed to the outputs, and to each gradient, by the number of the primal, for what they are computed
-    from."""
+    """Find the errors that are allowed to the outputs, and to each gradient, by the number of the primal, for what they
+    are computed from."""
     graph = captured.graph_module.graph
     tolerances = find_tolerances(graph, tolerance_of)
     primals = {node.meta["desc"]: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}

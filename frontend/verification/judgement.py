@@ -140,9 +140,9 @@ def _hangs_on_rounding(found: Tensor) -> bool:
 
 
 def reruns(graph_module: GraphModule, arguments: Sequence[Any], restart: Callable[[], None]) -> Iterator[Any]:
-    """What the graph gives in float64, ``None`` where torch has an op of it in no float64, then with other rounding,
-    ``SHAKES`` times as its dtypes round and ``COARSE_SHAKES`` times coarser. ``restart`` is called before each run, to
-    have random ops draw what they drew."""
+    """Rerun the graph: yields its results in float64, ``None`` where torch has an op of it in no float64, then with
+    other rounding, ``SHAKES`` times as its dtypes round and ``COARSE_SHAKES`` times coarser. ``restart`` is called
+    before each run, to have random ops draw what they drew."""
     restart()
     yield _run_precise(graph_module, arguments)
     for seed in range(SHAKES + COARSE_SHAKES):
@@ -226,7 +226,8 @@ def error_of(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
 
 
 def allowed_errors(nodes: Sequence[Any], tolerances: Mapping[Node, float]) -> list[float]:
-    """What rounding explains of each result of a graph: what its dtype is allowed, or what it is computed from."""
+    """Find the error that rounding explains of each result of a graph: what its dtype is allowed, or what it is
+    computed from."""
     allowed = []
     for node in nodes:
         value = node.meta.get("val") if isinstance(node, Node) else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Carried = tuple[str, tuple[int, ...], str]
-"""What a loop carries: its name, shape and first value."""
+"""A value that a loop carries: its name, shape and first value."""
 
 Named = tuple[str, tuple[int, ...]]
 """A value's name and shape."""

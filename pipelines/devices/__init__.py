@@ -1,3 +1,3 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What code is compiled for: targets, their flags, and tiles of their kernels."""
+"""Describes what code is compiled for: targets, their flags, and tiles of their kernels."""

@@ -78,7 +78,7 @@ def write_action(name: str, config: str, translation: str, more: str = "") -> st
 
 
 def write_info(config: str, translation: str) -> str:
-    """What an op is annotated with to be compiled so, by fields as for :func:`write_action`."""
+    """Write the attribute that has an op compiled so, by fields as for :func:`write_action`."""
     return (
         f"#iree_codegen.compilation_info<lowering_config = #iree_gpu.lowering_config<{{{config}}}>, "
         f"translation_info = #iree_codegen.translation_info<{translation}>>"

@@ -34,8 +34,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a workgroup computes (m x n), in steps of k, and what each of its threads does (thread_m x thread_n).
-    ``padded`` where these do not divide the product."""
+    """The part of a product that a workgroup computes (m x n, in steps of k), and each of its threads (thread_m x
+    thread_n). ``padded`` where these do not divide the product."""
 
     m: int
     n: int
@@ -55,7 +55,7 @@ class Tile:
 
 
 WORKGROUPS = 128
-"""What a product should have at the least: about one for each multiprocessor of a large device (an H200 has 132)."""
+"""The fewest that a product should have: about one for each multiprocessor of a large device (an H200 has 132)."""
 
 # Sides of a workgroup's tile, and of a thread's. A tile of 32 x 32 with 4 x 4 for each thread is the fastest, or within
 # 10% of it, for all products measured on an H200 that have enough of them; one of 64 x 64 or 128 x 128 uses each number
@@ -106,8 +106,9 @@ def _is_short(size: int) -> bool:
 
 
 def _find_sides(size: int, beside_short: bool) -> list[tuple[int, int]]:
-    """What a tile may have along an axis of ``size``: of the workgroup's, and of a thread's. Those that divide it, else
-    those to pad for: not with threads of one row, of which iree-compile forgets which rows there are, and writes on."""
+    """Find the sizes that a tile may have along an axis of ``size``: of the workgroup's, and of a thread's. Those that
+    divide it, else those to pad for: not with threads of one row, of which iree-compile forgets which rows there are,
+    and writes on."""
     if _is_short(size):
         return [(size, max(side for side in (1, 2, 3, 4) if size % side == 0))]
     sides = _BESIDE_SHORT if beside_short else _SIDES

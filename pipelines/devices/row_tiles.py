@@ -15,7 +15,7 @@ from retrograd.pipelines.devices.kernel_rules import WARP, Loop, Rule, write_act
 
 _WARPS, _THREAD = 8, 4
 _STEP = _WARPS * WARP * _THREAD
-"""What a workgroup reads of a row at a time."""
+"""The elements of a row that a workgroup reads at a time."""
 
 SHORTEST_ROW = 512
 """Below this a thread for each row is as good: there are rows enough to fill the device, or little to do."""

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What one executable is compiled for: a device, or several whose code lies side by side in one file."""
+"""Describes what one executable is compiled for: a device, or several whose code lies side by side in one file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Target:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is always given to iree-compile."""
+        """The flags that iree-compile always gets."""
         specs = ",".join(device.spec for device in self.devices)
         # Where it links the executables of several devices, iree-compile keeps those of one.
         link = ("--iree-hal-link-executables=false",) if len(self.devices) > 1 else ()

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ``retrograd-opt`` does with its input: read MLIR, run a pipeline, write MLIR or compare diagnostics."""
+"""Does the work of ``retrograd-opt``: reads MLIR, runs a pipeline, and writes MLIR or compares diagnostics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True)
 class OptOptions:
-    """What to do with the input; the names are those of the command line."""
+    """The options of ``retrograd-opt``; the names are those of the command line."""
 
     pipeline: str | None = None
     split_input_file: bool = False
@@ -62,7 +62,7 @@ class OptOptions:
 
 @dataclass(frozen=True)
 class OptResult:
-    """What came out; `output` is empty unless `ok`, and where diagnostics were compared."""
+    """The result of a run; `output` is empty unless `ok`, and where diagnostics were compared."""
 
     ok: bool
     output: bytes = b""

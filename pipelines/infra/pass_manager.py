@@ -21,7 +21,7 @@ _NONE_MADE: Mapping[int, ModulePass] = {}
 
 @dataclass
 class PipelineTrace:
-    """What a running pipeline leaves behind: the pass it is at, and the exception that a Python pass ended in."""
+    """Notes of a running pipeline: the pass that it is at, and the exception that a Python pass ended in."""
 
     current: str | None = None
     error: BaseException | None = None

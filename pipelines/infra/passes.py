@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a pass is: a frozen dataclass with a name, options as its fields, and `apply`."""
+"""Defines passes: frozen dataclasses with a name, options as their fields, and `apply`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _usage_problem(error: PipelineSyntaxError) -> Diagnostic:
 
 @dataclass(frozen=True)
 class _Start:
-    """What a pipeline started from."""
+    """The module and pipeline that a run started from."""
 
     bytecode: bytes
     pipeline: str

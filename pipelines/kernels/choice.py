@@ -15,7 +15,7 @@ from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 
 AUTO, OFF = "auto", "off"
 LIBRARY = "library"
-"""What a library of PyTorch's computes: no kernels in executables, and known by name as families are."""
+"""Names what a library of PyTorch's computes, as if it were a family: it has no kernels in executables."""
 
 
 def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a kernel does to a product before it writes it: a bias, and rounding to a narrower type."""
+"""Finds what a kernel can do to a product before it writes it: add a bias, and round to a narrower type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Epilogue:
 
 
 def find_epilogue(product: ir.Operation) -> Epilogue | None:
-    """What alone reads a product, and can be done in its kernel."""
+    """Find the ops that alone read a product, and can be done in its kernel."""
     found = None
     user = only_user(product.results[0])
     bias = _find_bias(user, product.results[0]) if user is not None else None

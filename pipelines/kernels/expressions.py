@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the body of a ``linalg.generic`` computes, as statements in Triton."""
+"""Writes the body of a ``linalg.generic`` as statements in Triton."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a family of kernels is: it finds the ops that it is for, says why not, and writes them as dispatches."""
+"""Defines families of kernels: each finds the ops that it is for, says why not, and writes them as dispatches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Family(Protocol):
 
     @property
     def name(self) -> str:
-        """What options and reports call it."""
+        """Its name in options and reports."""
 
     def plan(self, op: ir.Operation) -> Plan | Refusal | None:
         """A plan for ``op``, a reason why there is none, or ``None`` where it is no work of this kind."""

@@ -42,7 +42,7 @@ class Matrix:
 
 
 def find_matrix(value: ir.Value) -> Matrix:
-    """What ``value``, the operand of a product, is the transposition of; else itself."""
+    """Find the matrix that ``value``, the operand of a product, is the transposition of; else ``value`` itself."""
     shape = tuple(ir.RankedTensorType(value.type).shape)
     if not isinstance(value, ir.OpResult):
         return Matrix(value, shape, False)

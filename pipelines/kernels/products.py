@@ -26,7 +26,7 @@ PRODUCTS = {"linalg.matmul": 2, "linalg.batch_matmul": 3}
 """The ops, and the rank of their operands."""
 
 MOST_BATCHES = 65535
-"""What CUDA lets the second axis of a grid have."""
+"""The most that CUDA lets the second axis of a grid have."""
 
 # Multiplications below which IREE's one kernel is as good as three launches.
 FEWEST = 1 << 24
@@ -145,7 +145,7 @@ class ProductPlan:
             op.erase()
 
     def _epilogue(self) -> Epilogue | None:
-        """What the kernel does to the result besides; parts are added up first."""
+        """Find what the kernel does to the result besides; parts are added up first."""
         return find_epilogue(self.op) if self.tiling.parts == 1 else None
 
     def _is_taken(self, matrix: Matrix) -> bool:

@@ -83,7 +83,7 @@ def _fingerprint() -> str:
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """What is kept there, if it is whole."""
+    """Read a kernel from a file; None unless it is whole."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         digest = fields.pop("digest")

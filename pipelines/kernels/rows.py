@@ -164,7 +164,8 @@ def _is_inlined(user: ir.Operation, number: int) -> bool:
 
 
 def _write_map(op: ir.Operation, body: _Body) -> str | None:
-    """What an elementwise op computes of each element, with what its inputs are computed of; adds to ``body``."""
+    """Write to ``body`` what an elementwise op computes of each element, and what its inputs are computed of; returns
+    the name of the result."""
     block = op.regions[0].blocks[0]
     if list(block.arguments[-1].uses):
         return None
@@ -178,7 +179,7 @@ def _write_map(op: ir.Operation, body: _Body) -> str | None:
 
 
 def _write_reduced(op: ir.Operation, body: _Body) -> str | None:
-    """What a sum or maximum is of. A maximum may come with its place, if nobody reads that."""
+    """Write the elements that a sum or maximum is taken of. A maximum may come with its place, if nobody reads that."""
     block, inputs = op.regions[0].blocks[0], len(read_inputs(op))
     if any(list(result.uses) for result in list(op.results)[1:]):
         return None
@@ -211,9 +212,9 @@ def _name_inputs(op: ir.Operation, body: _Body) -> bool:
 
 
 def _write_mask(op: ir.Operation, body: _Body) -> str | None:
-    """What an elementwise op gives that makes truths of rows, of columns or of both, such as whether a column is the
-    one of the row's class: read as a tensor it would be written for that. Adds to ``body`` where there is a kernel for
-    it."""
+    """Write to ``body`` an elementwise op that makes truths of rows, of columns or of both, such as whether a column is
+    the one of the row's class, where there is a kernel for it: read as a tensor it would be written to memory for
+    that."""
     if op.name != GENERIC or any(is_reduced(op)) or len(op.results) != 1 or not read_inputs(op):
         return None
     type_, inputs = ir.RankedTensorType(op.results[0].type), len(read_inputs(op))

@@ -63,7 +63,7 @@ _SMALL, _LARGE = 64, 128
 
 
 def pad(size: int) -> int:
-    """What a size is filled up to, for tiles that divide it."""
+    """Round a size up to one that tiles divide."""
     step = _SMALL if size <= _SMALL else _LARGE
     return -(-size // step) * step
 

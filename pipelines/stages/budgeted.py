@@ -58,7 +58,7 @@ _DEFAULT = POLICIES["default"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be built: by a policy, with flags, and what is to be said of it."""
+    """One way to build: a policy, a target with its flags, and facts for the report."""
 
     policy: Policy
     target: Target
@@ -68,7 +68,7 @@ class Choice:
 
     @property
     def key(self) -> Key:
-        """What tells it from others."""
+        """Identify the choice."""
         return self.policy.name, self.policy.budget, self.target
 
     @property
@@ -126,8 +126,8 @@ class BudgetBuilder:
         return least
 
     def _choices(self, limit: int) -> Iterator[Choice]:
-        """What to try, in order; of the curve's points those that may be within ``limit``, and the lowest in any case:
-        any of these may have the least peak.
+        """Yield what to try, in order; of the curve's points those that may be within ``limit``, and the lowest in any
+        case: any of these may have the least peak.
 
         Each is tried as IREE schedules it and with memory laid out for kernels one at a time, before more is
         recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
@@ -204,7 +204,7 @@ class BudgetBuilder:
         return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
 
     def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule | None, int | None]:
-        """What a choice makes, and its peak as IREE lays it out; None where it is hopeless.
+        """Stage a choice, and measure its peak as IREE lays it out; None where it is hopeless.
 
         So is what has a lower peak than liveness lets it have at all: with just that much it would not be tried, and
         whether a choice is one must not depend on the budget.

@@ -172,7 +172,7 @@ def _find_part(failure: CompileError, text: str) -> int | None:
 
 
 def say(failure: CompileError, op: str) -> str:
-    """What a failure on ``op`` said, without where: a line."""
+    """Say in a line why ``op`` failed, without the place."""
     message = failure.message.splitlines()[0] if failure.message else "it gave no reason"
     if failure.phase == "lower" and "failed to legalize" in message:
         return f"torch-mlir does not lower {op.removeprefix('torch.')}"

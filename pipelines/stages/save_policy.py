@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the user wants saved, recomputed or saved in a narrower type: rules over ops, names and dtypes, as a value.
+"""Reads what the user wants saved, recomputed or saved in a narrower type: rules over ops, names and dtypes, as a
+value.
 
 A rule matches values of the forward. Rules are combined with ``|``; of those about recomputation the first that matches
 a value holds, and so of those about its type.

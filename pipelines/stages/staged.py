@@ -46,7 +46,7 @@ class ExecutableStore(Protocol):
     """Where executables are kept between runs: bytes under a key that says all that they depend on."""
 
     def get(self, parts: dict[str, str]) -> bytes | None:
-        """What was put under these parts, if anything."""
+        """Return the bytes that were put under these parts, if any."""
 
     def put(self, parts: dict[str, str], data: bytes) -> None:
         """Keep ``data`` under these parts."""
@@ -165,7 +165,7 @@ def read_curve(module: ir.Module) -> tuple[Curve, JointGraph]:
 def finish_staging(
     module: ir.Module, texts: dict[str, str], partition: dict[str, Any], progress: Progress
 ) -> StagedModule:
-    """What a module became that is at ``scheduled``, cut at its islands; ``texts`` is added to.
+    """Cut a module that is at ``scheduled`` at its islands, and collect what is known of it; adds to ``texts``.
 
     Raises:
         PipelineError: it cannot be cut.

@@ -74,8 +74,8 @@ def _number_resources(execute: Any, block: Any) -> dict[Any, _Resource]:
 
 
 def _find_root(value: Any) -> tuple[Any, bool]:
-    """What tells the memory of a resource from any other's, None where that is not known, and whether the resource is
-    all of it."""
+    """Find the value that tells the memory of a resource from any other's, None where that is not known, and whether
+    the resource is all of it."""
     is_whole = True
     while not isinstance(value.owner, ir.Block) and value.owner.name in _HANDS_ON:
         owner = value.owner.operation
@@ -101,7 +101,7 @@ def _is_entry(block: Any) -> bool:
 
 
 def _read_accesses(command: Any, resources: dict[Any, _Resource]) -> list[Access] | None:
-    """What a command accesses; None where that is not known."""
+    """Read which memory a command accesses; None where that is not known."""
     if command.name == "stream.cmd.dispatch":
         _, _, taken, _, offsets, lengths = operand_groups(command)
         flags = [int(ir.IntegerAttr(flag).value) for flag in command.attributes["resource_accesses"]]

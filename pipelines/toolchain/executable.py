@@ -138,7 +138,8 @@ def _read_launches(folder: Path) -> Launches:
 
 
 def read_choices(linalg: str) -> tuple[str, ...]:
-    """What convert-linalg-to-kernels noted in a module's text: which op took which path, a line each; a line once."""
+    """Read the choices that convert-linalg-to-kernels noted in a module's text: which op took which path, a line each;
+    a line once."""
     noted = re.search(rf'{re.escape(CHOICES)} = \[("[^\]]*")\]', linalg)
     return tuple(dict.fromkeys(re.findall(r'"([^"]*)"', noted[1]))) if noted else ()
 
@@ -290,8 +291,8 @@ def _fusion_flags(flags: Sequence[str]) -> set[str]:
 
 
 def _find_excess(target: Target, folder: Path) -> str | None:
-    """What is wrong where a kernel takes more buffers than the driver of a device of ``target`` lets it; the phases of
-    the compilation, if it came so far, are in ``folder``."""
+    """Say what is wrong where a kernel takes more buffers than the driver of a device of ``target`` lets it; the phases
+    of the compilation, if it came so far, are in ``folder``."""
     dump = next((folder / _PHASES).glob("*.executable-targets.mlir"), None)
     if target.max_bindings is None or dump is None:
         return None

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the passes are: executables that other passes made are not taken from a cache."""
+"""Identifies the passes: executables that other passes made are not taken from a cache."""
 
 from __future__ import annotations
 

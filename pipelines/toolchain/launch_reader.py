@@ -56,7 +56,7 @@ _Value = int | float | str | Place | _Slot | _Commands
 
 @dataclass
 class _Module:
-    """What is known so far: globals, statements of functions that record commands, why other globals are not known."""
+    """The facts read so far: globals, statements of functions that record commands, why other globals are not known."""
 
     globals: dict[str, _Value] = field(default_factory=dict)
     recorders: dict[str, list[str]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def _bodies(hal: str) -> Iterator[tuple[str, bool, list[str], list[str]]]:
 
 
 def _refuse(module: _Module, body: list[str], reason: str) -> None:
-    """What this initializer leaves for others is not known, but for devices and executables, which plans name."""
+    """Mark the globals that this initializer sets as not known, but for devices and executables, which plans name."""
     for line in body:
         if (stored := re.match(rf"util\.global\.store \S+, {_GLOBAL} : (\S+)", line)) is not None:
             if stored[2] in ("!hal.device", "!hal.executable"):
@@ -143,7 +143,7 @@ class _Reader:
         self._scratch = 0
 
     def plan(self) -> LaunchPlan:
-        """What was read."""
+        """Return the plan that was read."""
         return LaunchPlan(tuple(self._arguments), self._scratch, tuple(self.steps), self.kept)
 
     def read(self, line: str) -> None:
@@ -198,7 +198,7 @@ class _Reader:
             self._values[name] = int(text)
 
     def same(self, m: re.Match[str]) -> None:
-        """What gives the value that it takes; numbers with a fraction are their bits from the beginning."""
+        """Bind a result to the value that the op takes; numbers with a fraction are their bits from the beginning."""
         if m[2] in self._values:
             self._values[m[1]] = self._values[m[2]]
 
@@ -333,7 +333,7 @@ class _Reader:
         self.steps.append(Fill(_own(target), self._number(m[4]), *self._pattern(*m.group(5, 6))))
 
     def _pattern(self, name: str, bits: str) -> tuple[int, int]:
-        """What a fill writes, and its width in bytes."""
+        """Return the pattern that a fill writes, and its width in bytes."""
         width = int(bits) // 8
         if width not in (1, 2, 4):
             raise Unknown(f"a fill with patterns of {width} bytes")

@@ -127,14 +127,14 @@ class _Block:
         return [(label, tuple(_NAME.findall(given))) for label, given in _JUMP.findall(self.ops[-1].rest)]
 
     def find_live(self, number: int = 0) -> frozenset[str]:
-        """What is read from the op of that number on, of what was there before it."""
+        """Find the values that are read from the op of that number on and were there before it."""
         ops = self.ops[number:]
         return self.after.union(*(op.used for op in ops)).difference(*(op.results for op in ops))
 
 
 @dataclass(eq=False)
 class _Buffer:
-    """What was allocated: its bytes."""
+    """An allocated buffer of so many bytes."""
 
     size: int
 

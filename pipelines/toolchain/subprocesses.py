@@ -40,7 +40,7 @@ _LAUNCHER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launcher.
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """What a tool may use: bytes of address space, and seconds from its start."""
+    """The most that a tool may use: bytes of address space, and seconds from its start."""
 
     memory: int
     seconds: float

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What scratch memory is in use while a compiled function runs, step by step, as IREE laid it out.
+"""Reads which scratch memory is in use while a compiled function runs, step by step, as IREE laid it out.
 
 IREE gives each function one block of scratch memory and places in it every buffer that the function's kernels hand to
 one another, by the steps between which it is alive. Which buffers those are is last seen in its IR right after

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a vmfb holds, read from its bytes: for which devices there is code, and what the PTX of that for CUDA is."""
+"""Reads from a vmfb's bytes for which devices there is code, and the PTX of that for CUDA."""
 
 from __future__ import annotations
 

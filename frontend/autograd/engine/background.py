@@ -33,7 +33,7 @@ class BackgroundWork(Generic[_T]):
         return self._finished.is_set()
 
     def result(self) -> _T:
-        """What the function gave; waits for it.
+        """Wait for the function and return its result.
 
         Raises:
             BaseException: what the function raised.

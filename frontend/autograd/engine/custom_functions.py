@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What PyTorch's engine does around a custom function's backward and between nodes, where compiled autograd's own
-helpers take it that every gradient is there, is dense, and that the function has a ``backward``."""
+"""Runs custom functions' backwards, and adds up gradients between nodes, as PyTorch's engine does. Compiled autograd's
+own helpers assume that every gradient is there and dense, and that the function has a ``backward``."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _uses(arguments: Sequence[Any], node: torch.fx.Node) -> bool:
 
 
 def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
-    """What the ``backward`` or ``vjp`` of a `torch.autograd.Function` gives, one gradient for each argument of its
-    forward; absent gradients are zeros to it, unless it said that it takes None.
+    """Call the ``backward`` or ``vjp`` of a `torch.autograd.Function`; returns one gradient for each argument of its
+    forward. It is given zeros for absent gradients, unless it said that it takes None.
 
     Raises:
         RuntimeError: another number of gradients, or something that is none; as eager's. Besides, whatever the function
@@ -110,8 +110,8 @@ def sum_gradients(first: Any, second: Any) -> Any:
 
 
 def prepare_slices(gradients: Sequence[Any], *places: Any) -> list[Any]:
-    """What a write to a view begins with in the backward: the gradient of its base, without the part that was written,
-    and that part; None where there is no gradient."""
+    """Begin the backward of a write to a view: return the gradient of its base, without the part that was written, and
+    that part; None where there is no gradient."""
     if gradients[0] is None:
         return [None, None, None]
     return list(copy_slices_prologue(gradients, *places))

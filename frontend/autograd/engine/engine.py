@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What stands before PyTorch's engine while a backward may be captured.
+"""Replaces PyTorch's engine while backwards may be captured.
 
 Compiled autograd's switch is one for the whole process, it refuses a second thread and a backward inside a backward,
 and forgets the callbacks that are queued on the engine. So it is thrown for one call at a time, under a lock, by an
@@ -209,7 +209,7 @@ class Engine:
         hooks: Any,
         packed: Any,
     ) -> list[Any]:
-        """What PyTorch's C++ code calls at each step: ``function``, with compiled autograd's switch off meanwhile.
+        """Run ``function`` at a step, with compiled autograd's switch off meanwhile; PyTorch's C++ code calls it.
 
         In the place of PyTorch's own, which besides makes a tensor of each size, for Dynamo, and gives what is compiled
         meanwhile a name: 10 us.
@@ -245,8 +245,8 @@ class _Running(BackwardRun):
 
 
 class _Outcome(Enum):
-    """What became of a captured backward: it ran; or it is to run eagerly, or as it was compiled, or PyTorch cannot
-    capture it."""
+    """How a captured backward ended: it ran; or it is to run eagerly, or as it was compiled, or PyTorch cannot capture
+    it."""
 
     DONE = auto()
     EAGER = auto()
@@ -264,7 +264,7 @@ def _keeping_graph(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _describe_roots(roots: Sequence[Any]) -> Hashable:
-    """What tells most backwards apart, without a look at their graphs."""
+    """Describe a backward by its roots, which tell most apart without a look at their graphs."""
     tensors = [root for root in roots if isinstance(root, torch.Tensor)]
     return tuple([(None if t.grad_fn is None else t.grad_fn.name(), t.shape) for t in tensors])
 

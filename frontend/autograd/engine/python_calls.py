@@ -61,7 +61,7 @@ def from_hook(index: int) -> Template:
 
 
 def from_packed(index: int) -> Template:
-    """What a pack hook returned."""
+    """Pass on what a pack hook returned."""
     return lambda frame, values: frame.packed[index]
 
 
@@ -162,7 +162,7 @@ class PythonCalls:
     calls: dict[tuple[str, int], PythonCall] = field(default_factory=dict)
 
     def declarations(self) -> dict[tuple[str, int], Sequence[torch.Tensor]]:
-        """What each gives, for the tracer."""
+        """Map each call to its results, for the tracer."""
         return {key: call.results for key, call in self.calls.items()}
 
 

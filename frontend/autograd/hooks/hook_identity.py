@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a hook that was compiled into a backward depends on: another hook in its place, or the same one with another
-number in its closure, is another identity."""
+"""Identifies hooks that were compiled into a backward: another hook, or the same one with another number in its
+closure, has another identity."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class HookIdentity:
         return self._value(method.__self__, _names(code) if code is not None else (), depth)
 
     def _attributes(self, value: Any, names: Collection[str], depth: int) -> Hashable:
-        """What code finds under the names that it reads, in an object, a class or a module."""
+        """Identify what code finds under the names that it reads, in an object, a class or a module."""
         own = getattr(value, "__dict__", {})
         found = []
         for name in names:

@@ -94,8 +94,9 @@ def find_accumulations(module: torch.fx.GraphModule) -> dict[str, list[str]]:
 
 
 class SiteKey(NamedTuple):
-    """What is inlined at one step. Of each hook, by number: its identity, what is packed for it (None where it unpacks
-    nothing), and whether its parameter has no gradient yet. If any may write to tensors, which inputs share memory."""
+    """Identifies the hooks that are inlined at one step. Has of each, by number: its identity, what is packed for it
+    (None where it unpacks nothing), and whether its parameter has no gradient yet. If any may write to tensors,
+    ``shared`` says which inputs share memory."""
 
     hooks: tuple[tuple[int, Hashable, Hashable, bool], ...] = ()
     shared: tuple[int, ...] = ()
@@ -129,7 +130,7 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def packed_key(value: Any) -> Hashable:
-    """What a pack hook gave, but for the values of the tensors."""
+    """Describe a pack hook's result by everything but the values of its tensors."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype)
     if isinstance(value, (list, tuple)):

@@ -38,7 +38,7 @@ class _Slot:
 
 @dataclass
 class HookTape:
-    """What a hook did. Tensors are known by their numbers in ``tensors``.
+    """A record of what a hook did. Tensors are known by their numbers in ``tensors``.
 
     ``externals`` are those that it found, in the order of first use; ``before`` has copies, as they were, of those that
     it wrote to, ``last_writes`` the numbers of the ops that wrote to these last; ``results`` what it returned, ``kept``

@@ -123,7 +123,7 @@ class InlinedHooks:
         return given
 
     def _read(self, call: InlinedCall, values: Mapping[torch.fx.Node, Any]) -> list[torch.Tensor]:
-        """What a hook reads."""
+        """Find the tensors that a hook reads."""
         nodes = {node.name: node for node in values}
         read: list[torch.Tensor] = []
         for number, source in zip(call.tape.externals, call.sources, strict=True):

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What pack hooks gave, freed after its last use.
+"""Frees what pack hooks returned after its last use.
 
 PyTorch hands it to a captured backward in a tuple, which its C++ code keeps until the end. A tensor that nobody but
 this tuple knows can be emptied there, with its memory in a tensor of ours.

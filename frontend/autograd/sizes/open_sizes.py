@@ -166,7 +166,7 @@ class OpenSizes:
         return tuple([_float_finder(f"s{n}") for n, symbol in read if isinstance(symbol, torch.SymFloat)])
 
     def describe(self, names: Sequence[str], tensors: Sequence[str], skeleton: Skeleton) -> list[str]:
-        """What the open sizes of these names are, of inputs that have names too, and what they were so far."""
+        """Name the open sizes of these names, by inputs that have names too, and say what they were so far."""
         pairs = list(zip(tensors, self.shapes, strict=True))
         axes = [(n, f"axis {axis} of {tensor}") for tensor, shape in pairs for axis, n in enumerate(shape)]
         axes += [(n, f"number of {s.node}") for n, s in zip(self.numbers, skeleton.slots, strict=True)]
@@ -178,7 +178,7 @@ class OpenSizes:
         return texts
 
     def guard(self, names: Mapping[sympy.Symbol, str]) -> SizeGuard:
-        """What a step's sizes have to be.
+        """Collect the conditions on a step's sizes.
 
         Raises:
             CaptureError: a size is known from no input and no number.
@@ -225,7 +225,7 @@ class OpenLayout:
         return found
 
     def declare(self, recorded: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
-        """What each call gives, for the tracer, by its node, from what it gave in the recorded run."""
+        """Give the tracer the results of each call, by its node, from those of the recorded run."""
         return {
             name: [
                 self.sizes.like(leaf, shape)

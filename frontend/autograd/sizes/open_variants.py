@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is to be compiled for all sizes that differ from step to step as they did so far."""
+"""Traces a backward for all sizes that differ from step to step as they did so far."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trace_variant(
 
 
 def _describe(sizes: OpenSizes, traced: TracedBackward, situation: Situation, skeleton: Skeleton) -> list[str]:
-    """What is open, in words."""
+    """Say in words which sizes are open."""
     assert traced.guard is not None
     tensors = [situation.tensors[number][0] for number in skeleton.inputs]
     return [f"from now on for any {size}" for size in sizes.describe(traced.guard.names, tensors, skeleton)]

@@ -81,7 +81,7 @@ def put(arguments: Any, path: Path, value: Any) -> Any:
 
 
 def leaves_of(given: Any) -> list[Any]:
-    """What an opaque call gave, one after the other."""
+    """List the results of an opaque call."""
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
@@ -132,7 +132,7 @@ class _Reader:
         return (node.op, self._target(node), leaves)
 
     def _target(self, node: torch.fx.Node) -> str:
-        """What a node calls, by name; what is not known by its name is held as well."""
+        """Name what a node calls; what is not known by its name is held as well."""
         if is_cpp_function(node):
             # PyTorch names each capture of it anew.
             return "cpp_function"

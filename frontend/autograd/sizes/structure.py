@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What captures of one backward have in common, whatever its sizes: which of them differ from step to step.
+"""Compares captures of one backward at different sizes: finds which sizes differ from step to step.
 
 Captures of one structure have the same skeleton (``skeleton.py``). The shapes of the inputs, the numbers, and the
 shapes of what opaque calls gave are a sample; what differs between samples is open.
@@ -39,14 +39,14 @@ class Sample:
         return (*[n for shape in self.shapes for n in shape], *self.numbers, *results)
 
     def rank(self) -> tuple[Hashable, ...]:
-        """What has to agree for samples to be compared."""
+        """Return the numbers of axes, which have to agree for samples to be compared."""
         ranks = tuple([tuple([None if s is None else len(s) for s in shapes]) for shapes in self.results])
         return tuple([len(s) for s in self.shapes]), len(self.numbers), ranks
 
 
 def find_fixed(skeleton: Skeleton, inputs: Sequence[torch.Tensor]) -> Hashable:
-    """What is never open: dtypes, numbers of axes, and the shapes of parameters. Models that differ in these are two
-    structures."""
+    """Find the facts that are never open: dtypes, numbers of axes, and the shapes of parameters. Models that differ in
+    these are two structures."""
     used = [inputs[number] for number in skeleton.inputs]
     return tuple([(t.dtype, tuple(t.shape) if isinstance(t, torch.nn.Parameter) else t.dim()) for t in used])
 
@@ -64,8 +64,9 @@ def take_sample(
 
 
 def translate_sample(earlier: Sample, known: Skeleton, skeleton: Skeleton, now: Sample) -> Sample | None:
-    """What a step of another structure, the same but for where its numbers come from, would have been as one of this:
-    Dynamo captures a forward that meets a second size again, and its backward then takes sizes that were constants.
+    """Translate a step of another structure into a sample of this one, where they differ only in where their numbers
+    come from: Dynamo captures a forward that meets a second size again, and its backward then takes sizes that were
+    constants.
 
     ``known`` and ``skeleton`` are those of the structures; None where the steps are of the same shapes, or do not
     compare.
@@ -83,10 +84,10 @@ def translate_sample(earlier: Sample, known: Skeleton, skeleton: Skeleton, now: 
 
 @dataclass
 class Structure:
-    """What is known of a structure. ``refusal`` is why its sizes are compiled in, each set by itself; ``fixed_floats``
-    why its floats are: each set of them is then a structure by itself. ``float_sets`` are those that were recorded,
-    ``variants`` what was compiled with open sizes, of any capture. The first sample ``is_borrowed`` where it is one of
-    another structure: see :func:`translate_sample`."""
+    """The sizes of one structure's steps so far, and its variants. ``refusal`` is why its sizes are compiled in, each
+    set by itself; ``fixed_floats`` why its floats are: each set of them is then a structure by itself. ``float_sets``
+    are those that were recorded, ``variants`` what was compiled with open sizes, of any capture. The first sample
+    ``is_borrowed`` where it is one of another structure: see :func:`translate_sample`."""
 
     samples: list[Sample] = field(default_factory=list)
     refusal: str | None = None
@@ -143,7 +144,7 @@ class Structure:
         return list(zip(*[s.places() for s in self.samples], strict=True))
 
     def example(self) -> Sample | None:
-        """What to trace with: a sample of which no open size is 1 or 0."""
+        """Choose a sample to trace with: one of which no open size is 1 or 0."""
         vectors = self._columns()
         for sample in reversed(self.samples):
             if all(

@@ -151,7 +151,7 @@ class CapturedBackward:
         return Layout(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
 
     def _structure(self, frame: Frame) -> Structure:
-        """What is known of the sizes of backwards like this one."""
+        """Look up the structure of backwards like this one."""
         key = self._structure_key(frame)
         structure = self._history.structure(key)
         if structure.fixed_floats is None:
@@ -192,7 +192,7 @@ class CapturedBackward:
         return not self._is_full
 
     def _describe(self, frame: Frame, key: Any) -> Situation:
-        """What is compiled now, in the words of the user's code."""
+        """Describe the capture that is compiled now, in the words of the user's code."""
         hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
         return describe_situation(self._nodes, hooks, self._skeleton.floats, frame.inputs, key)
 
@@ -250,7 +250,7 @@ class CapturedBackward:
         )
 
     def _trace_open(self, structure: Structure, recorder: Recorder, frame: Frame, key: Any) -> Use:
-        """What is to be compiled for all sizes that differ as they did so far.
+        """Trace for all sizes that differ as they did so far.
 
         Raises:
             CaptureError: they cannot be left open. Besides, whatever else fails in tracing.

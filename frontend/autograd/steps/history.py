@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What was compiled of the backwards that ran, what runs eagerly, and why; and what their sizes were."""
+"""Keeps what was compiled of the backwards that ran, what runs eagerly and why, and what their sizes were."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class History:
             self.add("runs eagerly", (), (reason,))
 
     def structure(self, key: Hashable) -> Structure:
-        """What is known of a structure so far."""
+        """Look up a structure; begins one if there is none."""
         found = self._structures.setdefault(key, Structure())
         self._structures.move_to_end(key)
         if len(self._structures) > MOST_STRUCTURES:

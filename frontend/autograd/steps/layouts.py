@@ -28,7 +28,8 @@ class Layout(Protocol):
     """How a tensor lies in memory."""
 
     def base(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What is contiguous where the tensor lies so; of any other tensor of the shape, what has its values."""
+        """Return the tensor that :meth:`view` makes ``tensor`` of; it is contiguous where ``tensor`` lies as this
+        says."""
 
     def view(self, base: torch.Tensor) -> torch.Tensor:
         """The tensor that :meth:`base` is of."""

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a backward computes from a parameter, before a hook writes to it.
+"""Orders a backward's reads of a parameter before the hook that writes to it.
 
 A post-accumulate hook may step an optimizer, which writes to its parameter in place. Compiled functions read a
 parameter when they run, and compute moves past hooks that do not need it: so what reads one is given to the next such

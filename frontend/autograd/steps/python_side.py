@@ -21,7 +21,7 @@ class Compiled(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What of it is not compiled, and why."""
+        """The hooks and functions that are not compiled, and why."""
 
     def run(self, arguments: Sequence[torch.Tensor | int], python: Any) -> list[torch.Tensor]:
         """Run it on the tensors and sizes that its graph takes, with a ``PythonSide`` to call."""

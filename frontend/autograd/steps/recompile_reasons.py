@@ -22,9 +22,9 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Situation:
-    """What a backward was compiled for: its nodes in the order of execution, hooks as their authors know them, the
-    identities of those that are inlined, its tensors (name, shape, dtype), how many of them are gradients that are
-    there already, sizes and numbers, and the options."""
+    """Describes what a backward was compiled for, to explain compilations: its nodes in the order of execution, hooks
+    as their authors know them, the identities of those that are inlined, its tensors (name, shape, dtype), how many of
+    them are gradients that are there already, sizes and numbers, and the options."""
 
     nodes: tuple[str, ...]
     hooks: tuple[str, ...]
@@ -39,7 +39,8 @@ class Situation:
 def describe_situation(
     nodes: Sequence[str], hooks: Sequence[str], floats: Sequence[float], inputs: Sequence[torch.Tensor], key: Any
 ) -> Situation:
-    """What a capture is compiled for at a step of this key (options, sizes, scalars, tensors, inlined hooks)."""
+    """Describe what a capture is compiled for at a step of this key (options, sizes, scalars, tensors, inlined
+    hooks)."""
     options, sizes, scalars, _, inlined = key
     names = name_tensors(inputs)
     gradients = {id(t.grad) for t in inputs if t.is_leaf and t.requires_grad}
@@ -56,7 +57,7 @@ def describe_situation(
 
 
 def explain_difference(now: Situation, earlier: Sequence[Situation]) -> tuple[str, ...]:
-    """What is other now than in the most alike of the earlier ones."""
+    """Explain how ``now`` differs from the most alike of the earlier ones."""
     if not earlier:
         return ("it is the first",)
     closest = max(earlier, key=lambda before: _likeness(before, now))

@@ -63,11 +63,11 @@ class Rehearsal:
         return None if lost else restored
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the hook gave."""
+        """Return what the hook gave in the recorded run."""
         return self._given(kind, hook)
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the function gave."""
+        """Return what the function gave in the recorded run."""
         return self._given(BACKWARD, function)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:

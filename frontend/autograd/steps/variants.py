@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is compiled of a captured backward, and for which of its steps."""
+"""Holds what is compiled of a captured backward, and says for which of its steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 @dataclass(frozen=True)
 class Layout:
-    """What captures of one structure may differ in: how many inputs there are; the numbers of those that are computed
-    with, in the order that all captures of the structure have them in; the nodes of its opaque calls; and what it
-    holds of its own."""
+    """Says in what captures of one structure may differ: how many inputs there are; the numbers of those that are
+    computed with, in the order that all captures of the structure have them in; the nodes of its opaque calls; and what
+    it holds of its own."""
 
     count: int
     used: tuple[int, ...]
@@ -35,7 +35,7 @@ class Layout:
 
 @dataclass
 class Variant:
-    """What is compiled: for one set of sizes, or for all that its guard lets through.
+    """A compiled backward, for one set of sizes or for all that its guard lets through.
 
     ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``layout`` how
     the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
@@ -95,7 +95,7 @@ class Use:
 
 
 def kind_of(key: Any, layout: Layout) -> Hashable:
-    """What of a key is other than sizes, whichever capture of a structure it is of."""
+    """Drop sizes from a key, and number the rest as every capture of a structure does."""
     options, _, scalars, like, inlined = key
     alike = tuple([tuple(like[number][1:]) for number in layout.used])
     return options, scalars, alike, layout.held, inlined.without_sizes(layout.used)
@@ -112,8 +112,8 @@ def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
 
 
 def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
-    """What the compiled backward gets wrong on the recorded run; nothing where a hook in Python wrote to what it reads
-    since."""
+    """Compare the compiled backward with the recorded run; returns the difference in words, nothing where a hook in
+    Python wrote to what it reads since."""
     rehearsal = Rehearsal(traced, recorder)
     arguments = rehearsal.restore(traced.arguments(frame))
     if arguments is None:

@@ -182,7 +182,7 @@ class AtenInterpreter(torch.fx.Interpreter):
 
 
 def _value_template(value: Any, values: list[torch.Tensor]) -> Template:
-    """What gives ``value`` at each step; tensors in it are added to ``values``."""
+    """Make a template that yields ``value`` at each step; adds tensors in it to ``values``."""
     if isinstance(value, torch.Tensor):
         values.append(value)
         return calls.from_value(len(values) - 1)

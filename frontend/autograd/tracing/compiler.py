@@ -39,7 +39,7 @@ NODE_NUMBER = "retrograd_node"
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """What ``backward()`` was called on: the roots, and the tensors asked for (none: all leaves)."""
+    """One call of ``backward()``: its roots, and the tensors asked for (none: all leaves)."""
 
     roots: Sequence[Any]
     inputs: Sequence[Any]

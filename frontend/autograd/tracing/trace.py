@@ -71,7 +71,7 @@ class TracedBackward:
 
     @property
     def captured(self) -> Captured:
-        """What is to be built of it."""
+        """Return the graph as the build takes it."""
         return Captured(
             self.graph_module, BACKWARD, as_it_ran=True, bodies=self.bodies, communication=self.communication
         )
@@ -82,7 +82,7 @@ class TracedBackward:
         return frozenset([find.index for find in self.extras if isinstance(find, PackedLeaf)])
 
     def lay_out(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        """What the graph takes in the place of an input."""
+        """Bring an input to the form that the graph takes."""
         layout = self.layouts.get(number)
         return tensor if layout is None else layout.base(tensor)
 
@@ -194,8 +194,8 @@ def _trace_open(
 def _find_sizes(
     graph_module: torch.fx.GraphModule, interpreter: AtenInterpreter, sizes: OpenSizes
 ) -> tuple[SizeGuard, dict[sympy.Symbol, str]]:
-    """What the open sizes may be, and the names of those that are whole numbers; the calls know what they are to give.
-    Floats become tensors."""
+    """Find the conditions on the open sizes, and the names of those that are whole numbers; tells the calls the shapes
+    that they are to return. Floats become tensors."""
     names = sizes.names()
     guard = sizes.guard(names)
     integers = {symbol.node.expr for symbol in sizes.integers}

@@ -132,7 +132,7 @@ def _scan_back(chain: _Chain, labels: Tensor) -> Tensor:
 
 
 def _scan(start: Tensor, skips: Tensor, scores: Tensor, active: Tensor) -> Tensor:
-    """What one step after another makes of ``start`` [N, S], all of them: ``[T, N, S]``.
+    """Apply all steps to ``start`` [N, S], one after another; returns the state after each: ``[T, N, S]``.
 
     Many frames are cut into blocks. What a block makes of each state is worked out for all blocks at once, then where
     each block starts, block by block, and then all blocks from there: about ``sqrt(8 T)`` steps, of 2 S times the work
@@ -159,8 +159,8 @@ def _scan(start: Tensor, skips: Tensor, scores: Tensor, active: Tensor) -> Tenso
 
 
 def _steps(state: Tensor, skips: Tensor, scores: Sequence[Tensor], active: Sequence[Tensor]) -> list[Tensor]:
-    """What each step leaves: staying, going on by one or, where ``skips`` says so, by two; nothing where a frame is
-    not ``active``."""
+    """Apply each step to ``state``: staying, going on by one or, where ``skips`` says so, by two; nothing changes where
+    a frame is not ``active``. Returns the state after each."""
     never = torch.full_like(state[..., :2], _NEVER)
     found = []
     for score, is_active in zip(scores, active, strict=True):

@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is written where a mask is set. Which elements those are only the mask's contents say; which may be, its shape
-does, so that all of them are looked at."""
+"""Writes where a mask is set. Only the mask's contents say which elements those are, so all that its shape allows are
+looked at."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def max_pool_backward(
 
 
 def covering(x: Tensor, window: Window, size: Sequence[int], fill: int) -> Iterator[tuple[Tap, Tensor]]:
-    """What the outputs ``x [..., *out]`` have whose windows may hold an input of ``[..., *size]``, and how many outputs
-    each is in front of the last that starts at or before it.
+    """Yield views of the outputs ``x [..., *out]`` whose windows may hold an input of ``[..., *size]``, each behind
+    the number of outputs, along each axis, that it is in front of the last that starts at or before the input.
 
     Inputs are counted from the padding on and in blocks of a stride's length, of which all have the same outputs: each
     view is ``[..., blocks, 1]`` for each axis, with ``fill`` where there is no output.

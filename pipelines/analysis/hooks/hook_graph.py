@@ -19,7 +19,7 @@ UPDATE = "update_input"
 
 @dataclass(frozen=True)
 class Effect:
-    """What a task does besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
+    """A task's effect besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
     an update of an input by a hook that was inlined, or ops that run in torch (an island).
 
     ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook
@@ -161,7 +161,7 @@ class HookGraph:
         return {self.producers[v] for v in self.tasks[number].takes if v in self.producers}
 
     def _effect_dependencies(self, number: int) -> set[int]:
-        """What comes before a task for what it does, not for what it takes."""
+        """Find the tasks that come before one because of its effect, not because of the values that it takes."""
         task = self.tasks[number]
         if task.effect is None:
             return set()

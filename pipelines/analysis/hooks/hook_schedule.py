@@ -129,7 +129,7 @@ def find_stages(graph: HookGraph, order: Iterable[int]) -> tuple[Order, ...]:
 
 
 def find_order_problem(graph: HookGraph, order: Sequence[int]) -> str | None:
-    """What makes an order no schedule of a graph, in words; None if it is one."""
+    """Say why an order is no schedule of a graph; None if it is one."""
     if sorted(order) != sorted(graph.live):
         return f"tasks {sorted(graph.live.symmetric_difference(order))} are missing, or dead, or there twice"
     places = {number: place for place, number in enumerate(order)}

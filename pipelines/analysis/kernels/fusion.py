@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is written to memory when the ops of a function run: an approximation of the kernels that IREE forms.
+"""Finds which values are written to memory when the ops of a function run: an approximation of the kernels that IREE
+forms.
 
 Views are free, but for those that ``kernel_inputs`` says are copies; one that is returned is written by the kernel that
 makes what it looks at, unless that is more. Pointwise ops run in the kernel of their users, where these have one in
@@ -136,8 +137,8 @@ class _Former:
             self.add(reads, op.results)
 
     def add_pieces(self, op: Op) -> None:
-        """What is joined is written piece by piece, what is padded over its filling: each in a kernel of its own, which
-        waits for the one before."""
+        """Add a kernel for each piece that is joined, or for a padded tensor and its filling; each waits for the one
+        before."""
         reads = self.inputs[op.id]
         if op.name == JOIN:
             pieces = find_listed(self.graph, op.operands[0]) or op.operands
@@ -193,7 +194,7 @@ class _Former:
         self.add(tuple(dict.fromkeys(packed)), results)
 
     def accumulate(self, op: Op, reads: list[int]) -> tuple[list[int], tuple[int, ...]]:
-        """What a product reads that starts at another value, and the sum that it gives, in that one's place."""
+        """Add up into another value's place: returns what a product reads that starts at that value, and the sum."""
         into, added = self.sums.into[op.id]
         self.done.add(added)
         (result,) = self.graph.ops[added].results
@@ -215,8 +216,9 @@ class _Former:
         self.places.update((number, at) for at, number in enumerate(self.work[place:end], place))
 
     def take_others(self, op: Op, values: Iterable[int]) -> list[int]:
-        """What the kernel of a product reads for ``values``, which the ops behind it take: if its operands are packed,
-        packed copies of those that are no smaller; a mask has an eighth of the bytes, what is broadcast less."""
+        """Return what the kernel of a product reads for ``values``, which the ops behind it take: if its operands are
+        packed, packed copies of those that are no smaller; a mask has an eighth of the bytes, what is broadcast
+        less."""
         take = self.pack if op.packed else self.write
         whole = self.graph.values[op.results[0]].bytes // 8
         return [take(v) if self.graph.values[v].bytes >= whole else v for v in values]
@@ -262,8 +264,8 @@ class _Former:
         return producer is not None and self.graph.ops[producer].name in PRODUCTS and value not in self.available
 
     def find_reads(self, value: int, place: int, ahead: set[int]) -> tuple[int, ...] | None:
-        """What a kernel at ``place`` reads for ``value``, and in ``ahead`` the ops that it runs for it before their
-        turn; ``None`` if it is made of something that comes later."""
+        """Find the values that a kernel at ``place`` reads for ``value``; adds to ``ahead`` the ops that it runs for it
+        before their turn. ``None`` if it is made of something that comes later."""
         producer = self.graph.values[value].producer
         if value in self.available or producer is None or self.places[producer] < place:
             return self.flat((value,))

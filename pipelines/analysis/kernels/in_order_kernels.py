@@ -1,8 +1,8 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the passes for kernels one at a time change of a function's kernels: ``bwd-repeat-elementwise`` computes what is
-made of an argument anew for each kernel that reads it, ``bwd-split-columns`` has the columns of one tap at a time in
-memory."""
+"""Predicts how the passes for kernels one at a time change a function's kernels: ``bwd-repeat-elementwise`` computes
+what is made of an argument anew for each kernel that reads it, ``bwd-split-columns`` has the columns of one tap at a
+time in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOPS = (OpKind.POINTWISE, OpKind.REDUCTION)
 
 @dataclass(frozen=True)
 class _Chain:
-    """What a tensor is made of by arithmetic: an argument, and tensors that are small beside it."""
+    """Says from which values arithmetic makes a tensor: an argument, and tensors that are small beside it."""
 
     source: int
     small: tuple[int, ...]
@@ -41,8 +41,8 @@ def order_kernels(graph: JointGraph, formed: Steps, available: Iterable[int]) ->
 
 
 def _find_columns(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, int]]:
-    """What is joined for a product alone, its second operand, with the bytes of the largest group of its parts: as many
-    are together as have the bytes of the largest part of all."""
+    """Find values that are joined for a product alone, as its second operand, with the bytes of the largest group of
+    their parts: as many are together as have the bytes of the largest part of all."""
     found = {joined: parts for joined, parts in _find_joined(graph, formed) if parts}
     most = max((max(parts) for parts in found.values()), default=0)
     for joined, parts in found.items():
@@ -64,7 +64,7 @@ def group_parts(sizes: Sequence[int], most: int) -> list[list[int]]:
 
 
 def _find_joined(graph: JointGraph, formed: Steps) -> Iterator[tuple[int, list[int]]]:
-    """What is joined for a product alone, its second operand, with the bytes of each part."""
+    """Find values that are joined for a product alone, as its second operand, with the bytes of each part."""
     readers: dict[int, set[int]] = {}
     for step in formed.steps:
         for value in step.reads:

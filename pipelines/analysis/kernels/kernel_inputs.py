@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the ops of a function read from memory, before it is decided which kernels they run in. What two ops compute
-alike, MLIR's ``cse`` computes once."""
+"""Finds which values the ops of a function read from memory, before it is decided which kernels they run in. What two
+ops compute alike, MLIR's ``cse`` computes once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class KernelInputs(NamedTuple):
 
 
 def find_inputs(graph: JointGraph, ops: Sequence[int], available: Collection[int]) -> KernelInputs:
-    """What ``ops``, run in this order, read, where the values of ``available`` have storage of their own."""
+    """Find which values ``ops``, run in this order, read, where the values of ``available`` have storage of their
+    own."""
     merged = find_merged(graph, ops)
     free = graph.free_ops
     work = [n for n in ops if n not in merged and n not in free]

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a kernel of pointwise ops leaves to others, since it has room for so many operands only.
+"""Finds which operands a kernel of pointwise ops leaves to others, since it has room for so many only.
 
 As in the sum of the nine taps of a depthwise convolution: five products are computed inside of the kernel that adds up,
 four are written to memory before it.
@@ -22,8 +22,8 @@ ROOM_OF_POINTWISE, ROOM_OF_REDUCTION = _LIMIT - 2, _LIMIT - 3
 def find_surplus(
     operands: Sequence[int], room: int, inside: Mapping[int, Sequence[int]], shared: Container[int]
 ) -> list[int]:
-    """What a kernel of an op on ``operands`` reads from memory, of those that it could compute inside had it room for
-    more than ``room`` operands.
+    """Find the values that a kernel of an op on ``operands`` reads from memory, though it could compute them inside had
+    it room for more than ``room`` operands.
 
     Args:
         operands: values that the op takes.

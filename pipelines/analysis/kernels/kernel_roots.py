@@ -47,7 +47,7 @@ class KernelRoots:
         return op.kind is OpKind.POINTWISE and not self.inputs.reads[number] and self.held.isdisjoint(op.results)
 
     def find_reads(self, kernel: int) -> set[int]:
-        """What an op and those that run in its kernel read from memory."""
+        """Find the values that an op and those that run in its kernel read from memory."""
         found: set[int] = set()
         pending, seen = [kernel], {kernel}
         while pending:

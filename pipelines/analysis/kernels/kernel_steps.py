@@ -29,7 +29,7 @@ class Steps:
 
 
 def find_listed(graph: JointGraph, value: int) -> tuple[int, ...]:
-    """What a list of tensors holds; nothing if ``value`` is a tensor itself."""
+    """List the tensors in a list of tensors; nothing if ``value`` is a tensor itself."""
     listed = graph.values[value]
     return () if listed.is_tensor or listed.producer is None else graph.ops[listed.producer].operands
 

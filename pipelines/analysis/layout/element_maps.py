@@ -46,7 +46,8 @@ def invert(map_: ElementMap, loops: int) -> ElementMap | None:
 
 
 def expand(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> ElementMap:
-    """What ``tensor.expand_shape`` reads: the axes of each group come from one axis, ``sizes`` are the result's.
+    """Map elements of ``tensor.expand_shape`` to those that it reads: the axes of each group come from one axis,
+    ``sizes`` are the result's.
 
     Axes of size 1 count for nothing; several others give a place by all of their numbers.
     """
@@ -59,7 +60,8 @@ def expand(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> ElementMap:
 
 
 def collapse(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> ElementMap:
-    """What ``tensor.collapse_shape`` reads: each group of axes becomes one, ``sizes`` are those of what is read."""
+    """Map elements of ``tensor.collapse_shape`` to those that it reads: each group of axes becomes one, ``sizes`` are
+    those of what is read."""
     terms = dict[int, int | Computed]()
     for axis, group in enumerate(groups):
         long = [inner for inner in group if sizes[inner] != 1]

@@ -24,7 +24,8 @@ _MOST_COLUMNS = 64
 
 @dataclass(frozen=True)
 class TailTile:
-    """What is computed at a time, ``rows`` x ``columns`` in steps of ``terms``, for ``workgroup_columns`` at once."""
+    """The sizes of a tile: ``rows`` x ``columns`` are computed at a time in steps of ``terms``, for
+    ``workgroup_columns`` at once."""
 
     rows: int
     columns: int

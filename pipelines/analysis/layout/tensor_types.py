@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a ``!torch.vtensor`` says of itself: shape, element type, bytes. The bindings give types as text alone, of which
-a graph of thousands of values has a few dozen: each is taken apart once."""
+"""Reads shape, element type and bytes from a ``!torch.vtensor``. The bindings give types as text alone, of which a
+graph of thousands of values has a few dozen: each is taken apart once."""
 
 from __future__ import annotations
 

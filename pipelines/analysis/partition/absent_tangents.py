@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What becomes of a backward's values where some tangents are absent: outputs that the loss does not use.
+"""Finds which of a backward's values are absent where some tangents are: those of outputs that the loss does not use.
 
 An absent value is undefined as in autograd, not zero: of the backward of what only such outputs need, eager runs
 nothing, so that no slope is multiplied by zero (infinite slopes give NaN) and what is reached that way alone has no
@@ -36,7 +36,7 @@ ADDITIONS: dict[str, Addition] = {
 
 @dataclass(frozen=True)
 class AbsentValues:
-    """What to do where tangents are absent, by the numbers of values and ops.
+    """Says what to do where tangents are absent, by the numbers of values and ops.
 
     ``values`` are absent as well. ``kept`` has for additions the operand that they are without the others. ``zeros``
     are operands, as op and place, that are absent beside others of their op that are there: what is computed of both
@@ -51,7 +51,7 @@ class AbsentValues:
 def find_absent_values(
     graph: JointGraph, absent: Collection[int], carriers: Collection[int], sums: Collection[int]
 ) -> AbsentValues:
-    """What of a backward there is without the tangents ``absent``.
+    """Find which values of a backward are absent without the tangents ``absent``.
 
     An op of which no operand that a tangent flows into is there gives nothing, whatever it computes: it is part of a
     node of autograd's that eager does not run. Of one that takes both, the rest is told by ``ADDITIONS``; any other op

@@ -23,7 +23,7 @@ _SPLITS = ("torch.aten.unbind.int", "torch.aten.split.Tensor", "torch.aten.split
 
 
 class Tag(Enum):
-    """What the user asked of an op of the forward. The two in the middle are wishes, which the policy ``budget`` may
+    """A user's demand on an op of the forward. The two in the middle are wishes, which the policy ``budget`` may
     overrule."""
 
     MUST = "must"  # recomputed, never saved
@@ -109,8 +109,8 @@ class JointGraph:
         return sum(self.values[result].bytes for result in self.ops[number].results)
 
     def form_of(self, value: int, same: Mapping[int, int] | Sequence[int]) -> tuple[int, Hashable | None]:
-        """What tells ``value`` from those that hold something else or have another shape, where ``same`` has for values
-        the one that they are the same as."""
+        """Return the root and shape that tell ``value`` from those that hold something else or have another shape,
+        where ``same`` has for values the one that they are the same as."""
         root, shape = self.reshaped.get(value, (value, None))
         return (same.get(root, root) if isinstance(same, Mapping) else same[root]), shape
 
@@ -255,7 +255,7 @@ class JointGraph:
 
     @cached_property
     def forward_values(self) -> frozenset[int]:
-        """What ``forward_ops`` give."""
+        """The results of ``forward_ops``."""
         return frozenset(r for op in self.forward_ops for r in self.ops[op].results)
 
     def required_ops(self, results: Iterable[int], available: Iterable[int]) -> frozenset[int]:

@@ -35,7 +35,8 @@ def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = No
 
 
 def _as_it_lies(graph: JointGraph, value: int) -> int:
-    """What to save in place of ``value``."""
+    """Choose what to save in place of ``value``: the matrix that it is the transposition of, if that takes the same
+    bytes."""
     matrix = graph.transposed.get(value, value)
     producer = graph.values[matrix].producer
     if producer is None or graph.values[matrix].saved_bytes != graph.values[value].saved_bytes:

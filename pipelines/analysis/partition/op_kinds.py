@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What kind of work an op of the torch dialect does, as far as saving or recomputing its results is concerned.
+"""Classifies the ops of the torch dialect by the work that they do, as far as saving or recomputing their results is
+concerned.
 
 One table by name. An op that is not in it is OPAQUE, which is never recomputed: the safe answer. The classes are those
 of ``torch._functorch.partitioners.get_default_op_list``, for the ops that reach MLIR after decomposition.

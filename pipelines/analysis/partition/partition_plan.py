@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a partition decides, as data: which values stay alive from forward to backward, which ops run again."""
+"""Holds a partition's decisions as data: which values stay alive from forward to backward, which ops run again."""
 
 from __future__ import annotations
 

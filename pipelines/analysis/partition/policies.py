@@ -55,7 +55,7 @@ class PlainPolicy:
     budget: None = None
 
     def decide(self, graph: JointGraph) -> Decision:
-        """What the function finds."""
+        """Decide by the function alone."""
         return Decision(self.find_plan(graph))
 
 

@@ -172,7 +172,7 @@ def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[O
 
 
 def read_tag(op: ir.Operation) -> Tag | None:
-    """What the user asked of an op, by its ``bwd.recompute``; a text that is no tag asks for nothing."""
+    """Read the user's demand on an op from its ``bwd.recompute``; a text that is no tag asks for nothing."""
     if TAG not in op.attributes:
         return None
     return next((tag for tag in Tag if ir.StringAttr(op.attributes[TAG]).value == tag.value), None)
@@ -234,7 +234,7 @@ def value_names(op: ir.Operation) -> list[str]:
 
 
 def op_meaning(op: ir.Operation) -> Hashable | None:
-    """What an op does, whatever its results are called; ``None`` for one with regions."""
+    """Identify an op by what it does, whatever its results are called; ``None`` for one with regions."""
     if len(op.regions):
         return None
     # Attributes are unique in their context and compared by address, so that a large constant is not written out.

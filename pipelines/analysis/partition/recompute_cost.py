@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What it costs to run an op again, in seconds: the roofline model, or measured times where there are some."""
+"""Estimates the seconds that it costs to run an op again: by the roofline model, or measured times where there are
+some."""
 
 from __future__ import annotations
 

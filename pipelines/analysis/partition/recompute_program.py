@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What to save and what to recompute as an integer program in CP-SAT.
+"""Writes the choice of what to save and what to recompute as an integer program in CP-SAT.
 
 A 0-1 variable for each value that can be saved and for each op that can run again, as in Checkmate's program (P. Jain
 et al., "Checkmate: breaking the memory wall with optimal tensor rematerialization", MLSys 2020), with each op
@@ -53,7 +53,7 @@ class RecomputeProgram:
         return frozenset(v for v, variable in self.saved.items() if solver.value(variable))
 
     def _add_needs(self) -> None:
-        """What an op of the backward takes is saved, or its producer runs in the backward too."""
+        """Require that what an op of the backward takes is saved, or its producer runs in the backward too."""
         graph = self.graph
         for op in graph.ops:
             if op.id not in graph.tangent_ops:
@@ -82,7 +82,7 @@ class RecomputeProgram:
         self.model.add_bool_or([*ways, *unless])
 
     def _add_forward(self) -> None:
-        """What the forward computes for the backward alone: what is saved of it, and what that takes."""
+        """Require that the forward computes what is saved for the backward alone, and what that takes."""
         graph = self.graph
         for number, variable in self.early.items():
             op = graph.ops[number]

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What values are saved as: in a narrower type, packed by a function of the user's, or as they are."""
+"""Reads what values are saved as: a narrower type, what a function of the user's packs them to, or themselves."""
 
 from __future__ import annotations
 

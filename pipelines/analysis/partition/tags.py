@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the user asked to be saved or recomputed, brought to the ops that it is about.
+"""Brings the user's demands to save or recompute to the ops that they are about.
 
 The tags are those of ``torch.utils.checkpoint.CheckpointPolicy``; how they are resolved follows
 ``torch._functorch.partitioners.cleanup_recompute_tags``.

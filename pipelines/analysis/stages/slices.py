@@ -51,7 +51,7 @@ class SliceGraph:
 
     @property
     def returned(self) -> tuple[int, ...]:
-        """What the function returns."""
+        """The values that the function returns."""
         return (*self.graph.forward_results, *self.graph.backward_results)
 
     def operands(self, op: int) -> tuple[int, ...]:

@@ -66,8 +66,8 @@ def reads_in_order(op: ir.Operation, value: ir.Value) -> bool:
 
 
 def find_reads(product: ir.Operation, chain: Sequence[ir.Operation]) -> list[ir.Value]:
-    """What a kernel of ``chain`` reads from memory besides the product that it begins with: other elementwise ops whose
-    result is used once are computed in it, and of a tensor of one number nothing is read."""
+    """Find the values that a kernel of ``chain`` reads from memory besides the product that it begins with: other
+    elementwise ops whose result is used once are computed in it, and of a tensor of one number nothing is read."""
     inside = {product.results[0], *(op.results[0] for op in chain)}
     pending = [value for op in chain if not is_view(op) for value in read_inputs(op)]
     found: dict[ir.Value, None] = {}

@@ -105,7 +105,7 @@ def find_chain(op: ir.Operation) -> Chain | None:
 
 
 def read_large(op: ir.Operation, least: int) -> list[ir.Value]:
-    """What a view or an elementwise op reads that has more than ``least`` bytes, or an open size."""
+    """List the values of more than ``least`` bytes, or of an open size, that a view or an elementwise op reads."""
     values = [op.operands[0]] if is_view(op) else read_inputs(op)
     values = [value for value in values if isinstance(value.type, ir.RankedTensorType)]
     return [value for value in values if (size := count_bytes(value)) is None or size > least]

@@ -62,8 +62,8 @@ class Columns:
 
 
 def find_columns(product: ir.Operation) -> Columns | None:
-    """What a ``linalg.matmul`` that starts at zero takes second, if it is columns, of known sizes, that nothing else
-    takes."""
+    """Find the columns, of known sizes, that a ``linalg.matmul`` that starts at zero takes second, if nothing else
+    takes them."""
     if product.name != _PRODUCT or is_indexed_otherwise(product) or not is_zero(product.operands[2]):
         return None
     found: list[ir.Operation] = []

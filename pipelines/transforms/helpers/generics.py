@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a ``linalg.generic`` reads, and by which maps."""
+"""Reads the inputs and maps of a ``linalg.generic``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ``bwd-partition`` refuses: graphs that cannot be split, marks that contradict, plans that lose something."""
+"""Checks for ``bwd-partition``: refuses graphs that cannot be split, marks that contradict, plans that lose
+something."""
 
 from __future__ import annotations
 

@@ -136,6 +136,6 @@ def _largest(build: TorchBuilder, value: ir.Value, dims: Sequence[int]) -> ir.Va
 
 
 def _scale(build: TorchBuilder, largest: ir.Value, limit: float) -> ir.Value:
-    """What to divide by so that ``largest`` becomes ``limit``."""
+    """Compute the divisor that brings ``largest`` to ``limit``."""
     above = build.op("aten.clamp_min", [largest, build.number(TINY)], largest.type)
     return build.op("aten.div.Scalar", [above, build.number(limit)], largest.type)

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a value may be seen through, in linalg on tensors: ops for which IREE moves nothing."""
+"""Looks through views in linalg on tensors: ops for which IREE moves nothing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _PAD, _CONCAT, _TRANSPOSE, _EMPTY = "tensor.pad", "tensor.concat", "linalg.trans
 
 @dataclass
 class Widened:
-    """What the tensors of one function were widened from; narrow forms are made once each."""
+    """Knows which tensors of one function were widened, and from which types; makes narrow forms once each."""
 
     elements: dict[ir.Value, ir.Type | None] = field(default_factory=dict)
     made: dict[ir.Value, ir.Value] = field(default_factory=dict)
@@ -100,5 +100,5 @@ def is_copy(op: ir.Operation) -> bool:
 
 
 def _filling(pad: ir.Operation) -> ir.Value:
-    """What a ``tensor.pad`` fills up with."""
+    """Return the value that a ``tensor.pad`` fills up with."""
     return list(pad.regions[0].blocks[0].operations)[-1].operation.operands[0]

@@ -182,7 +182,7 @@ def _write_empty(type_: ir.RankedTensorType) -> str:
 
 
 def find_mark(op: ir.Operation) -> ir.Attribute:
-    """What a gather gives, or a scatter writes, for an index out of range: NaN, or the least integer."""
+    """Return what a gather yields, or a scatter writes, for an index out of range: NaN, or the least integer."""
     type_ = op.operands[_UPDATES].type
     element = ir.RankedTensorType(type_).element_type
     if isinstance(element, ir.FloatType):

@@ -104,7 +104,7 @@ Region = tuple[tuple[int, int, int], ...]
 
 
 def region_of(op: ir.Operation) -> Region | None:
-    """What a slice covers; ``None`` if that is open."""
+    """Read the region that a slice covers; ``None`` if that is open."""
     columns = [list(ir.DenseI64ArrayAttr(op.attributes[name])) for name in _REGION]
     if any(number == _OPEN for column in columns for number in column):
         return None

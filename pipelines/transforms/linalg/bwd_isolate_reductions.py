@@ -86,8 +86,8 @@ def read_form(op: ir.Operation) -> tuple[str, ...]:
 
 
 def read_operands(op: ir.Operation, tables: dict[ir.Value, Reads]) -> Reads | None:
-    """What the elements of an elementwise op, or of a view, are computed from, by maps in terms of the op's loops (of
-    the axes of a view's result); ``None`` for any other op."""
+    """Map what the elements of an elementwise op, or of a view, are computed from, in terms of the op's loops (of the
+    axes of a view's result); ``None`` for any other op."""
     operands = read_element_maps(op)
     if operands is None:
         return None
@@ -99,7 +99,8 @@ def read_operands(op: ir.Operation, tables: dict[ir.Value, Reads]) -> Reads | No
 
 
 def start_of(value: ir.Value) -> Reads:
-    """What is known of a value that is no elementwise op's: itself, if a kernel may begin with what computes it."""
+    """Return what is known of a value that is no elementwise op's: itself, if a kernel may begin with what computes
+    it."""
     op = value.owner if isinstance(value, ir.OpResult) else None
     if op is None or not op.name.startswith(_ROOTS) or op.name == _FILL or read_element_maps(op) is not None:
         return {}

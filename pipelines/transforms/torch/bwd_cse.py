@@ -100,7 +100,7 @@ def _check_structure(func: ir.Operation) -> None:
 
 
 def read_merged(module: ir.Operation) -> dict[str, str]:
-    """What ``bwd-cse`` merged in a module: for each name that is gone the name of the value in its place."""
+    """Read what ``bwd-cse`` merged in a module: for each name that is gone the name of the value in its place."""
     if MERGED not in module.attributes:
         return {}
     return {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(module.attributes[MERGED])}

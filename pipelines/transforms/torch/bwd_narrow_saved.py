@@ -76,7 +76,7 @@ class Packer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is known by on the module."""
+        """Its name on the module."""
 
     def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
         """The parts of the value called ``name``, by their own names."""
@@ -116,14 +116,15 @@ class HookPacker:
 
 
 def read_narrowed(module: ir.Operation) -> dict[str, str]:
-    """What ``bwd-narrow-saved`` narrowed in a module: by the name of the value the type, or the function that packs."""
+    """Read what ``bwd-narrow-saved`` narrowed in a module: by the name of the value the type, or the function that
+    packs."""
     if NARROWED not in module.attributes:
         return {}
     return {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(module.attributes[NARROWED])}
 
 
 def find_packer(module: ir.Operation, value: ir.Value, shapes: ShapeReader) -> Packer | None:
-    """What packs a value that is saved, of a function that ``shapes`` reads; ``None`` if it is saved as it is.
+    """Find how to pack a value that is saved, of a function that ``shapes`` reads; ``None`` if it is saved as it is.
 
     Raises:
         PassFailure: the attribute is no such type, there is no such function, or the value has open sizes where they
@@ -208,7 +209,7 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
 
 
 def _part_attributes(entry: dict[str, str], name: str, type_: ir.Type) -> dict[str, str]:
-    """What an argument says of itself that is a part of the one that said ``entry``."""
+    """Derive the attributes of an argument that is a part of the one that had ``entry``."""
     shape = {} if None in (tensor_shape(type_) or ()) else {SHAPE: ""}
     named = {**entry, **shape, "bwd.name": name_in_role(SAVED, name), "bwd.value": name}
     return {key: text for key, text in named.items() if text}

@@ -92,8 +92,8 @@ def _find_runs(func: ir.Operation, read: ReadHooks, gain: int) -> tuple[Order, .
 
 
 def _find_sizes(func: ir.Operation, read: ReadHooks) -> list[int]:
-    """What it costs that each value is alive between two stages, by bytes; of arguments those that a plan frees count,
-    which are residuals and tangents. What is computed has to be written besides."""
+    """Weigh what it costs that each value is alive between two stages, by bytes; of arguments those that a plan frees
+    count, which are residuals and tangents. What is computed has to be written besides."""
     graph = read.source.graph
     sizes = [0 if value.bytes < _SMALL else 5 * value.bytes for value in graph.values]
     for value, own in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True):

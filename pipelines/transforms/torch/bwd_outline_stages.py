@@ -142,7 +142,8 @@ def sketch_stages(
 
 
 def _taken(read: ReadHooks, ops: Sequence[int], tasks: Sequence[Task], given: set[int]) -> list[int]:
-    """What a stage takes: tensors that none of its ops gives, and arguments of the function that are no tensors."""
+    """Find what a stage takes: tensors that none of its ops computes, and arguments of the function that are no
+    tensors."""
     graph = read.source.graph
     scalars = {
         v for op in ops for v in graph.ops[op].operands if graph.values[v].producer is None and v in graph.arguments

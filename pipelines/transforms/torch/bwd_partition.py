@@ -152,7 +152,7 @@ def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping
 
 
 def summarize(decision: Decision, graph: JointGraph, *, in_order: bool = False) -> ir.Attribute:
-    """What was decided, for reports: kept with the module so that nothing needs to be worked out again."""
+    """Summarize the decision for reports: kept with the module so that nothing needs to be worked out again."""
     plan = decision.plan
     scheduled = schedule_plan(graph, plan, in_order=in_order)
     i64 = ir.IntegerType.get_signless(64)
