@@ -82,7 +82,7 @@ def build(
         compile_portable=partial(_compile_portable, work, staged, executable),
         checks=_checks_of(options, work.store) if options.verify else None,
         plan=stager.plan,
-        may_be_cut=work.may_be_cut,
+        cut_gain=work.cut_gain,
         cuda_graphs=options.cuda_graphs,
     )
 

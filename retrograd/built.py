@@ -32,8 +32,9 @@ from retrograd.runtime.stage_executor import StageExecutor
 class Build:
     """A module that went all the way: its stages, executable and loaded program; what of it runs in torch.
 
-    ``plan`` is that of a backward that was captured as it ran. ``may_be_cut`` says that functions are cut into stages
-    where that lowers the peak, ``cuda_graphs`` that functions are captured, which then are in ``captured`` by name.
+    ``plan`` is that of a backward that was captured as it ran. ``cut_gain`` says how many bytes it has to save to cut
+    functions into stages, None that they stay whole; ``cuda_graphs`` that functions are captured, which then are in
+    ``captured`` by name.
     """
 
     staged: StagedModule
@@ -46,7 +47,7 @@ class Build:
     compile_portable: Callable[[], Portable]
     checks: Checks | None = None
     plan: StagePlan | None = None
-    may_be_cut: bool = False
+    cut_gain: int | None = None
     cuda_graphs: bool = False
     captured: list[tuple[str, CapturedCall]] = field(default_factory=list)
 

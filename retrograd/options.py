@@ -30,6 +30,9 @@ PARTITIONS = ("default", "min-cut", "budget")
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
 _CPU = torch.device("cpu")
 _NO_RULES = SavePolicy()
+# Bytes that cutting functions into stages has to save: where it is asked for, and where nothing is said. Each stage
+# costs some 10 us, and what its border holds apart is written and read.
+_ASKED_GAIN, _AUTO_GAIN = 1 << 20, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Options:
 
     ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
-    that the device has to be there when the program is loaded; ``free_early`` that functions are cut into stages where
-    that lowers the peak; ``cuda_graphs`` that each half is replayed as a CUDA graph.
+    that the device has to be there when the program is loaded; ``cut_gain`` how many bytes it has to save to cut
+    functions into stages, and None that they stay whole; ``cuda_graphs`` that each half is replayed as a CUDA graph.
     """
 
     target: Target
@@ -51,7 +54,7 @@ class Options:
     cache: bool = True
     verify: bool | str = FIRST
     hook_schedule: str = "eager-order"
-    free_early: bool = False
+    cut_gain: int | None = None
     libraries: Libraries = NO_LIBRARIES
     cuda_graphs: bool = False
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
@@ -81,7 +84,7 @@ class Request:
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
     verify: bool | str = FIRST
-    free_early: bool = False
+    free_early: bool | str = AUTO
     cuda_graphs: bool = False
     budget: int | float | None = field(init=False, default=None)
 
@@ -90,7 +93,8 @@ class Request:
         target_on(_CPU, self.target, OFF)
         check_kernels(self.kernels)
         check_flag("cache", self.cache)
-        check_flag("free_early", self.free_early)
+        if self.free_early != AUTO:
+            check_flag("free_early", self.free_early, AUTO)
         check_flag("cuda_graphs", self.cuda_graphs)
         if self.verify != FIRST:
             check_flag("verify", self.verify, FIRST)
@@ -102,7 +106,7 @@ class Request:
             object.__setattr__(self, "budget", parse_memory_size(self.memory_budget))
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
-        if self.free_early and self.partition == "budget":
+        if self.free_early is True and self.partition == "budget":
             raise ValueError("partition 'budget' takes no free_early: its plans are for functions in one piece")
 
     @classmethod
@@ -126,7 +130,7 @@ class Request:
         """
         device = next((t.device for t in tensors if t.is_cuda), _CPU)
         target = target_on(device, self.target, self.kernels)
-        if self.free_early and "vulkan" in target.kinds:
+        if self.free_early is True and "vulkan" in target.kinds:
             raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
         # Code for HIP does not run here, and no file holds an island.
         runs = all(name.partition(":")[0] != "hip" for name in target.names)
@@ -139,10 +143,17 @@ class Request:
             fallback=self.fallback if runs else "error",
             cache=self.cache,
             verify=self.verify,
-            free_early=self.free_early,
+            cut_gain=self._cut_gain(target),
             libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
         )
+
+    def _cut_gain(self, target: Target) -> int | None:
+        if self.free_early is True:
+            return _ASKED_GAIN
+        # Stages hand tensors over in torch's memory, and a budget's plans are for functions in one piece.
+        cuttable = self.partition != "budget" and {"cpu", "cuda"}.issuperset(target.kinds)
+        return _AUTO_GAIN if self.free_early == AUTO and cuttable else None
 
     def _libraries(self, target: Target) -> Libraries:
         """Says what libraries compute. Nobody knows beforehand how much memory they work in: a budget has them where

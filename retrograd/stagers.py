@@ -62,10 +62,10 @@ class Work:
     for_loss: bool = False
 
     @property
-    def may_be_cut(self) -> bool:
-        """Whether functions are cut into stages where that lowers the peak; a file has whole ones, for others than the
-        runtime to call."""
-        return self.options.free_early and not self.portable
+    def cut_gain(self) -> int | None:
+        """Bytes that it has to save to cut functions into stages, if they may be cut: a file has whole ones, for others
+        than the runtime to call."""
+        return None if self.portable else self.options.cut_gain
 
     def compile(self, staged: StagedModule) -> Finished:
         """Lower and compile a staged module for the target."""
@@ -102,7 +102,8 @@ class AheadOfTime:
         work = self.work
         if self._builder is None or work.options.budget is None:
             work.captured.packings.check_saved(staged.saved)
-            return work.compile(shorten_lifetimes(staged) if work.may_be_cut else self._first(staged))
+            first = self._first(staged)
+            return work.compile(first if work.cut_gain is None else shorten_lifetimes(first, work.cut_gain))
         built = self._builder.build(work.options.budget)
         work.captured.packings.check_saved(built[0].saved)
         return built

@@ -91,7 +91,7 @@ class BackwardVariants:
             PipelineError, CompileError: it does not, and ``fallback`` is ``error``.
         """
         try:
-            staged = stage_variant(self.whole, (), self.progress)
+            staged = self._cut(stage_variant(self.whole, (), self.progress))
             executable, cached = build_executable(
                 staged, self.options.target, find_versions(), self.progress, open_store(self.options), standalone=False
             )
@@ -157,9 +157,7 @@ class BackwardVariants:
     def _build(self, absent: Collection[str]) -> CompiledFunction | None:
         """The variant; ``None`` where none stays within the memory budget."""
         staged = stage_variant(self.whole, absent, self.progress)
-        if self.built.may_be_cut:
-            forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
-            staged = shorten_lifetimes(staged, forward)
+        staged = self._cut(staged)
         given = tuple(r.value for r in staged.function(BACKWARD).results)
         dropped = self._dropped(given)
         if not given:
@@ -176,6 +174,13 @@ class BackwardVariants:
                 part = self.built.with_part(staged, executable, cached=cached)
                 return replace(part.function(BACKWARD), dropped=dropped)
         return None
+
+    def _cut(self, staged: StagedModule) -> StagedModule:
+        """The stages of a variant, where functions may be cut."""
+        if self.built.cut_gain is None:
+            return staged
+        forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
+        return shorten_lifetimes(staged, self.built.cut_gain, forward)
 
     def _targets(self, limit: int | None) -> Iterator[Target]:
         """Returns what to compile for: with a budget, also for kernels one at a time, and then with plain flags."""

@@ -15,10 +15,10 @@ from retrograd.pipelines.stages.staged import StagedModule, read_interfaces
 from retrograd.pipelines.transforms.torch.bwd_shorten_lifetimes import BwdShortenLifetimes
 
 
-def shorten_lifetimes(staged: StagedModule, floor: int = 0) -> StagedModule:
+def shorten_lifetimes(staged: StagedModule, gain: int, floor: int = 0) -> StagedModule:
     """``staged`` with its functions cut where ``bwd-shorten-lifetimes`` finds that this lowers the peak of a step;
     itself where it does not, where it has no backward, and where functions are cut already, at what runs in torch.
-    ``floor`` are bytes that a step takes in any case.
+    ``gain`` are the bytes that this has to save, and ``floor`` those that a step takes in any case.
 
     Raises:
         PipelineError: a pass refused the module; names the op.
@@ -27,7 +27,7 @@ def shorten_lifetimes(staged: StagedModule, floor: int = 0) -> StagedModule:
         return staged
     with ir.make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.source)
-        run_passes(module, passes_of(LIFETIMES, BwdShortenLifetimes(floor=floor)))
+        run_passes(module, passes_of(LIFETIMES, BwdShortenLifetimes(gain=gain, floor=floor)))
         plans = read_island_plans(module.operation)
         if not plans:
             return staged
@@ -37,5 +37,5 @@ def shorten_lifetimes(staged: StagedModule, floor: int = 0) -> StagedModule:
             source=module.operation.get_asm(enable_debug_info=True),
             plans=plans,
             stages=read_interfaces(module),
-            whole=staged,
+            whole=staged.whole or staged,
         )

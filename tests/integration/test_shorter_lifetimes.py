@@ -15,6 +15,7 @@ from measure_memory import held_at_most
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.options import Request
 from retrograd.runtime.compiled import CompiledBackward
 
 
@@ -137,6 +138,35 @@ def test_through_dynamo(model: Deep, x: Tensor) -> None:
         assert_close(gradients(model, LOSSES["both outputs"](compiled(x))), expected)
 
 
+def test_functions_are_cut_by_themselves_where_that_saves_enough(
+    model: Deep, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = retrograd.compile_backward(model, (x,), partition="default")
+    assert small.explain().to_dict()["stages"] == 2
+    monkeypatch.setattr("retrograd.options._AUTO_GAIN", 1 << 20)
+    large = retrograd.compile_backward(model, (x,), partition="default")
+    for loss in (LOSSES["the loss alone"], LOSSES["both outputs"]):
+        expected = gradients(model, loss(model(x)))
+        assert_close(gradients(model, loss(large(x))), expected)
+        assert_close(gradients(model, loss(large(x))), expected)
+    assert large.explain().to_dict()["stages"] > 2
+
+
+@pytest.mark.parametrize(
+    ("given", "gain"),
+    [
+        ({}, 32 << 20),
+        ({"free_early": True}, 1 << 20),
+        ({"free_early": False}, None),
+        ({"partition": "budget", "memory_budget": 0.5}, None),
+        ({"target": ("cpu", "vulkan")}, None),
+    ],
+    ids=["auto", "asked for", "not wanted", "budget", "vulkan"],
+)
+def test_what_cutting_has_to_save(given: dict[str, Any], gain: int | None) -> None:
+    assert Request(**given).on([]).cut_gain == gain
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -149,5 +179,5 @@ def test_through_dynamo(model: Deep, x: Tensor) -> None:
 def test_what_cannot_be_cut_is_refused(model: Deep, x: Tensor, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         retrograd.compile_backward(model, (x,), free_early=True, **given)
-    with pytest.raises(TypeError, match="free_early is True or False"):
+    with pytest.raises(TypeError, match="free_early is 'auto', True or False"):
         retrograd.compile_backward(model, (x,), free_early="yes")  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ class BwdShortenLifetimes(ModulePass):
 
 def order_by_results(read: ReadHooks, returned: Sequence[int]) -> tuple[Order, ...]:
     """The tasks of a function in the order of its results, what each needs right before it, as runs that end with an op
-    that gives a result or with a product, whose result is in memory in any case."""
+    that gives a result or one of a product's operands, or with a product: what these give is in memory in any case."""
     graph, source = read.graph, read.source.graph
     givers = sorted({graph.producers[v] for v in returned if v in graph.producers})
     placed: dict[int, None] = {}
@@ -104,7 +104,21 @@ def order_by_results(read: ReadHooks, returned: Sequence[int]) -> tuple[Order, .
                 pending += [graph.producers[v] for v in graph.tasks[task].takes if v in graph.producers]
         placed.update(dict.fromkeys(sorted(needed)))
     products = {n for n in placed if any(source.ops[op].kind is OpKind.COMPUTE for op in read.ops[n])}
-    return split_behind(list(placed), products.union(givers))
+    operands = {maker for n in products for v in graph.tasks[n].takes if (maker := _maker(read, v)) is not None}
+    return split_behind(list(placed), products.union(givers, operands))
+
+
+def _maker(read: ReadHooks, value: int) -> int | None:
+    """The task that computes ``value``, or what it is a view of; None for arguments and constants."""
+    graph = read.graph
+    while (task := graph.producers.get(value)) is not None:
+        if not read.source.graph.free_ops.issuperset(read.ops[task]):
+            return task
+        viewed = [v for v in graph.tasks[task].takes if v in graph.producers or v in read.source.graph.arguments]
+        if len(viewed) != 1:
+            return None
+        value = viewed[0]
+    return None
 
 
 def _with_views(read: ReadHooks, stage: Order) -> Order:
