@@ -90,6 +90,8 @@ def build(
 def _compile_portable(work: Work, staged: StagedModule, executable: Executable) -> Portable:
     if work.portable:
         return Portable(executable.vmfb)
+    # Nothing compares what others run.
+    work = replace(work, options=replace(work.options, target=replace(work.options.target, is_compared=False)))
     if uses_libraries(work.captured.graph_module):
         return _compile_written_out(work)
     # The same kernels, so with the same flags.

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -129,7 +129,7 @@ class Request:
                 with ``free_early``.
         """
         device = next((t.device for t in tensors if t.is_cuda), _CPU)
-        target = target_on(device, self.target, self.kernels)
+        target = replace(target_on(device, self.target, self.kernels), is_compared=self.verify is not False)
         if self.free_early is True and "vulkan" in target.kinds:
             raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
         # Code for HIP does not run here, and no file holds an island.
@@ -202,7 +202,7 @@ class BackwardRequest:
             ValueError: kernels asked for by name cannot be had there.
         """
         return Options(
-            target_on(device, self.target, self.kernels),
+            replace(target_on(device, self.target, self.kernels), is_compared=True),
             device,
             fallback=self.fallback,
             cache=self.cache,

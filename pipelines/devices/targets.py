@@ -29,12 +29,13 @@ class Target:
 
     ``ladder`` holds sets of optimization flags, the fastest code first; the next one is tried where a set fails to
     compile, and the last compiles the most. ``kernels`` are the families of kernels of our own that take what IREE's
-    code generator is slow at.
+    code generator is slow at. ``is_compared`` says that what is compiled is compared with eager when it first runs.
     """
 
     devices: tuple[DeviceTarget, ...]
     ladder: Ladder
     kernels: tuple[str, ...] = ()
+    is_compared: bool = False
 
     def only(self, flags: tuple[str, ...]) -> Target:
         """The target with one set of optimization flags; less data tiling, for modules that it is of no use to."""

@@ -41,10 +41,16 @@ class Dumps:
 
 
 def compile_file(
-    source: Path, output: Path, flags: Sequence[str], *, to_stream: bool = False, dumps: Dumps | None = None
+    source: Path,
+    output: Path,
+    flags: Sequence[str],
+    *,
+    to_stream: bool = False,
+    dumps: Dumps | None = None,
+    verified: bool = True,
 ) -> None:
     """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or ``to_stream`` to the IR after the stream
-    phase. Once in a process: flags are the whole compiler's.
+    phase. Once in a process: flags are the whole compiler's. ``verified`` has the IR checked after each pass.
 
     Raises:
         CompilationFailed: IREE refused the module.
@@ -57,6 +63,7 @@ def compile_file(
     invocation.enable_console_diagnostics()
     if dumps.phases is not None:
         _call("DumpCompilationPhasesTo", invocation, str(dumps.phases))
+    _call("VerifyIR", invocation, verified)
     _require(invocation.parse_source(Source.open_file(session, str(source))))
     _call("CompileToPhase", invocation, "flow")
     _require(invocation.execute())
@@ -120,11 +127,12 @@ def _set_flags(flags: Sequence[str]) -> None:
     ctypes_dl._dylib.ireeCompilerSetupGlobalCL(len(_kept), array, b"iree-compile", False)
 
 
-def _call(setting: str, invocation: Invocation, value: str) -> None:
+def _call(setting: str, invocation: Invocation, value: str | bool) -> None:
     """Set what IREE's C API has and its Python API has not."""
     function = getattr(ctypes_dl._dylib, f"ireeCompilerInvocationSet{setting}")
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p], None
-    function(invocation._inv_p, value.encode())
+    function.argtypes = [ctypes.c_void_p, ctypes.c_bool if isinstance(value, bool) else ctypes.c_char_p]
+    function.restype = None
+    function(invocation._inv_p, value if isinstance(value, bool) else value.encode())
 
 
 def _run(invocation: Invocation, passes: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from retrograd.pipelines.devices.scatter_tiles import scatter_rules
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.kernels.family import CHOICES
-from retrograd.pipelines.toolchain.compiler_parts import select_parts
+from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
 from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_transients
@@ -266,6 +266,10 @@ def _climb(
             attempts = [other for other in attempts if _fusion_flags(other[0]) != _fusion_flags(flags)]
         elif DATA_TILING in flags and result.crashed and _LLVM_GAVE_UP in result.stderr:
             attempts = [other for other in attempts if DATA_TILING not in other[0]]
+    if result.crashed and UNVERIFIED in arguments:
+        # What a check after each pass says tells more than where it crashed.
+        said = _run_compiler(flags, [part for part in arguments if part != UNVERIFIED], folder, limits)
+        result = said if said.returncode else result
     kept = keep_for_replay(source)
     name = ["python", "-m", _OWN.program] if IN_ORDER in flags else ["iree-compile"]
     replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])

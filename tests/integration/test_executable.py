@@ -30,6 +30,7 @@ from retrograd.pipelines.devices.device_targets import (
 from retrograd.pipelines.devices.targets import CPU, Target, find_target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.toolchain import executable
+from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED
 from retrograd.pipelines.toolchain.executable import compile_executable, iree_tool, measure_scratch
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.subprocesses import ToolResult, run_tool
@@ -204,6 +205,31 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
     with pytest.raises(CompileError, match="iree-compile: the tool was ended by SIGSEGV: no message"):
         compile_executable(GOOD, with_ladder(()))
     assert len(list(scratch.iterdir())) == 2
+
+
+def test_where_it_crashes_unverified_what_a_check_of_the_ir_says_is_told(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = scratch / "tool"
+    says = "echo 'f.mlir:1:1: error: does not verify' >&2; exit 1"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *--verify=false*) kill -SEGV $$;; esac\n{says}\n', encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setattr(executable, "iree_tool", lambda name: tool)
+    with pytest.raises(CompileError, match=r"error: does not verify"):
+        compile_executable(GOOD, replace(with_ladder(()), is_compared=True))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["iree-compile", "our passes in it"])
+def test_without_checks_between_passes_the_same_is_compiled(scratch: Path, own: bool) -> None:
+    source, made = scratch / "f.mlir", scratch / "f.vmfb"
+    source.write_text(GOOD, encoding="utf-8")
+    tool = [sys.executable, "-m", "retrograd.tools.iree_compile"] if own else [iree_tool("iree-compile")]
+    results = []
+    for extra in ([], [UNVERIFIED]):
+        result = run_tool([*tool, str(source), "-o", str(made), *CPU.flags, *extra], folder=scratch)
+        assert (result.returncode, result.stderr) == (0, "")
+        results.append(made.read_bytes())
+    assert results[0] == results[1]
 
 
 def test_a_kernel_that_no_driver_loads_is_not_taken(scratch: Path) -> None:

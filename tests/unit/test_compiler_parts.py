@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What iree-compile is told to leave out."""
 
+from dataclasses import replace
+
 import pytest
 
 from retrograd.pipelines.devices.targets import find_target
-from retrograd.pipelines.toolchain.compiler_parts import select_parts
+from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 
 PLAIN = "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
 SORTED = f"{PLAIN}\n%0 = tm_tensor.sort dimension(0) outs(%x : tensor<2xf32>)"
@@ -44,3 +46,10 @@ def test_one_thread_where_the_process_has_one(threads: str | None, expected: boo
 def test_one_thread_where_threads_could_lock_each_other_out() -> None:
     assert "--mlir-disable-threading" in select_parts(PLAIN, find_target("cuda:sm_90"), {})
     assert "--mlir-disable-threading" not in select_parts(PLAIN, find_target(("cpu", "cuda:sm_90")), {})
+
+
+def test_only_what_is_compared_when_it_runs_is_compiled_unverified() -> None:
+    cpu, vulkan = find_target("cpu"), find_target("vulkan")
+    assert UNVERIFIED not in select_parts(PLAIN, cpu, {})
+    assert UNVERIFIED in select_parts(PLAIN, replace(cpu, is_compared=True), {})
+    assert UNVERIFIED not in select_parts(PLAIN, replace(vulkan, is_compared=True), {})
