@@ -48,6 +48,12 @@ NAMED = {
     "unsqueeze": OpKind.VIEW,
     "gather": OpKind.DATA_MOVEMENT,
     "scatter_add": OpKind.SCATTER,
+    "amax": OpKind.REDUCTION,
+    "eq.Tensor": OpKind.POINTWISE,
+    "sub.Tensor": OpKind.POINTWISE,
+    "abs": OpKind.POINTWISE,
+    "gt.Scalar": OpKind.POINTWISE,
+    "threshold_backward": OpKind.POINTWISE,
 }
 ARGUMENTS = ("input", "tangent", "mutated")
 

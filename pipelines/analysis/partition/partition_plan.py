@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from retrograd.pipelines.analysis.partition.decisions import find_torn
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
@@ -36,18 +37,24 @@ class PartitionPlan:
 def plan_from_saved(graph: JointGraph, saved: Iterable[int], policy: str) -> PartitionPlan:
     """The plan that keeps ``saved`` (less what the backward then does not use) and recomputes the rest.
 
-    Whatever the policy, what the user said must be recomputed or saved is, as far as the forward computes it.
+    Whatever the policy, what the user said must be recomputed or saved is, as far as the forward computes it; and no
+    value is compared with one that was chosen of it before it was computed again.
     """
     must = {r for op in graph.tagged_ops[Tag.MUST] for r in op.results}
     made = {v for v in saved if graph.values[v].producer is not None}
-    wanted = (made - must) | _kept_results(graph, graph.forward_ops) | graph.mutated
+    return _plan(graph, (made - must) | _kept_results(graph, graph.forward_ops) | graph.mutated, policy)
+
+
+def _plan(graph: JointGraph, wanted: set[int], policy: str) -> PartitionPlan:
     backward = graph.late_ops | graph.required_ops(graph.early_needs, wanted)
     used = {o for op in backward for o in graph.ops[op].operands} | set(graph.backward_results)
     kept = tuple(v for v in sorted(wanted) if v in used and graph.values[v].producer not in graph.tangent_ops)
     forward = graph.forward_ops | graph.required_ops((v for v in kept if v not in graph.forward_values), ())
     if not _kept_results(graph, forward) <= wanted:
         # What is kept made the forward compute more; it computes no more for keeping results of that.
-        return plan_from_saved(graph, wanted | _kept_results(graph, forward), policy)
+        return _plan(graph, wanted | _kept_results(graph, forward), policy)
+    if torn := find_torn(graph, kept, backward):
+        return _plan(graph, wanted | torn, policy)
     recomputed = tuple(op for op in sorted(backward & forward) if graph.ops[op].kind not in _FREE)
     return PartitionPlan(
         policy=policy,
