@@ -62,6 +62,7 @@ REDUCTIONS = (
     "torch.var({x}, {d}, correction=0, keepdim={k})",
     "torch.prod({x}, {d}, keepdim={k})",
     "torch.linalg.vector_norm({x} + 2, dim={d}, keepdim={k})",
+    "torch.linalg.vector_norm({x}, float('inf'), dim={d}, keepdim={k})",
 )
 
 WHOLE = (
@@ -81,6 +82,8 @@ PER_AXIS = (
     "F.normalize({x} + 2, dim={d})",
     "{x} - {x}.mean({d}, keepdim=True)",
     "{x} * torch.argmax({x}, {d}, keepdim=True)",
+    "torch.where({x} == {x}.amax({d}, keepdim=True), {x}, {x} * 0.5)",
+    "F.relu({x} - {x}.amin({d}, keepdim=True))",
     "F.glu(torch.cat([{x}, {x} * 0.5], {d}), {d})",
 )
 

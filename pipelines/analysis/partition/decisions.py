@@ -3,8 +3,8 @@
 """Comparisons of a value with what was chosen of it: their answers hang on the last bit.
 
 The gradient of a maximum goes where an element equals it. Where the maximum is saved and what it is the greatest of is
-computed again, by other code or in another order, no element equals it, and the gradient is 0 / 0. Plans save the answer
-of such a comparison, a byte for each element, or what is compared where the answer is the backward's alone.
+computed again, by other code or in another order, no element equals it, and the gradient is 0 / 0. Plans save the
+answer of such a comparison, a byte for each element, or what is compared where the answer is the backward's alone.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
 # Ops whose answer jumps where two values are equal, or one is zero.
-_ANSWERS = frozenset(
-    f"torch.aten.{name}"
-    for name in """eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor eq.Scalar ne.Scalar ge.Scalar gt.Scalar
-    le.Scalar lt.Scalar sgn sign threshold_backward hardtanh_backward relu isclose argmax argmin""".split()
-)
+_ANSWERS = """argmax argmin eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor hardtanh_backward isclose
+    le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar ne.Tensor relu sgn sign threshold_backward"""
+ANSWERS = frozenset(f"torch.aten.{name}" for name in _ANSWERS.split())
 # Ops that round nothing, as each element that they give is one that they take, or its negative; and differences, which
 # are the same in either order.
-_CHOICES = frozenset(
-    f"torch.aten.{name}"
-    for name in """_cdist_forward abs amax amin clamp clamp.Tensor clamp_max clamp_min clone contiguous copy cummax cummin
+_CHOICES = """_cdist_forward abs amax amin clamp clamp.Tensor clamp_max clamp_min clone contiguous copy cummax cummin
     index_put index_put.hacked_twin _index_put_impl _unsafe_index_put.hacked_twin kthvalue linalg_vector_norm
-    masked_fill.Scalar masked_fill.Tensor max max.dim max_pool2d max_pool2d_with_indices maximum median median.dim min
-    min.dim minimum neg relu scatter.src scatter.value scatter_reduce.two sort sub.Tensor topk where.ScalarOther
-    where.ScalarSelf where.self""".split()
-)
+    masked_fill.Scalar
+    masked_fill.Tensor max max.dim max_pool2d max_pool2d_with_indices maximum median median.dim min min.dim minimum neg
+    relu scatter.src scatter.value scatter_reduce.two sort sub.Tensor topk where.ScalarOther where.ScalarSelf
+    where.self"""
+CHOICES = frozenset(f"torch.aten.{name}" for name in _CHOICES.split())
 _EXACT_KINDS = (OpKind.VIEW, OpKind.DATA_MOVEMENT)
 # Differences, of which the sign is asked for in place of a comparison.
 _DIFFERENCES = frozenset(("torch.aten.sub.Tensor", "torch.aten.add.Tensor"))
@@ -51,7 +48,7 @@ class Decision:
 def find_decisions(graph: JointGraph) -> tuple[Decision, ...]:
     """The decisions of a backward about values of which one was chosen of another, in order."""
     late = {r for number in graph.tangent_ops for r in graph.ops[number].results} | graph.tangents
-    answers = [op for op in graph.ops if op.name in _ANSWERS and op.id in graph.backward_ops]
+    answers = [op for op in graph.ops if op.name in ANSWERS and op.id in graph.backward_ops]
     return tuple(decision for op in answers for decision in _decisions_of(graph, op, late))
 
 
@@ -75,8 +72,8 @@ def _find_differences(graph: JointGraph, value: int) -> Iterator[int]:
 
 
 def find_torn(graph: JointGraph, saved: Collection[int], backward: Collection[int]) -> frozenset[int]:
-    """What has to be saved beside ``saved``, for decisions of which a plan would save one side and compute the other one
-    again, or save it in a narrower type."""
+    """What has to be saved beside ``saved``, for decisions of which a plan would save one side, and compute the other
+    one again or save it in a narrower type."""
     found: set[int] = set()
     for decision in find_decisions(graph):
         if not found.issuperset(decision.settled) and _is_torn(graph, decision, saved, backward):
@@ -131,7 +128,7 @@ def _is_exact(graph: JointGraph, value: int) -> bool:
     if producer is None:
         return False
     op = graph.ops[producer]
-    return op.kind in _EXACT_KINDS or op.name in _CHOICES or (op.kind is OpKind.CONSTANT and len(op.operands) > 1)
+    return op.kind in _EXACT_KINDS or op.name in CHOICES or (op.kind is OpKind.CONSTANT and len(op.operands) > 1)
 
 
 def _is_computed(graph: JointGraph, value: int) -> bool:
