@@ -17,9 +17,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from retrograd.built import Build
+from retrograd.built import Build, function_specs
 from retrograd.contract.roles import BACKWARD, FORWARD
-from retrograd.description import describe_memory, find_versions, function_specs
+from retrograd.description import describe_memory, find_versions
 from retrograd.fallback import Fallback
 from retrograd.first_calls import Checks
 from retrograd.frontend.autograd.tracing.trace import TracedBackward

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from retrograd.contract.plan import RunIsland, RunStage, StagePlan, whole_plan
-from retrograd.contract.roles import BACKWARD, OUTPUT, SAVED
+from retrograd.contract.roles import BACKWARD, INTO, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.description import function_specs
 from retrograd.first_calls import Checks
 from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
 from retrograd.frontend.hooks.pack_tracing import Packings
@@ -113,6 +112,18 @@ class Build:
         stages = [_within_reach(f, taken) for f in self.staged.stages]
         executor = StageExecutor(plan, self.program, stages, self.times.islands)
         return self.times.timed(executor.run) if self.times.islands else executor.run
+
+
+def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
+    """The functions to call, and those that they were cut into where something runs in torch."""
+    functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
+    return {f.name: replace(f, transient_bytes=_scratch(f.name, staged, executable)) for f in functions}
+
+
+def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
+    """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
+    stages = staged.plans[name].stages if name in staged.plans else (name,)
+    return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
 
 
 def _within_reach(interface: FunctionSpec, taken: Collection[str]) -> FunctionSpec:

@@ -6,24 +6,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, PACKAGES, Manifest
 from retrograd.contract.plan import Free, RunStage
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.contract.sizes import DynamicSize
-from retrograd.contract.tensors import FunctionSpec, TensorSpec
+from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.options import Options
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.timeline import BETWEEN
-
-if TYPE_CHECKING:
-    from retrograd.built import Build
 
 
 def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
@@ -123,18 +120,6 @@ def _held(results: Sequence[TensorSpec]) -> dict[str, int]:
 def _describe_size(size: DynamicSize) -> str:
     most = "" if size.most is None else f" to {size.most}"
     return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
-
-
-def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
-    """The functions to call, and those that they were cut into where something runs in torch."""
-    functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
-    return {f.name: replace(f, transient_bytes=_scratch(f.name, staged, executable)) for f in functions}
-
-
-def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
-    """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
-    stages = staged.plans[name].stages if name in staged.plans else (name,)
-    return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
 
 
 def find_versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrograd.dialects import ir
+from retrograd.dialects.context import dialect_names, make_context
 from retrograd.pipelines.infra.opt_driver import OptOptions, OptResult, Source, UsageError, list_passes, process
 from retrograd.pipelines.infra.pass_page import describe_passes
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(describe_passes() if arguments.markdown else list_passes())
         return 0
     if arguments.show_dialects:
-        print(f"Available Dialects: {', '.join(ir.dialect_names(ir.make_context()))}")
+        print(f"Available Dialects: {', '.join(dialect_names(make_context()))}")
         return 0
     try:
         source = read_source(arguments.input)

@@ -25,7 +25,7 @@ from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import Signature
 from retrograd.contract.sizes import format_shape
 from retrograd.dialects import ir
-from retrograd.dialects.ir import make_context
+from retrograd.dialects.context import make_context
 from retrograd.frontend.doors.checkpoints import find_tag
 from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.doors.port_roles import argument_role, result_role

@@ -14,6 +14,7 @@ from typing import Any
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.diagnostics import (
     Diagnostic,
     PipelineError,
@@ -138,7 +139,7 @@ def _decode(source: Source) -> str:
 
 def _process_chunk(chunk: _Chunk, source: Source, options: OptOptions) -> bytes | None:
     """The chunk's output, or None if it has errors."""
-    context = ir.make_context(allow_unregistered_dialects=options.allow_unregistered_dialect)
+    context = make_context(allow_unregistered_dialects=options.allow_unregistered_dialect)
     with context, _collect_diagnostics(context, chunk, source.name):
         try:
             # From the file itself where that can be: MLIR then puts its name into locations.

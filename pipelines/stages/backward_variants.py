@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.stages.budgeted import step_peak
@@ -56,7 +57,7 @@ def stage_variant(
         PipelineError: a pass refused it; names the op.
     """
     places = [str(place) for place, name in enumerate(find_tangents(staged)) if name in absent]
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.texts["partitioned"])
         if places:
             with progress.phase("drop tangents"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.stages.stage_plan import read_island_plans
 from retrograd.pipelines.stages.stage_steps import LIFETIMES, passes_of
@@ -25,7 +26,7 @@ def shorten_lifetimes(staged: StagedModule, gain: int, floor: int = 0) -> Staged
     """
     if staged.plans or all(function.name != BACKWARD for function in staged.functions):
         return staged
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.source)
         run_passes(module, passes_of(LIFETIMES, BwdShortenLifetimes(gain=gain, floor=floor)))
         plans = read_island_plans(module.operation)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from retrograd.contract.roles import INPUT, OUTPUT, SIZE
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.stages.slices import Slice, SliceGraph, find_fault
 from retrograd.pipelines.infra.functions import find_function
@@ -54,7 +55,7 @@ class Slicer:
     """
 
     def __init__(self, source: str, function: str, known: Collection[str] | None) -> None:
-        self._context = ir.make_context()
+        self._context = make_context()
         self._module = ir.Module.parse(source, self._context)
         func = find_function(self._module.operation, function)
         if func is None:

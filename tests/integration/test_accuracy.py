@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.runner import run_pipeline
 from retrograd.pipelines.toolchain.executable import compile_executable
@@ -115,7 +116,7 @@ func.func @f(%x: tensor<{ERF_SIZE}xf32>) -> tensor<{ERF_SIZE}xf32> {{
   return %r : tensor<{ERF_SIZE}xf32>
 }}
 """
-    with ir.make_context():
+    with make_context():
         module = ir.Module.parse(text)
         run_pipeline(module, "builtin.module(bwd-expand-erf)")
         expanded = str(module)

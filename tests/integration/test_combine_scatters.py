@@ -10,6 +10,7 @@ import pytest
 from iree_tools import RUN_MODULE
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.scatter_tiles import scatter_rules
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.runner import run_pipeline
@@ -39,7 +40,7 @@ def combined(count: int, depth: int, tensor: tuple[int, ...]) -> str:
         tensor="x".join(map(str, tensor)) + "xf32",
         updates="x".join(map(str, (count, *slices))) + "xf32",
     )
-    with ir.make_context(allow_unregistered_dialects=True):
+    with make_context(allow_unregistered_dialects=True):
         module = ir.Module.parse(text)
         run_pipeline(module, "builtin.module(bwd-combine-scatters)")
         return str(module)

@@ -3,6 +3,7 @@
 """Backwards without some tangents, of a module that went through all stages: what they take, give, and keep alive."""
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.stages.backward_variants import (
     find_left_out,
     find_tangents,
@@ -37,7 +38,7 @@ VALUE = 64
 
 
 def stage() -> StagedModule:
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         return stage_module(ir.Module.parse(JOINT), "default", Progress())
 
 
@@ -87,7 +88,7 @@ def with_loss() -> StagedModule:
     joint = JOINT
     for old, new in OF_LOSS.items():
         joint = joint.replace(old, new)
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         return stage_module(ir.Module.parse(joint), "default", Progress())
 
 

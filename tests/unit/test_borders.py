@@ -6,8 +6,9 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -117,6 +118,53 @@ def source_files() -> list[PurePosixPath]:
 @pytest.mark.parametrize("path", source_files(), ids=str)
 def test_file_keeps_its_borders(path: PurePosixPath) -> None:
     assert find_violations((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+def find_imported_files(sources: Mapping[PurePosixPath, str]) -> dict[str, set[str]]:
+    """The modules that each module imports of those given, wherever in it: in functions and for types alone too."""
+    known = {module_of(path) for path in sources}
+    found: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        names = [name.split(".") for _, name in find_imports(source, path)]
+        prefixes = [[".".join(parts[:end]) for end in range(len(parts), 0, -1)] for parts in names]
+        imported = {next((name for name in longest_first if name in known), "") for longest_first in prefixes}
+        found[module_of(path)] = imported - {"", module_of(path)}
+    return found
+
+
+def find_circle(sources: Mapping[PurePosixPath, str]) -> list[str]:
+    """Modules of which each is imported by the next, the last of which is the first; none where there is no circle."""
+    try:
+        TopologicalSorter(find_imported_files(sources)).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_no_files_import_each_other() -> None:
+    assert find_circle({path: (ROOT / path).read_text(encoding="utf-8") for path in source_files()}) == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from retrograd.frontend import first",
+        "if TYPE_CHECKING:\n    from retrograd.frontend.first import First",
+        "def f():\n    from .first import First",
+        "importlib.import_module('retrograd.frontend.first')",
+        "from retrograd.frontend.third import Third",
+    ],
+)
+def test_planted_circle_is_found(second: str) -> None:
+    names = {
+        "first": "from retrograd.frontend.second import Second",
+        "second": second,
+        "third": "import retrograd.frontend.first",
+    }
+    sources = {PurePosixPath(f"frontend/{name}.py"): source for name, source in names.items()}
+    assert {"retrograd.frontend.first", "retrograd.frontend.second"} <= set(find_circle(sources))
+    assert find_circle({**sources, PurePosixPath("frontend/second.py"): "import torch"}) == []
 
 
 def test_passes_over_stream_are_for_their_own_program() -> None:

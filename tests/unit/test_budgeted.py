@@ -13,7 +13,7 @@ import pytest
 from graph_text import JOINT
 
 from retrograd.contract.tensors import TensorSpec
-from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudget, Point
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
@@ -64,7 +64,7 @@ def is_plain(target: Target) -> bool:
 
 
 def build(budget: int | float) -> dict[str, Any]:
-    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    builder = BudgetBuilder(JOINT, make_context(), CPU, {}, Progress(), None)
     return builder.build(budget)[0].partition
 
 
@@ -108,7 +108,7 @@ def test_kernels_run_one_at_a_time_before_anything_is_recomputed(monkeypatch: py
 
 def test_nothing_is_laid_out_that_is_not_asked_for_and_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     iree = FakeIree(monkeypatch, scratch=100, plain=100)
-    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    builder = BudgetBuilder(JOINT, make_context(), CPU, {}, Progress(), None)
     builder.build(1.0)
     assert iree.laid_out == [CPU]
     builder.build(LESS + 100)
@@ -175,7 +175,7 @@ def test_a_compilation_that_takes_more_than_was_said_is_refused(monkeypatch: pyt
 
 
 def test_peak_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = BudgetBuilder(JOINT, ir.make_context(), CPU, {}, Progress(), None)
+    builder = BudgetBuilder(JOINT, make_context(), CPU, {}, Progress(), None)
     staged = builder.stage()
     assert step_peak(staged, {}) == ALL
     assert step_peak(staged, {"forward_into": 5000, "backward_into": 7}) == 3072 + 5000

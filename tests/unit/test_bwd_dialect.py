@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from retrograd.dialects import builders, bwd, ir
+from retrograd.dialects.context import dialect_names, make_context
 from retrograd.dialects.roles import find_role_problems
 
 TENSOR = "!torch.vtensor<[2,?],f32>"
@@ -19,7 +20,7 @@ OTHER = "!torch.vtensor<[3],si64>"
 
 @pytest.fixture
 def context() -> Iterator[Any]:
-    with ir.make_context() as context, ir.Location.unknown():
+    with make_context() as context, ir.Location.unknown():
         yield context
 
 
@@ -179,7 +180,7 @@ def test_a_built_op_is_verified_too(context: Any, hook: int) -> None:
 def test_contexts_do_not_disturb_each_other() -> None:
     modules = []
     for _ in range(3):
-        with ir.make_context(), ir.Location.unknown():
+        with make_context(), ir.Location.unknown():
             module, block, place = parse_function(f"%a: {TENSOR}, %t: !bwd.token")
             modules.append((module, block, place))
     for module, block, place in modules:
@@ -214,8 +215,8 @@ def test_roles_are_asked_for_where_no_attribute_is_given(context: Any) -> None:
 
 
 def test_names_of_dialects_and_native_passes(context: Any) -> None:
-    assert {"builtin", "bwd", "func", "torch"} <= set(ir.dialect_names(context))
-    assert "nothing" not in ir.dialect_names(context)
+    assert {"builtin", "bwd", "func", "torch"} <= set(dialect_names(context))
+    assert "nothing" not in dialect_names(context)
     assert {"cse", "canonicalize", "torch-decompose-complex-ops"} <= set(ir.native_pass_names())
     # Longer than the column that the tool prints them in.
     assert "torch-backend-to-linalg-on-tensors-backend-pipeline" in ir.native_pass_names()

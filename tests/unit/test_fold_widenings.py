@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.runner import run_pipeline
 from retrograd.pipelines.transforms.device.bwd_fold_widenings import MAX_INPUTS, MAX_OPS
 from retrograd.pipelines.transforms.helpers.generics import count_inputs
@@ -60,7 +61,7 @@ def test_bodies_stay_of_a_bounded_size(chain: Callable[[int], str], most_inputs:
     text = "#id = affine_map<(d0) -> (d0)>\n" + f"func.func @f({', '.join(arguments)}) -> tensor<4xf32> {{\n"
     text += "  %empty = tensor.empty() : tensor<4xf32>" + "".join(chain(i) for i in range(STEPS))
     text += f"\n  return %h{STEPS - 1} : tensor<4xf32>\n}}"
-    with ir.make_context(allow_unregistered_dialects=True):
+    with make_context(allow_unregistered_dialects=True):
         module = ir.Module.parse(text)
         run_pipeline(module, "builtin.module(bwd-fold-widenings)")
         (function,) = module.body.operations

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages import failing_ops
@@ -43,7 +44,7 @@ def test_trials_go_as_far_as_the_failure(early: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
     monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
     monkeypatch.setattr(failing_ops, "compile_executable", to_the_end)
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
         failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
     assert [(op.op, op.values) for op in failed] == [("torch.aten.exp", ("refused",))]
@@ -57,6 +58,6 @@ def test_a_layout_of_our_own_compiles_to_the_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
     monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
     monkeypatch.setattr(failing_ops, "compile_executable", lambda linalg, target, **_: None)
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
         assert find_failed_ops(staged, CPU.in_order(), CompileError("iree-compile", "error: why", "", "")) == []

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import find_first_uses, find_last_places
 
 FORWARD = """
@@ -21,7 +22,7 @@ func.func @forward(%x: !t, %unused: !t) -> !t {
 
 
 def test_places_stay_while_operands_change() -> None:
-    module = ir.Module.parse(FORWARD, ir.make_context())
+    module = ir.Module.parse(FORWARD, make_context())
     block = module.operation.regions[0].blocks[0].operations[0].operation.regions[0].blocks[0]
     ops = [view.operation for view in block.operations]
     x, unused = block.arguments

@@ -4,12 +4,12 @@
 
 import pytest
 
-from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.op_kinds import KINDS, OpKind, op_kind
 
 
 def test_every_name_is_an_op_of_the_torch_dialect() -> None:
-    context = ir.make_context()
+    context = make_context()
     names = [name for name in KINDS if not name.startswith("torch.retrograd.")]
     assert [name for name in names if not context.is_registered_operation(name)] == []
 

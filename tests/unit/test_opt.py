@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.diagnostics import Diagnostic, PipelineError, find_position
 from retrograd.pipelines.infra.expected_diagnostics import find_expected, find_mismatches
 from retrograd.pipelines.infra.opt_driver import OptOptions, Source, UsageError, format_rows, list_passes, process
@@ -82,7 +83,7 @@ def use_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ir.Operatio
 
 
 def parse(text: str = FUNCTION) -> Any:
-    return ir.Module.parse(text, ir.make_context())
+    return ir.Module.parse(text, make_context())
 
 
 def run_failing(pipeline: str, **options: Any) -> PipelineError:

@@ -10,6 +10,7 @@ import pytest
 from graph_text import JOINT
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
 from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, WithinBudget, find_curve
 from retrograd.pipelines.infra.diagnostics import PipelineError
@@ -21,13 +22,13 @@ from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition
 @pytest.fixture
 def points() -> list[PointOfCurve]:
     """Of the module, each point of its curve as a policy."""
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         curve, graph = read_curve(ir.Module.parse(JOINT))
     return [PointOfCurve(point, curve, graph) for point in curve.points]
 
 
 def partition(*passes: str | BwdPartition) -> str:
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse(JOINT)
         run_passes(module, passes)
         return str(module)
@@ -69,12 +70,12 @@ def test_a_budget_that_cannot_be_kept(points: list[PointOfCurve]) -> None:
 
 def test_a_value_is_no_option() -> None:
     assert "value" not in [option.name for option in BwdPartition.options()]
-    with ir.make_context(), ir.Location.unknown(), pytest.raises(PipelineError, match="no option 'value'"):
+    with make_context(), ir.Location.unknown(), pytest.raises(PipelineError, match="no option 'value'"):
         run_pipeline(ir.Module.parse(JOINT), "builtin.module(bwd-partition{value=1})")
 
 
 def test_the_replay_of_a_pass_that_was_made_has_its_options(points: list[PointOfCurve]) -> None:
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse(JOINT.replace('bwd.role = "grad"', 'bwd.role = "output"'))
         with pytest.raises(PipelineError, match="nothing to differentiate") as caught:
             run_passes(module, [BwdPartition.by(points[1])])

@@ -10,6 +10,7 @@ import pytest
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.layout.tensor_types import element_bytes, tensor_shape
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.read_graph import read_joint
@@ -37,7 +38,7 @@ func.func @joint(%x: !rows {bwd.role = "input", bwd.name = "x", bwd.value = "pri
 
 @pytest.fixture
 def context() -> Iterator[Any]:
-    with ir.make_context() as context, ir.Location.unknown():
+    with make_context() as context, ir.Location.unknown():
         yield context
 
 

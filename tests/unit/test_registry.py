@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra import registry
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure, PassOptionError
 from retrograd.pipelines.infra.registry import PASSES, load_pass, registered_passes
@@ -117,7 +118,7 @@ def test_options_describe_themselves() -> None:
 
 
 def test_pass_failure_keeps_no_op() -> None:
-    context = ir.make_context()
+    context = make_context()
     module = ir.Module.parse("func.func private @f()", context)
     failure = PassFailure(module.body.operations[0], "it is private", "make it public")
     assert str(failure) == "it is private; make it public"

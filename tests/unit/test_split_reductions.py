@@ -5,6 +5,7 @@
 import pytest
 
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.layout.split_reductions import find_reduction_parts
 from retrograd.pipelines.analysis.partition.read_graph import read_joint
 
@@ -67,7 +68,7 @@ LIST = "%l = torch.prim.ListConstruct {} : ({}) -> !torch.list<int>\n"
     ],
 )
 def test_axes_are_read_from_the_op(lines: str, shape: str, parts: int) -> None:
-    context = ir.make_context()
+    context = make_context()
     with context, ir.Location.unknown():
         module = ir.Module.parse(JOINT.format(lines, shape))
         read = read_joint(next(iter(module.body.operations)).operation)

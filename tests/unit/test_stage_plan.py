@@ -25,6 +25,7 @@ from retrograd.contract.plan import (
 )
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.functions import functions
@@ -107,7 +108,7 @@ class Program:
             [TENSOR] * len(results)
         )
         text = f"func.func @backward({arguments}) -> ({types}) {{\n" + "\n".join([*self.lines, returned]) + "\n}"
-        with ir.make_context(), ir.Location.unknown():
+        with make_context(), ir.Location.unknown():
             return stage_backward(ir.Module.parse(text), policy, Progress(), communication)
 
     def _constants(self, *constants: str | int) -> str:
@@ -153,7 +154,7 @@ def run(staged: StagedBackward, values: Mapping[str, float]) -> tuple[list[str],
 def read_bodies(staged: StagedBackward) -> dict[str, Callable[[list[float]], list[float]]]:
     """The stages as functions on numbers."""
     bodies: dict[str, Callable[[list[float]], list[float]]] = {}
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse(staged.module.texts["scheduled"])
         for func in functions(module.operation):
             block = func.regions[0].blocks[0]
@@ -292,7 +293,7 @@ PLAN = StagePlan(
 def test_plans_as_json_and_as_attributes() -> None:
     plan = insert_frees(PLAN)
     assert StagePlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         module = ir.Module.parse("module {}")
         with pytest.raises(ValueError, match="no stage plan; run bwd-outline-stages first"):
             read_plan(module.operation)

@@ -12,6 +12,7 @@ import pytest
 
 from retrograd.contract.plan import StagePlan
 from retrograd.dialects import ir
+from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.targets import CPU, Target
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
@@ -64,7 +65,7 @@ class Store:
 
 
 def stage(text: str = JOINT, policy: str = "min-cut", listener: Callable[[str], None] | None = None) -> StagedModule:
-    with ir.make_context(), ir.Location.unknown():
+    with make_context(), ir.Location.unknown():
         return stage_module(ir.Module.parse(text), policy, Progress(listener))
 
 

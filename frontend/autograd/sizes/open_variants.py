@@ -11,15 +11,14 @@ from retrograd.frontend.autograd.hooks.hook_inlining import find_sites
 from retrograd.frontend.autograd.hooks.open_hooks import HookStays
 from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout, OpenSizes
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
-from retrograd.frontend.autograd.sizes.structure import Structure
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
-from retrograd.frontend.autograd.steps.variants import Layout, Variant, kind_of
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Variant, kind_of
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 
 
 def trace_variant(
-    structure: Structure,
+    structure: CompiledStructure,
     skeleton: Skeleton,
     recorder: Recorder,
     frame: Frame,

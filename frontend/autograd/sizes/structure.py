@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from retrograd.frontend.autograd.sizes.skeleton import Number, Skeleton, leaves_of
-
-if TYPE_CHECKING:
-    from retrograd.frontend.autograd.steps.variants import Variant
 
 # Of more sizes that contradict what was taken for granted, nothing is learned any more.
 MOST_SAMPLES = 4
@@ -84,17 +81,15 @@ def translate_sample(earlier: Sample, known: Skeleton, skeleton: Skeleton, now: 
 
 @dataclass
 class Structure:
-    """The sizes of one structure's steps so far, and its variants. ``refusal`` is why its sizes are compiled in, each
-    set by itself; ``fixed_floats`` why its floats are: each set of them is then a structure by itself. ``float_sets``
-    are those that were recorded, ``variants`` what was compiled with open sizes, of any capture. The first sample
-    ``is_borrowed`` where it is one of another structure: see :func:`translate_sample`."""
+    """The sizes of one structure's steps so far. ``refusal`` is why its sizes are compiled in, each set by itself;
+    ``fixed_floats`` why its floats are: each set of them is then a structure by itself. ``float_sets`` are those that
+    were recorded. The first sample ``is_borrowed`` where it is one of another structure: see :func:`translate_sample`."""
 
     samples: list[Sample] = field(default_factory=list)
     refusal: str | None = None
     fixed_floats: str | None = None
     float_sets: set[tuple[float, ...]] = field(default_factory=set)
     is_borrowed: bool = False
-    variants: list[Variant] = field(default_factory=list)
 
     def learn(self, sample: Sample) -> None:
         """Take a sample into account, if it differs from what was known to differ."""
@@ -112,7 +107,6 @@ class Structure:
     def refuse(self, reason: str) -> None:
         """Leave floats open no longer, or, where they are not, anything; but where that was guessed from another
         structure, wait for a second set of sizes."""
-        self.variants.clear()
         if self.is_borrowed:
             del self.samples[0]
             self.is_borrowed = False

@@ -18,13 +18,13 @@ from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
-from retrograd.frontend.autograd.sizes.structure import Shape, Structure, find_fixed, take_sample, translate_sample
+from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.history import History
 from retrograd.frontend.autograd.steps.python_side import Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
-from retrograd.frontend.autograd.steps.variants import Layout, Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 from retrograd.frontend.hooks.hook_marks import describe_hook
@@ -150,7 +150,7 @@ class CapturedBackward:
         skeleton = self._skeleton
         return Layout(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
 
-    def _structure(self, frame: Frame) -> Structure:
+    def _structure(self, frame: Frame) -> CompiledStructure:
         """Look up the structure of backwards like this one."""
         key = self._structure_key(frame)
         structure = self._history.structure(key)
@@ -218,7 +218,7 @@ class CapturedBackward:
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._refuse(key, f"{type(error).__name__}: {error}")
 
-    def _learn(self, recorder: Recorder, frame: Frame, key: Any) -> Iterator[Structure]:
+    def _learn(self, recorder: Recorder, frame: Frame, key: Any) -> Iterator[CompiledStructure]:
         """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
         not left open, of those with the same floats."""
         sample = take_sample(self._skeleton, frame.inputs, key[1], recorder.results)
@@ -238,7 +238,7 @@ class CapturedBackward:
             structure.learn(sample)
             yield structure
 
-    def _has_tried(self, structure: Structure, frame: Frame, key: Any) -> bool:
+    def _has_tried(self, structure: CompiledStructure, frame: Frame, key: Any) -> bool:
         """Whether what is known of the sizes was compiled already, and is not for these."""
         layout, numbers = self._layout(frame), self._sizes(frame, key)
         kind = kind_of(key, layout)
@@ -249,7 +249,7 @@ class CapturedBackward:
             for v in structure.variants
         )
 
-    def _trace_open(self, structure: Structure, recorder: Recorder, frame: Frame, key: Any) -> Use:
+    def _trace_open(self, structure: CompiledStructure, recorder: Recorder, frame: Frame, key: Any) -> Use:
         """Trace for all sizes that differ as they did so far.
 
         Raises:

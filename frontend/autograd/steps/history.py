@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
-from retrograd.frontend.autograd.sizes.structure import Sample, Structure
+from retrograd.frontend.autograd.sizes.structure import Sample
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
+from retrograd.frontend.autograd.steps.variants import CompiledStructure
 
 # With how many of the compiled backwards a new one is compared, to say why it is new.
 MOST_SITUATIONS = 64
@@ -51,7 +52,7 @@ class History:
     entries: list[Recompile] = field(default_factory=list)
     # What was compiled, the last of it.
     situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
-    _structures: OrderedDict[Hashable, Structure] = field(default_factory=OrderedDict)
+    _structures: OrderedDict[Hashable, CompiledStructure] = field(default_factory=OrderedDict)
     # By what structures have in common that differ in where their numbers come from: the last sample, and its skeleton.
     _last: OrderedDict[Hashable, tuple[Sample, Skeleton]] = field(default_factory=OrderedDict)
 
@@ -67,9 +68,9 @@ class History:
         if all(entry.reasons != (reason,) for entry in self.entries):
             self.add("runs eagerly", (), (reason,))
 
-    def structure(self, key: Hashable) -> Structure:
+    def structure(self, key: Hashable) -> CompiledStructure:
         """Look up a structure; begins one if there is none."""
-        found = self._structures.setdefault(key, Structure())
+        found = self._structures.setdefault(key, CompiledStructure())
         self._structures.move_to_end(key)
         if len(self._structures) > MOST_STRUCTURES:
             self._structures.popitem(last=False)

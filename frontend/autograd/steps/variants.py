@@ -34,6 +34,18 @@ class Layout:
 
 
 @dataclass
+class CompiledStructure(Structure):
+    """A structure and what was compiled of it with open sizes, of any capture."""
+
+    variants: list[Variant] = field(default_factory=list)
+
+    def refuse(self, reason: str) -> None:
+        """As for any structure; what was compiled is no longer for it."""
+        self.variants.clear()
+        super().refuse(reason)
+
+
+@dataclass
 class Variant:
     """A compiled backward, for one set of sizes or for all that its guard lets through.
 
@@ -49,7 +61,7 @@ class Variant:
     situation: Situation
     notes: tuple[str, ...]
     layout: Layout
-    structure: Structure | None = None
+    structure: CompiledStructure | None = None
     samples: int = 0
     called: Mapping[str, str] = field(default_factory=dict)
     work: BackgroundWork[tuple[Compiled, bool]] | None = None
