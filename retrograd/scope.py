@@ -17,7 +17,7 @@ from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, 
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
 from retrograd.frontend.autograd.steps.history import History, Recompile
 from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
-from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
+from retrograd.frontend.libraries.ops import library_ops
 from retrograd.options import BackwardRequest
 
 _LOG = logging.getLogger("retrograd")
@@ -38,8 +38,7 @@ class _Client:
         run = CapturedBackward(capture, self.history, _active_options, build_backward).run
 
         def run_with_libraries(*args: Any, **kwargs: Any) -> Any:
-            options = _active_options()
-            with library_ops(NO_LIBRARIES if options is None else options.libraries):
+            with library_ops(_active_options().libraries):
                 return run(*args, **kwargs)
 
         return run_with_libraries
@@ -114,9 +113,9 @@ def explain_recompiles() -> list[Recompile]:
     return list(_CLIENT.history.entries)
 
 
-def _active_options() -> BackwardRequest | None:
-    active = _ACTIVE.get()
-    return active[-1] if active else None
+def _active_options() -> BackwardRequest:
+    """Those of the scope that counts; the engine has nothing captured outside of one."""
+    return _ACTIVE.get()[-1]
 
 
 def _open_scope() -> None:

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from retrograd.frontend.autograd.engine.python_calls import Frame
 from retrograd.frontend.autograd.hooks.hook_inlining import find_sites
 from retrograd.frontend.autograd.hooks.open_hooks import HookStays
@@ -13,6 +11,7 @@ from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout, OpenSizes
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
+from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Variant, kind_of
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 
@@ -22,7 +21,7 @@ def trace_variant(
     skeleton: Skeleton,
     recorder: Recorder,
     frame: Frame,
-    key: Any,
+    key: StepKey,
     situation: Situation,
     layout: Layout,
 ) -> Variant:
@@ -38,7 +37,7 @@ def trace_variant(
         watched = recorder.with_calls(called)
         sizes = OpenSizes(structure)
         try:
-            traced = trace_backward(watched, frame.inputs, key[1], frame.scalars, OpenLayout(sizes, skeleton))
+            traced = trace_backward(watched, frame.inputs, key.sizes, frame.scalars, OpenLayout(sizes, skeleton))
             break
         except HookStays as stays:
             called[stays.node] = stays.reason

@@ -24,6 +24,7 @@ from retrograd.frontend.autograd.steps.history import History
 from retrograd.frontend.autograd.steps.python_side import Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
+from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
@@ -38,6 +39,7 @@ MOST_KEYS = 1024
 MOST_SET_UPS = 2
 
 # Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
+# Takes the options of a scope, of which it knows more than is to be known here.
 Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
 
 
@@ -48,7 +50,9 @@ class CapturedBackward:
     ``background``, a backward runs compiled only if it is by then.
     """
 
-    def __init__(self, capture: RuntimeCapture, history: History, options: Callable[[], Any], build: Builder) -> None:
+    def __init__(
+        self, capture: RuntimeCapture, history: History, options: Callable[[], StepOptions], build: Builder
+    ) -> None:
         self._options, self._build = options, build
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._history = capture.nodes, history
@@ -61,11 +65,11 @@ class CapturedBackward:
             for user in node.users
         )
         # Which variant runs for a key; None for what runs eagerly.
-        self._uses: dict[Hashable, Use | None] = {}
+        self._uses: dict[StepKey, Use | None] = {}
         # The keys that something was compiled for.
-        self._compiled: set[Hashable] = set()
+        self._compiled: set[StepKey] = set()
         # The tensors that the hooks of a variant read of their own.
-        self._reads: dict[Hashable, list[weakref.ref[torch.Tensor]]] = {}
+        self._reads: dict[StepKey, list[weakref.ref[torch.Tensor]]] = {}
         # What ran at the last step that found something.
         self._last: Use | None = None
         self._is_full = False
@@ -99,7 +103,7 @@ class CapturedBackward:
                 raise RunsCompiled
             return last.run(frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
-        key = (options, tuple(sizes), tuple(scalars), like, inlined)
+        key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined)
         with torch.no_grad():
             use = self._uses.get(key) or self._find(key, frame)
             if use is not None and use.is_right:
@@ -130,7 +134,7 @@ class CapturedBackward:
                 self._compile(recorder, frame, key)
             return results
 
-    def _find(self, key: Any, frame: Frame) -> Use | None:
+    def _find(self, key: StepKey, frame: Frame) -> Use | None:
         """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.
         That of another capture has to be known to be right: it cannot be tried here."""
         if key in self._uses or not (variants := self._structure(frame).variants):
@@ -161,12 +165,12 @@ class CapturedBackward:
     def _structure_key(self, frame: Frame) -> tuple[Hashable, ...]:
         return self._skeleton.signature, find_fixed(self._skeleton, frame.inputs)
 
-    def _sizes(self, frame: Frame, key: Any) -> tuple[list[Shape], list[Number]]:
+    def _sizes(self, frame: Frame, key: StepKey) -> tuple[list[Shape], list[Number]]:
         """The shapes of the inputs that are computed with, and the numbers of the structure, in its order."""
         skeleton = self._skeleton
-        return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key[1]) for slot in skeleton.slots]
+        return [frame.inputs[n].shape for n in skeleton.inputs], [slot.read(key.sizes) for slot in skeleton.slots]
 
-    def _remember(self, key: Hashable, use: Use | None) -> None:
+    def _remember(self, key: StepKey, use: Use | None) -> None:
         """Keep what runs for a key; what a guard lets through can be found again."""
         if len(self._uses) >= MOST_KEYS:
             self._uses = {k: u for k, u in self._uses.items() if u is None or u.variant.structure is None}
@@ -191,12 +195,12 @@ class CapturedBackward:
             self._history.add("runs eagerly", self._nodes, (reason,))
         return not self._is_full
 
-    def _describe(self, frame: Frame, key: Any) -> Situation:
+    def _describe(self, frame: Frame, key: StepKey) -> Situation:
         """Describe the capture that is compiled now, in the words of the user's code."""
         hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
         return describe_situation(self._nodes, hooks, self._skeleton.floats, frame.inputs, key)
 
-    def _compile(self, recorder: Recorder, frame: Frame, key: Any) -> None:
+    def _compile(self, recorder: Recorder, frame: Frame, key: StepKey) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot
         be compiled runs eagerly, and the history says why."""
         self._compiled.add(key)
@@ -211,17 +215,17 @@ class CapturedBackward:
                     except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
                         structure.refuse(f"{type(error).__name__}: {error}")
                 notes += structure.notes
-            traced = trace_backward(recorder, frame.inputs, key[1], frame.scalars)
+            traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars)
             layout = self._layout(frame)
             kind, notes = kind_of(key, layout), [*recorder.notes, *notes]
             make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), layout), layout))
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._refuse(key, f"{type(error).__name__}: {error}")
 
-    def _learn(self, recorder: Recorder, frame: Frame, key: Any) -> Iterator[CompiledStructure]:
+    def _learn(self, recorder: Recorder, frame: Frame, key: StepKey) -> Iterator[CompiledStructure]:
         """Take the numbers of a step into account. Gives what is known of backwards like it, and then, where floats are
         not left open, of those with the same floats."""
-        sample = take_sample(self._skeleton, frame.inputs, key[1], recorder.results)
+        sample = take_sample(self._skeleton, frame.inputs, key.sizes, recorder.results)
         whole = self._history.structure(self._structure_key(frame))
         whole.float_sets.add(self._skeleton.floats)
         kind = (self._nodes, find_fixed(self._skeleton, frame.inputs))
@@ -238,7 +242,7 @@ class CapturedBackward:
             structure.learn(sample)
             yield structure
 
-    def _has_tried(self, structure: CompiledStructure, frame: Frame, key: Any) -> bool:
+    def _has_tried(self, structure: CompiledStructure, frame: Frame, key: StepKey) -> bool:
         """Whether what is known of the sizes was compiled already, and is not for these."""
         layout, numbers = self._layout(frame), self._sizes(frame, key)
         kind = kind_of(key, layout)
@@ -249,7 +253,7 @@ class CapturedBackward:
             for v in structure.variants
         )
 
-    def _trace_open(self, structure: CompiledStructure, recorder: Recorder, frame: Frame, key: Any) -> Use:
+    def _trace_open(self, structure: CompiledStructure, recorder: Recorder, frame: Frame, key: StepKey) -> Use:
         """Trace for all sizes that differ as they did so far.
 
         Raises:
@@ -263,10 +267,10 @@ class CapturedBackward:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
         return Use(variant, layout, given)
 
-    def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: Any) -> bool:
+    def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
         """Compile a variant, now or in the background; says whether the key is done with. In the background it is
         rehearsed on another recorded run: to keep the first one would keep its tensors."""
-        variant, options = use.variant, key[0]
+        variant, options = use.variant, key.options
         if options.background:
             variant.work = BackgroundWork(partial(self._build, variant.traced, options))
         else:
@@ -277,7 +281,7 @@ class CapturedBackward:
             self._remember(key, use)
         return options.background or self._try(use, recorder, frame, key)
 
-    def _try(self, use: Use, recorder: Recorder, frame: Frame, key: Hashable) -> bool:
+    def _try(self, use: Use, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
         """Rehearse a variant on a recorded run; says whether the key is done with: not where it is wrong for open sizes
         and these may be compiled for by themselves."""
         variant = use.variant
@@ -306,6 +310,6 @@ class CapturedBackward:
             variant.structure.refuse(problem)
         return problem is None or variant.structure is None
 
-    def _refuse(self, key: Hashable, reason: str) -> None:
+    def _refuse(self, key: StepKey, reason: str) -> None:
         self._remember(key, None)
         self._history.add("runs eagerly", self._nodes, (reason,))

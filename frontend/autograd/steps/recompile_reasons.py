@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.frontend.autograd.steps.step_key import StepKey
+
 # Names of parameters; None for those that were part of no module when they were looked for, which takes a look at every
 # object there is.
 _NAMES: Any = WeakIdKeyDictionary()
@@ -37,22 +39,20 @@ class Situation:
 
 
 def describe_situation(
-    nodes: Sequence[str], hooks: Sequence[str], floats: Sequence[float], inputs: Sequence[torch.Tensor], key: Any
+    nodes: Sequence[str], hooks: Sequence[str], floats: Sequence[float], inputs: Sequence[torch.Tensor], key: StepKey
 ) -> Situation:
-    """Describe what a capture is compiled for at a step of this key (options, sizes, scalars, tensors, inlined
-    hooks)."""
-    options, sizes, scalars, _, inlined = key
+    """Describe what a capture is compiled for at a step of this key."""
     names = name_tensors(inputs)
     gradients = {id(t.grad) for t in inputs if t.is_leaf and t.requires_grad}
     return Situation(
         tuple(nodes),
         tuple(hooks),
-        inlined,
+        key.inlined,
         tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, inputs, strict=True)]),
         sum(id(t) in gradients for t in inputs),
-        tuple(sizes),
-        (*scalars, *floats),
-        options,
+        key.sizes,
+        (*key.scalars, *floats),
+        key.options,
     )
 
 

@@ -18,6 +18,7 @@ from retrograd.frontend.autograd.steps.python_side import Compiled, run_compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.steps.rehearsal import Rehearsal
+from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
@@ -106,11 +107,10 @@ class Use:
         return self.variant.work is None or self.variant.work.is_done
 
 
-def kind_of(key: Any, layout: Layout) -> Hashable:
+def kind_of(key: StepKey, layout: Layout) -> Hashable:
     """Drop sizes from a key, and number the rest as every capture of a structure does."""
-    options, _, scalars, like, inlined = key
-    alike = tuple([tuple(like[number][1:]) for number in layout.used])
-    return options, scalars, alike, layout.held, inlined.without_sizes(layout.used)
+    alike = tuple([key.like[number][1:] for number in layout.used])
+    return key.options, key.scalars, alike, layout.held, key.inlined.without_sizes(layout.used)
 
 
 def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,34 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the steps of one capture may differ in: the key that what was compiled is found by."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from retrograd.frontend.autograd.hooks.hook_inlining import SiteKey
+
+
+class StepOptions(Hashable, Protocol):
+    """The options of the scope that a backward is in: compared, and handed on to what builds."""
+
+    @property
+    def background(self) -> bool:
+        """Whether it is compiled beside the training."""
+
+
+class StepKey(NamedTuple):
+    """One step: the options, PyTorch's sizes, the scalars that are computed with, what each input is like (shape,
+    dtype, device, whether it requires grad), and the hooks that are to be inlined.
+
+    A tuple, which Python hashes and compares fastest: one is made at each step that the guard does not let through.
+    """
+
+    options: StepOptions
+    sizes: tuple[int, ...]
+    scalars: tuple[float, ...]
+    like: tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
+    inlined: SiteKey
