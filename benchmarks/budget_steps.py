@@ -33,8 +33,8 @@ from retrograd.frontend.preparation.importer import import_graph
 from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
 from retrograd.pipelines.analysis.partition.policies import POLICIES, Policy
 from retrograd.pipelines.devices.targets import CPU
-from retrograd.pipelines.stages.budgeted import BudgetBuilder, Built, Choice, step_peak
-from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, Choice, step_peak
+from retrograd.pipelines.stages.staged import Finished, Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +99,7 @@ class Layouts(BudgetBuilder):
             self.staged[key] = super().stage(policy, in_order=in_order)
         return self.staged[key]
 
-    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Finished | None, int | None]:
         staged, peak = self._weigh(choice, limit)
         if staged is None or peak is None or peak > limit:
             return None, peak
@@ -133,7 +133,7 @@ def _steps(builder: BudgetBuilder, budgets: Sequence[int]) -> Iterator[Step]:
         yield Step(budget, _peak(built), partition["recompute_seconds"], partition["saved_bytes"])
 
 
-def _peak(built: Built) -> int:
+def _peak(built: Finished) -> int:
     staged, executable, _ = built
     return step_peak(staged, executable.transients)
 

@@ -162,7 +162,7 @@ def compile_backward(
         for_loss = CAN_CHANGE and verify is not True
         built = build(captured.for_build(), options, phases, portable=portable, for_loss=for_loss)
         tell_notes(built)
-        variants = variants_of(built, options, phases)
+        variants = variants_of(built)
         backward = built.function(BACKWARD) if variants is None else variants.all_outputs()
         call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
         if verify is True:
@@ -178,7 +178,7 @@ def compile_backward(
         # Outside of the trace, in which every tensor would be a fake one.
         with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
             captured = admit_ones(captured, model, args, kwargs)
-    manifest = describe(captured, built, options, _name_of(model), phases)
+    manifest = describe(captured, built, _name_of(model))
     if asked := [*captured.module.checks, *captured.module.answers]:
         manifest.report["checks"] = list(dict.fromkeys(map(str, asked)))
     convention = _convention(captured, built.program)

@@ -19,7 +19,7 @@ import torch
 
 from retrograd.built import Build, function_specs
 from retrograd.contract.roles import BACKWARD, FORWARD
-from retrograd.description import describe_memory, find_versions
+from retrograd.description import describe_memory
 from retrograd.fallback import Fallback
 from retrograd.first_calls import Checks
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
@@ -67,23 +67,21 @@ def build(
     """
     work = Work(captured, options, phases or Progress(), open_store(options), portable, for_loss)
     stager: Stager = AsItRan(work, seen) if captured.as_it_ran else AheadOfTime(work)
-    fallback = Fallback(options.fallback, options.target, find_versions(), work.store, reasons)
+    fallback = Fallback(options.fallback, options.target, work.versions, work.store, reasons)
     (staged, executable, cached), islands = fallback.compile(captured.graph_module, stager.stage, stager.finish)
     with work.phases.phase("load"):
         program = Program.load(executable.vmfb, driver=options.uri, needs_device=options.needs_device)
     return Build(
+        work=work,
         staged=staged,
         executable=executable,
         program=program,
         specs=function_specs(staged, executable),
         cached=cached,
         times=IslandTimes(islands),
-        packings=captured.packings,
         compile_portable=partial(_compile_portable, work, staged, executable),
         checks=_checks_of(options, work.store) if options.verify else None,
         plan=stager.plan,
-        cut_gain=work.cut_gain,
-        cuda_graphs=options.cuda_graphs,
     )
 
 

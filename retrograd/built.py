@@ -14,9 +14,8 @@ from retrograd.contract.roles import BACKWARD, INTO, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.first_calls import Checks
 from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
-from retrograd.frontend.hooks.pack_tracing import Packings
 from retrograd.frontend.preparation.narrowing import Packer, narrow_packer
-from retrograd.pipelines.stages.staged import StagedModule
+from retrograd.pipelines.stages.staged import Finished, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.captured_calls import CapturedCall, CudaRecorder
@@ -25,29 +24,27 @@ from retrograd.runtime.executor import Program
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.peak import Half
 from retrograd.runtime.stage_executor import StageExecutor
+from retrograd.stagers import Work
 
 
 @dataclass(frozen=True)
 class Build:
     """A module that went all the way: its stages, executable and loaded program; what of it runs in torch.
 
-    ``plan`` is that of a backward that was captured as it ran. ``cut_gain`` says how many bytes it has to save to cut
-    functions into stages, None that they stay whole; ``cuda_graphs`` that functions are captured, which then are in
-    ``captured`` by name.
+    ``work`` is the compilation that it is of. ``plan`` is that of a backward that was captured as it ran. ``captured``
+    are the functions that are replayed as CUDA graphs, by name.
     """
 
+    work: Work
     staged: StagedModule
     executable: Executable
     program: Program
     specs: dict[str, FunctionSpec]
     cached: bool
     times: IslandTimes
-    packings: Packings
     compile_portable: Callable[[], Portable]
     checks: Checks | None = None
     plan: StagePlan | None = None
-    cut_gain: int | None = None
-    cuda_graphs: bool = False
     captured: list[tuple[str, CapturedCall]] = field(default_factory=list)
 
     def function(self, name: str) -> CompiledFunction:
@@ -64,8 +61,9 @@ class Build:
             check=self._check(name),
         )
 
-    def with_part(self, staged: StagedModule, executable: Executable, *, cached: bool) -> Build:
+    def with_part(self, part: Finished) -> Build:
         """The same with a program of its own for a part of it, on the same device."""
+        staged, executable, cached = part
         program = Program.load(executable.vmfb, driver=self.program.driver)
         specs = function_specs(staged, executable)
         return replace(self, staged=staged, executable=executable, program=program, specs=specs, cached=cached)
@@ -86,11 +84,12 @@ class Build:
         return self.checks.check_of(name, self.program.torch_device, self.staged, self.executable)
 
     def _packer(self, how: str) -> Packer:
-        return self.packings.traced[how].packer() if how in self.packings.traced else narrow_packer(how)
+        traced = self.work.captured.packings.traced
+        return traced[how].packer() if how in traced else narrow_packer(how)
 
     def _call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         call, interface = self._plain_call(name), self.specs.get(name) or self.staged.function(name)
-        if not self.cuda_graphs or not self._is_queued(name) or interface.is_dynamic:
+        if not self.work.options.cuda_graphs or not self._is_queued(name) or interface.is_dynamic:
             return call
         captured = CapturedCall(call, interface, CudaRecorder(self.program.torch_device))
         self.captured.append((name, captured))

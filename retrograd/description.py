@@ -6,25 +6,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from retrograd.built import Build, function_specs
-from retrograd.contract.manifest import FORMAT_VERSION, PACKAGES, Manifest
+from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.plan import Free, RunStage
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
-from retrograd.options import Options
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
-from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.timeline import BETWEEN
 
 
-def describe(captured: CapturedGraph, built: Build, options: Options, name: str, phases: Progress) -> Manifest:
+def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
     """Describes a build: a file tells who loads it, `explain()` who compiled it."""
+    options, phases = built.work.options, built.work.phases
     forward, backward = built.specs[FORWARD], built.specs[BACKWARD]
     report = {
         "name": name,
@@ -48,7 +47,7 @@ def describe(captured: CapturedGraph, built: Build, options: Options, name: str,
         functions,
         options.target.names,
         options.partition,
-        find_versions(),
+        built.work.versions,
         captured.signature,
         report,
     )
@@ -120,8 +119,3 @@ def _held(results: Sequence[TensorSpec]) -> dict[str, int]:
 def _describe_size(size: DynamicSize) -> str:
     most = "" if size.most is None else f" to {size.most}"
     return f"{size.name} = {size.hint} ({size.least}{most or ' or more'})"
-
-
-def find_versions() -> dict[str, str]:
-    """The releases of what a build is made with."""
-    return {key: version(package) for key, package in PACKAGES.items()}

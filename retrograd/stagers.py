@@ -1,16 +1,19 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The two kinds of graphs that are built, ahead of time and as they ran: how each is staged and finished."""
+"""What is built: graphs of two kinds, ahead of time and as they ran, and backwards that leave out outputs of one. How
+each is staged and finished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
 from typing import Protocol
 
+from retrograd.contract.manifest import PACKAGES
 from retrograd.contract.plan import StagePlan
-from retrograd.contract.roles import JOINT
-from retrograd.description import find_versions
+from retrograd.contract.roles import FORWARD, JOINT
 from retrograd.dialects import ir
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.islands.island_choice import Island
@@ -18,12 +21,14 @@ from retrograd.frontend.preparation.importer import import_graph
 from retrograd.options import Options
 from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.analysis.partition.read_graph import read_hints
+from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function
-from retrograd.pipelines.stages.backward_variants import find_left_out, stage_first
-from retrograd.pipelines.stages.budgeted import BudgetBuilder
+from retrograd.pipelines.stages.backward_variants import find_left_out, stage_first, stage_variant, variant_peak
+from retrograd.pipelines.stages.budgeted import BudgetBuilder, half_peak
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
+    Finished,
     Progress,
     StagedModule,
     build_executable,
@@ -33,20 +38,25 @@ from retrograd.pipelines.stages.staged import (
 )
 from retrograd.pipelines.toolchain.executable import Executable
 
-# A module that was compiled, what to, and whether that was in the store.
-Finished = tuple[StagedModule, Executable, bool]
-
 
 class Stager(Protocol):
-    """How a kind of graph is staged and finished; ``plan`` is the plan of one that has calls of Python."""
+    """How one kind of what is built is staged and finished; ``plan`` is the plan of one that has calls of Python."""
 
     plan: StagePlan | None
 
     def stage(self, islands: Sequence[Island]) -> StagedModule:
-        """The graph through the passes of all stages, with these islands."""
+        """It through the passes of all stages, with these islands.
+
+        Raises:
+            CaptureError, PipelineError: it cannot be.
+        """
 
     def finish(self, staged: StagedModule) -> Finished:
-        """Lowered and compiled."""
+        """It lowered and compiled.
+
+        Raises:
+            CompileError, InfeasibleBudget, OverBudget: it cannot be.
+        """
 
 
 @dataclass
@@ -67,11 +77,20 @@ class Work:
         than the runtime to call."""
         return None if self.portable else self.options.cut_gain
 
-    def compile(self, staged: StagedModule) -> Finished:
-        """Lower and compile a staged module for the target."""
-        options = self.options
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """The releases of what it is made with."""
+        return {key: version(package) for key, package in PACKAGES.items()}
+
+    def compile(self, staged: StagedModule, target: Target | None = None) -> Finished:
+        """Lower and compile a staged module for a target, that of the options if there is no other."""
         executable, cached = build_executable(
-            staged, options.target, find_versions(), self.phases, self.store, standalone=self.portable
+            staged,
+            target or self.options.target,
+            self.versions,
+            self.phases,
+            self.store,
+            standalone=self.portable,
         )
         return staged, executable, cached
 
@@ -94,7 +113,7 @@ class AheadOfTime:
             return stage_module(module, work.options.partition, work.phases)
         source, target = module.operation.get_asm(enable_debug_info=True), work.options.target
         self._builder = BudgetBuilder(
-            source, module.context, target, find_versions(), work.phases, work.store, work.portable
+            source, module.context, target, work.versions, work.phases, work.store, work.portable
         )
         return self._builder.stage()
 
@@ -139,6 +158,47 @@ class AsItRan:
 
     def finish(self, staged: StagedModule) -> Finished:
         return self.work.compile(staged)
+
+
+class OverBudget(Exception):
+    """Nothing that was tried of a variant stays within the memory budget of the step that it is for."""
+
+
+@dataclass
+class WithoutTangents:
+    """The backward of a step that was built, ``step`` to ``executable``, without the tangents ``absent`` of the outputs
+    that a loss leaves out. The forward, and what it saves, are there."""
+
+    work: Work
+    step: StagedModule
+    executable: Executable
+    absent: Collection[str]
+    plan: StagePlan | None = None
+
+    def stage(self, islands: Sequence[Island] = ()) -> StagedModule:
+        """As for any; what is an island was settled for the step."""
+        staged = stage_variant(self.step.whole or self.step, self.absent, self.work.phases)
+        if self.work.cut_gain is None:
+            return staged
+        forward = half_peak(FORWARD, self.step, self.executable.transients)
+        return shorten_lifetimes(staged, self.work.cut_gain, forward)
+
+    def finish(self, staged: StagedModule) -> Finished:
+        limit = self.step.memory_budget
+        for target in self._targets():
+            finished = self.work.compile(staged, target)
+            transients = {**self.executable.transients, **finished[1].transients}
+            if limit is None or variant_peak(self.step, staged, transients) <= limit:
+                return finished
+        raise OverBudget
+
+    def _targets(self) -> Iterator[Target]:
+        """What to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
+        target = self.work.options.target
+        yield target
+        if self.step.memory_budget is not None:
+            yield target.in_order()
+            yield replace(target.in_order(), ladder=target.in_order().ladder[-1:])
 
 
 def import_captured(

@@ -6,25 +6,20 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrograd.built import Build
-from retrograd.contract.roles import BACKWARD, FORWARD, TANGENT, name_without_role
-from retrograd.description import find_versions
+from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
 from retrograd.fallback import EagerIslandWarning
 from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
 from retrograd.frontend.verification.first_call import Graph
-from retrograd.options import Options
-from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
-from retrograd.pipelines.stages.backward_variants import find_tangents, stage_variant, variant_peak
-from retrograd.pipelines.stages.budgeted import half_peak
-from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
-from retrograd.pipelines.stages.staged import Progress, StagedModule, build_executable
-from retrograd.store import open_store
+from retrograd.pipelines.stages.backward_variants import find_tangents
+from retrograd.pipelines.stages.staged import Progress, StagedModule
+from retrograd.stagers import OverBudget, WithoutTangents, Work
 
 
 class ZeroTangentWarning(UserWarning):
@@ -41,8 +36,7 @@ class BackwardVariants:
     """
 
     built: Build
-    options: Options
-    progress: Progress
+    work: Work
     texts: list[str] = field(default_factory=list)
     _at_once: CompiledFunction = field(init=False)
     _kept: dict[frozenset[str], CompiledFunction | None] = field(default_factory=dict)
@@ -91,12 +85,10 @@ class BackwardVariants:
             PipelineError, CompileError: it does not, and ``fallback`` is ``error``.
         """
         try:
-            staged = self._cut(stage_variant(self.whole, (), self.progress))
-            executable, cached = build_executable(
-                staged, self.options.target, find_versions(), self.progress, open_store(self.options), standalone=False
-            )
+            stager = self._stager(())
+            function = self._finish(stager, stager.stage())
         except (PipelineError, CompileError) as error:
-            if self.options.fallback == "error":
+            if self.work.options.fallback == "error":
                 raise
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(
@@ -105,7 +97,6 @@ class BackwardVariants:
                 stacklevel=2,
             )
             return graph.run
-        function = self.built.with_part(staged, executable, cached=cached).function(BACKWARD)
         return bind(function) if function.check is None else function.check(bind(function), graph, bind)
 
     def _left_out(self) -> frozenset[str]:
@@ -128,15 +119,15 @@ class BackwardVariants:
         names = self._output_names(absent)
         try:
             function = self._built_at_once() if absent == self._left_out() else self._build(absent)
+        except OverBudget:
+            reason = "it takes more than the memory budget"
         except (PipelineError, CompileError) as error:
-            if self.options.fallback == "error":
+            if self.work.options.fallback == "error":
                 raise
             reason = str(error).strip().partition("\n")[0]
         else:
-            if function is not None:
-                self.texts.append(f"without {names}")
-                return function
-            reason = "it takes more than the memory budget"
+            self.texts.append(f"without {names}")
+            return function
         self.texts.append(f"zeros for {names}: {reason}")
         warnings.warn(
             f"the backward without {names} is not compiled, and zeros are taken for their gradients: {reason}; detach "
@@ -154,41 +145,28 @@ class BackwardVariants:
         """The gradients that are not among those given."""
         return frozenset(r.value for r in self.whole.function(BACKWARD).results).difference(given)
 
-    def _build(self, absent: Collection[str]) -> CompiledFunction | None:
-        """The variant; ``None`` where none stays within the memory budget."""
-        staged = stage_variant(self.whole, absent, self.progress)
-        staged = self._cut(staged)
+    def _build(self, absent: Collection[str]) -> CompiledFunction:
+        """The variant.
+
+        Raises:
+            OverBudget: none stays within the memory budget.
+            PipelineError, CompileError: it cannot be compiled.
+        """
+        stager = self._stager(absent)
+        staged = stager.stage()
         given = tuple(r.value for r in staged.function(BACKWARD).results)
         dropped = self._dropped(given)
         if not given:
             # Whatever the loss uses has no gradient that depends on it.
             nothing = replace(self._at_once, arguments=(), results=(), call=lambda _tensors: [])
             return replace(nothing, dropped=dropped, check=None)
-        limit = self.built.staged.partition.get("memory_budget")
-        for target in self._targets(limit):
-            executable, cached = build_executable(
-                staged, target, find_versions(), self.progress, open_store(self.options), standalone=False
-            )
-            transients = {**self.built.executable.transients, **executable.transients}
-            if limit is None or variant_peak(self.built.staged, staged, transients) <= limit:
-                part = self.built.with_part(staged, executable, cached=cached)
-                return replace(part.function(BACKWARD), dropped=dropped)
-        return None
+        return replace(self._finish(stager, staged), dropped=dropped)
 
-    def _cut(self, staged: StagedModule) -> StagedModule:
-        """The stages of a variant, where functions may be cut."""
-        if self.built.cut_gain is None:
-            return staged
-        forward = half_peak(FORWARD, self.built.staged, self.built.executable.transients)
-        return shorten_lifetimes(staged, self.built.cut_gain, forward)
+    def _stager(self, absent: Collection[str]) -> WithoutTangents:
+        return WithoutTangents(self.work, self.built.staged, self.built.executable, absent)
 
-    def _targets(self, limit: int | None) -> Iterator[Target]:
-        """Returns what to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
-        target = self.options.target
-        yield target
-        if limit is not None:
-            yield target.in_order()
-            yield replace(target.in_order(), ladder=target.in_order().ladder[-1:])
+    def _finish(self, stager: WithoutTangents, staged: StagedModule) -> CompiledFunction:
+        return self.built.with_part(stager.finish(staged)).function(BACKWARD)
 
     def _output_names(self, absent: Collection[str]) -> str:
         """The outputs that the loss leaves out, as the user knows them."""
@@ -200,9 +178,12 @@ def _compiled_when_checked(_tensors: Any) -> Any:
     raise AssertionError("the backward of all outputs is compiled by its check")
 
 
-def variants_of(built: Build, options: Options, progress: Progress) -> BackwardVariants | None:
+def variants_of(built: Build) -> BackwardVariants | None:
     """The variants of a build; ``None`` where there can be none: on devices where a program finds only its own
     residuals (Vulkan)."""
     if not find_tangents(built.staged) or built.program.is_staged:
         return None
-    return BackwardVariants(built, options, Progress(progress.listener))
+    # Of what is compiled in the middle of a backward, the report of the build says nothing; no file holds it.
+    options = replace(built.work.options, cut_gain=built.work.cut_gain)
+    work = replace(built.work, options=options, phases=Progress(built.work.phases.listener), portable=False)
+    return BackwardVariants(built, work)

@@ -32,6 +32,7 @@ from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.plan_peak import plan_peak
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
+    Finished,
     Progress,
     StagedModule,
     build_executable,
@@ -39,7 +40,7 @@ from retrograd.pipelines.stages.staged import (
     read_curve,
     stage_module,
 )
-from retrograd.pipelines.toolchain.executable import Executable, measure_scratch
+from retrograd.pipelines.toolchain.executable import measure_scratch
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 
 # How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
@@ -50,7 +51,6 @@ _LEAST = 3
 # As many points of the curve are tried at most, evenly spread by peak.
 _MOST = 24
 # A module, its executable, and whether that was in the store.
-Built = tuple[StagedModule, Executable, bool]
 # What tells a choice from others: policy, its budget, target.
 Key = tuple[str, str | None, Target]
 _DEFAULT = POLICIES["default"]
@@ -95,7 +95,7 @@ class BudgetBuilder:
     # Peaks of choices, by liveness.
     planned: dict[Key, int] = field(default_factory=dict, compare=False)
 
-    def build(self, budget: int | float) -> Built:
+    def build(self, budget: int | float) -> Finished:
         """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
         of ``default``. Also returns whether the executable was in the store.
 
@@ -186,9 +186,9 @@ class BudgetBuilder:
         choice = Choice(_DEFAULT, target, {})
         default = self._stage_choice(choice)
         peak = step_peak(default, self.scratch(default, target))
-        return peak, int(default.partition["peak_bytes_planned"])
+        return peak, default.planned_peak
 
-    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Built | None, int | None]:
+    def attempt(self, choice: Choice, limit: int, facts: dict[str, Any]) -> tuple[Finished | None, int | None]:
         """Build a choice, unless its peak, which is returned as well, is above ``limit``; None where that was clear
         before it was known."""
         staged, peak = self._weigh(choice, limit)
@@ -201,7 +201,8 @@ class BudgetBuilder:
         peak = step_peak(staged, executable.transients)
         if peak > limit:
             return None, peak
-        return (replace(staged, partition={**staged.partition, **facts, **choice.facts}), executable, cached), peak
+        said = {**staged.partition, **facts, **choice.facts}
+        return (replace(staged, partition=said, memory_budget=limit), executable, cached), peak
 
     def _weigh(self, choice: Choice, limit: int) -> tuple[StagedModule | None, int | None]:
         """Stage a choice, and measure its peak as IREE lays it out; None where it is hopeless.
@@ -212,7 +213,7 @@ class BudgetBuilder:
         if choice.key in self.planned and self._is_hopeless(choice, self.planned[choice.key], limit):
             return None, None
         staged = self._stage_choice(choice)
-        planned = self.planned[choice.key] = int(staged.partition["peak_bytes_planned"])
+        planned = self.planned[choice.key] = staged.planned_peak
         if self._is_hopeless(choice, planned, limit):
             return None, None
         peak = step_peak(staged, self.scratch(staged, choice.target))

@@ -60,7 +60,9 @@ class StagedModule:
     numbers; ``merged`` are the values that bwd-cse found to be others', by name, ``narrowed`` how bwd-narrow-saved
     packed those that it did: the type, or the function of the user's hook. ``plans`` are those of functions that were
     cut, by name, because of ops that run in torch or to lower the peak, and ``stages`` the functions that are compiled;
-    where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak.
+    where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak, or with
+    the backward of all outputs where that of a loss was compiled first. ``memory_budget`` are the bytes that it was
+    chosen to stay within.
     """
 
     texts: dict[str, str]
@@ -73,6 +75,12 @@ class StagedModule:
     plans: dict[str, StagePlan] = field(default_factory=dict)
     stages: tuple[FunctionSpec, ...] = ()
     whole: StagedModule | None = None
+    memory_budget: int | None = None
+
+    @property
+    def planned_peak(self) -> int:
+        """The peak of live bytes of a step, by the liveness of what was partitioned."""
+        return int(self.partition["peak_bytes_planned"])
 
     def function(self, name: str) -> FunctionSpec:
         """The function called ``name``."""
@@ -88,6 +96,10 @@ class StagedModule:
     def linalg(self) -> str:
         """The module on linalg, without locations; lowered again at each call."""
         return lower_to_linalg(self.source.encode(), locations=False)
+
+
+# A module that was compiled, what to, and whether that was in the store.
+Finished = tuple[StagedModule, Executable, bool]
 
 
 @dataclass(frozen=True)

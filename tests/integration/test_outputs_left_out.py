@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import retrograd
-import retrograd.variants
+import retrograd.stagers
 from retrograd import ZeroTangentWarning, compile_backward
 from retrograd.pipelines.infra.errors import CompileError
 
@@ -235,7 +235,7 @@ def test_a_backward_of_all_outputs_that_does_not_compile(fallback: Any, monkeypa
     def refuse(*_: Any, **__: Any) -> Any:
         raise CompileError("iree-compile", "no such instruction", "", "")
 
-    monkeypatch.setattr("retrograd.variants.build_executable", refuse)
+    monkeypatch.setattr("retrograd.stagers.build_executable", refuse)
     if fallback == "error":
         with pytest.raises(CompileError, match="no such instruction"):
             gradients(step, leaves, args, (0, 1))
@@ -419,7 +419,7 @@ def test_what_cannot_be_compiled_takes_zeros_and_says_so() -> None:
     steps = [compile_backward(model, (x,), fallback=fallback) for fallback in ("island", "error")]
     leaves = leaves_of(model, (x,))
     broken = CompileError("iree-compile", "no such code", "", "")
-    with mock.patch.object(retrograd.variants, "build_executable", side_effect=broken):
+    with mock.patch.object(retrograd.stagers, "build_executable", side_effect=broken):
         with pytest.warns(ZeroTangentWarning, match=r"the backward without output\[0\], output\[1\] is not compiled"):
             found = gradients(steps[0], leaves, (x,), (2,))
         with pytest.raises(CompileError, match="no such code"):
