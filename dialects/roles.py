@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES
 from retrograd.dialects import ir
 from retrograd.dialects.bwd import show_attribute
@@ -28,7 +29,7 @@ def find_role_problems(function: ir.Operation) -> list[str]:
 
 
 def _find_entry_problems(entry: Any, roles: Sequence[str]) -> Iterator[str]:
-    role, name = (_find(entry, key) for key in ("bwd.role", "bwd.name"))
+    role, name = (_find(entry, key) for key in (BWD_ROLE, BWD_NAME))
     if not (isinstance(role, ir.StringAttr) and role.value in roles):
         yield f"expects bwd.role to be one of {', '.join(roles)}, found {show_attribute(role)}"
     if not (isinstance(name, ir.StringAttr) and name.value):

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import platformdirs
 
-FOLDER_VARIABLE = "RETROGRAD_CACHE_DIR"
-"""The environment variable that names the cache folder."""
+from retrograd.contract.environment import CACHE_FOLDER
 
 DEFAULT_MAX_BYTES = 2 * 1024**3
 
@@ -165,7 +164,7 @@ class Cache:
             self._warned = True
             warnings.warn(
                 f"the compilation cache in {self.folder} cannot be used ({error.strerror}), so nothing is kept there; "
-                f"set {FOLDER_VARIABLE} to a folder that can be written",
+                f"set {CACHE_FOLDER} to a folder that can be written",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -173,7 +172,7 @@ class Cache:
 
 def default_folder() -> Path:
     """`$RETROGRAD_CACHE_DIR`, or the user's cache folder of the platform when it is unset or empty."""
-    named = os.environ.get(FOLDER_VARIABLE)
+    named = os.environ.get(CACHE_FOLDER)
     return Path(named) if named else Path(platformdirs.user_cache_dir("retrograd"))
 
 

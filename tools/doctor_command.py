@@ -163,13 +163,14 @@ def find_devices() -> Iterator[Finding]:
 def find_cache() -> Finding:
     """Where executables are kept, how much is there, and whether more can be written."""
     try:
-        from retrograd.runtime.cache import FOLDER_VARIABLE, Cache
+        from retrograd.contract.environment import CACHE_FOLDER
+        from retrograd.runtime.cache import Cache
     except ImportError as error:
         return Finding("cache", MISSING, f"cannot be loaded: {error}", "pip install platformdirs")
     cache = Cache()
     existing = next(folder for folder in (cache.folder, *cache.folder.absolute().parents) if folder.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        remedy = f"export {FOLDER_VARIABLE}=/path/to/a/folder"
+        remedy = f"export {CACHE_FOLDER}=/path/to/a/folder"
         return Finding("cache", OPTIONAL, f"{cache.folder}: cannot be written, so nothing is kept", remedy)
     return Finding(
         "cache", OK, f"{cache.folder}: {len(cache.entries())} entries, {cache.size():,} bytes (`{PROGRAM} cache`)"

@@ -20,17 +20,17 @@ from torch.fx import traceback as fx_traceback
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
+from retrograd.contract.attributes import Tag
 from retrograd.frontend.python.source_locations import CaptureError
 
 # The key of a mark among the annotations of a node.
 MARK = "retrograd.save"
-# The tags as MLIR has them (``bwd.recompute``).
 _TAGS = {
-    CheckpointPolicy.MUST_SAVE: "never",
-    CheckpointPolicy.PREFER_SAVE: "avoid",
-    CheckpointPolicy.PREFER_RECOMPUTE: "prefer",
-    CheckpointPolicy.MUST_RECOMPUTE: "must",
-    CheckpointPolicy.PREFER_CPU_OFFLOAD: "avoid",
+    CheckpointPolicy.MUST_SAVE: Tag.NEVER,
+    CheckpointPolicy.PREFER_SAVE: Tag.AVOID,
+    CheckpointPolicy.PREFER_RECOMPUTE: Tag.PREFER,
+    CheckpointPolicy.MUST_RECOMPUTE: Tag.MUST,
+    CheckpointPolicy.PREFER_CPU_OFFLOAD: Tag.AVOID,
 }
 
 
@@ -49,7 +49,7 @@ def save(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         return tensor.view_as(tensor)
 
 
-def find_tag(node: torch.fx.Node) -> tuple[str | None, int | None, str]:
+def find_tag(node: torch.fx.Node) -> tuple[Tag | None, int | None, str]:
     """Read what the user asked of a node of a traced graph: the tag, the number of its checkpointed block, its name.
 
     Raises:
@@ -60,7 +60,7 @@ def find_tag(node: torch.fx.Node) -> tuple[str | None, int | None, str]:
     mark = (node.meta.get("custom") or {}).get(MARK)
     policy = node.meta.get("recompute")
     if mark is not None:
-        return "never", node.meta.get("ac_graph_id"), mark
+        return Tag.NEVER, node.meta.get("ac_graph_id"), mark
     if policy is None:
         return None, None, ""
     if policy not in _TAGS:

@@ -21,10 +21,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from retrograd.contract.hooks import HOOK_KINDS
-
-# The kind under which results of call_backward are declared; those of call_hook have the hook's kind.
-BACKWARD = "backward"
+from retrograd.contract.hooks import CUSTOM_BACKWARD, HOOK_KINDS
 
 # Tensors of the results' shapes, strides, dtypes and devices; or a function from the values of a call to such tensors,
 # for results whose sizes depend on theirs.
@@ -67,7 +64,7 @@ def call_hook(values: Sequence[Tensor], token: Tensor, kind: str, hook: int) -> 
 def call_backward(values: Sequence[Tensor], token: Tensor, function: int) -> tuple[list[Tensor], Tensor]:
     """The backward of custom function number ``function``, or another node that stays in Python, called on ``values``.
 
-    Returns what it gives, as declared for ``(BACKWARD, function)``, and the next token.
+    Returns what it gives, as declared for ``(CUSTOM_BACKWARD, function)``, and the next token.
 
     Raises:
         LookupError: nothing is declared for it.
@@ -135,7 +132,7 @@ def _fake_call_hook(values: Sequence[Tensor], token: Tensor, kind: str, hook: in
 
 
 def _fake_call_backward(values: Sequence[Tensor], token: Tensor, function: int) -> tuple[list[Tensor], Tensor]:
-    return _fake_results(values, BACKWARD, function), _fake_token(token)
+    return _fake_results(values, CUSTOM_BACKWARD, function), _fake_token(token)
 
 
 _FAKES: dict[str, Callable[..., object]] = {

@@ -21,6 +21,24 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
 
+from retrograd.contract.attributes import (
+    BWD_BLOCK,
+    BWD_FLOPS,
+    BWD_INLINE,
+    BWD_ISLAND,
+    BWD_LABEL,
+    BWD_NAME,
+    BWD_PACKED_AS,
+    BWD_RANDOM,
+    BWD_RECOMPUTE,
+    BWD_ROLE,
+    BWD_SHAPE,
+    BWD_SHAPES,
+    BWD_SIZES,
+    BWD_VALUE,
+    BWD_VALUES,
+    ISLAND_OP,
+)
 from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import Signature
 from retrograd.contract.sizes import format_shape
@@ -80,16 +98,16 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
             return
         sizes, values, number, random = cast(tuple[list[torch.fx.Node], list[torch.fx.Node], int, bool], node.args)
         attributes = {
-            "name": ir.StringAttr.get("torch.retrograd.island"),
-            "bwd.island": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number),
+            "name": ir.StringAttr.get(ISLAND_OP),
+            BWD_ISLAND: ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number),
         }
         if FLOPS in node.meta:
-            attributes["bwd.flops"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), node.meta[FLOPS])
+            attributes[BWD_FLOPS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), node.meta[FLOPS])
         call = ir.Operation.create(
             "torch.operator",
             results=[self._cc.value_info_to_type(v) for v in node.meta["val"]],
             operands=[self._import_argument(loc, v) for v in (*sizes, *values)],
-            attributes=attributes | ({"bwd.random": ir.UnitAttr.get()} if random else {}),
+            attributes=attributes | ({BWD_RANDOM: ir.UnitAttr.get()} if random else {}),
             loc=loc,
         )
         for index, result in enumerate(call.results):
@@ -135,7 +153,7 @@ def import_graph(
             _write_shapes(node_importers[-1], importer.module, graph_module.graph)
             if name in bodies:
                 func.attributes["sym_visibility"] = ir.StringAttr.get("private")
-                func.attributes["bwd.inline"] = ir.UnitAttr.get()
+                func.attributes[BWD_INLINE] = ir.UnitAttr.get()
     module: ir.Module = importer.module
     module.operation.verify()
     return module
@@ -166,7 +184,7 @@ def _name_values(node_importer: GraphNodeImporter) -> None:
             )
     ops = {owner for owner, _ in names}
     for op in ops:
-        op.attributes["bwd.values"] = ir.ArrayAttr.get(
+        op.attributes[BWD_VALUES] = ir.ArrayAttr.get(
             [ir.StringAttr.get(names.get((op, i), "")) for i in range(len(op.results))]
         )
 
@@ -178,14 +196,14 @@ def _tag_ops(node_importer: GraphNodeImporter) -> None:
             continue
         tag, block, label = find_tag(node)
         if tag is not None:
-            value.owner.attributes["bwd.recompute"] = ir.StringAttr.get(tag)
+            value.owner.attributes[BWD_RECOMPUTE] = ir.StringAttr.get(tag.value)
         if block is not None:
-            value.owner.attributes["bwd.block"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), block)
+            value.owner.attributes[BWD_BLOCK] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), block)
         if label:
-            value.owner.attributes["bwd.label"] = ir.StringAttr.get(label)
+            value.owner.attributes[BWD_LABEL] = ir.StringAttr.get(label)
         packed_as = node.meta.get(PACKED_AS, ())
         if any(packed_as) and len(packed_as) == len(value.owner.results):
-            value.owner.attributes["bwd.packed_as"] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in packed_as])
+            value.owner.attributes[BWD_PACKED_AS] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in packed_as])
 
 
 def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature: Signature | None) -> None:
@@ -202,9 +220,9 @@ def _annotate(func: Any, graph: torch.fx.Graph, descs: Sequence[Any], signature:
 def _attributes(roles: Sequence[tuple[str, str]], nodes: Sequence[torch.fx.Node], names: Names) -> ir.Attribute:
     entries = []
     for (role, name), node in zip(roles, nodes, strict=True):
-        entry = {"bwd.role": role, "bwd.name": name, "bwd.value": node.name}
+        entry = {BWD_ROLE: role, BWD_NAME: name, BWD_VALUE: node.name}
         shape = _shape_text(node.meta.get("val"), names)
-        entries.append(entry | ({"bwd.shape": shape} if shape else {}))
+        entries.append(entry | ({BWD_SHAPE: shape} if shape else {}))
     return ir.ArrayAttr.get([ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in e.items()}) for e in entries])
 
 
@@ -241,7 +259,7 @@ def _write_shapes(node_importer: GraphNodeImporter, module: ir.Module, graph: to
             if text := _shape_text(traced, names):
                 shapes.setdefault(results[0], [""] * len(results))[number] = text
     for first, texts in shapes.items():
-        first.owner.attributes["bwd.shapes"] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
+        first.owner.attributes[BWD_SHAPES] = ir.ArrayAttr.get([ir.StringAttr.get(t) for t in texts])
     i64 = ir.IntegerType.get_signless(64)
     hints = {node.meta[SIZE]: ir.IntegerAttr.get(i64, hint(node.meta["val"])) for node in find_heads(graph)}
-    module.operation.attributes["bwd.sizes"] = ir.DictAttr.get(hints)
+    module.operation.attributes[BWD_SIZES] = ir.DictAttr.get(hints)

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
+from retrograd.contract.hooks import name_of_custom_backward, name_of_hook
 from retrograd.contract.roles import GRAD, SAVED, name_in_role
 from retrograd.dialects import bwd, ir
-from retrograd.pipelines.analysis.partition.read_graph import SHAPE, ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.infra.functions import find_function, functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
-# An op of these calls back into the process that runs the module; the attribute numbers what it calls.
-_CALLS = {"bwd.call_hook": ("hook", "hook"), "bwd.call_backward": ("function", "backward")}
+# An op of these calls back into the process that runs the module; the attribute numbers what it calls, of that name.
+_CALLS = {"bwd.call_hook": ("hook", name_of_hook), "bwd.call_backward": ("function", name_of_custom_backward)}
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,18 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
         match op.name:
             case "bwd.save":
                 name = ir.StringAttr(op.attributes["name"]).value
-                attributes = {"bwd.role": SAVED, "bwd.name": name_in_role(SAVED, name), "bwd.value": name}
+                attributes = {BWD_ROLE: SAVED, BWD_NAME: name_in_role(SAVED, name), BWD_VALUE: name}
                 added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.accumulate_grad":
                 number = ir.IntegerAttr(op.attributes["param"]).value
-                attributes = {"bwd.role": GRAD, "bwd.name": name_in_role(GRAD, str(number))}
+                attributes = {BWD_ROLE: GRAD, BWD_NAME: name_in_role(GRAD, str(number))}
                 added.append((op.operands[0], attributes | _shape_of(shapes, op)))
             case "bwd.recompute_barrier":
                 op.results[0].replace_all_uses_with(op.operands[0])
             case "bwd.call_hook" | "bwd.call_backward":
-                attribute, prefix = _CALLS[op.name]
+                attribute, name_of = _CALLS[op.name]
                 number = ir.IntegerAttr(op.attributes[attribute]).value
-                call = _call(module, f"{prefix}_{number}", op, list(op.operands)[:-1], list(op.results)[:-1])
+                call = _call(module, name_of(number), op, list(op.operands)[:-1], list(op.results)[:-1])
                 op.results[0].replace_all_uses_with(call.results[0])
             case "bwd.final_callbacks":
                 _call(module, "final_callbacks", op, [], [])
@@ -114,7 +116,7 @@ def _convert_body(module: ir.Operation, func: ir.Operation) -> list[tuple[ir.Val
 
 def _shape_of(shapes: ShapeReader, op: ir.Operation) -> dict[str, str]:
     text = shapes.text(op.operands[0])
-    return {SHAPE: text} if text else {}
+    return {BWD_SHAPE: text} if text else {}
 
 
 def _call(

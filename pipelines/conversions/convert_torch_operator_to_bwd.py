@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_SHAPES, BWD_VALUES
 from retrograd.dialects import builders, bwd, ir
-from retrograd.pipelines.analysis.partition.read_graph import SHAPES, VALUES, operator_name, value_names
+from retrograd.pipelines.analysis.partition.read_graph import operator_name, value_names
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
@@ -148,9 +149,9 @@ def _replace(op: ir.Operation, results: ir.Operation | None, value: ir.Value, to
     op.results[1].replace_all_uses_with(token)
     if results is None:
         return
-    texts = {VALUES: value_names(results)}
-    if SHAPES in results.attributes:
-        texts[SHAPES] = [ir.StringAttr(shape).value for shape in ir.ArrayAttr(results.attributes[SHAPES])]
+    texts = {BWD_VALUES: value_names(results)}
+    if BWD_SHAPES in results.attributes:
+        texts[BWD_SHAPES] = [ir.StringAttr(shape).value for shape in ir.ArrayAttr(results.attributes[BWD_SHAPES])]
     for old, new in zip(results.results, builders.unbundle(value), strict=True):
         old.replace_all_uses_with(new)
         named = new.owner

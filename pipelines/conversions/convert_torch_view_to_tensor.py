@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_SHAPES
 from retrograd.contract.sizes import Size, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.analysis.layout.view_groups import AxisGroup, find_axis_groups
-from retrograd.pipelines.analysis.partition.read_graph import SHAPES, ShapeReader, read_hints
+from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, read_hints
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
@@ -62,7 +63,7 @@ def convert_view(op: ir.Operation, shapes: ShapeReader) -> None:
         value = _collapse(value, groups)
         value = _expand(op, value, groups)
         # A view of this one asks for its shape.
-        kept = {SHAPES: op.attributes[SHAPES]} if SHAPES in op.attributes else None
+        kept = {BWD_SHAPES: op.attributes[BWD_SHAPES]} if BWD_SHAPES in op.attributes else None
         value = _create("torch_c.from_builtin_tensor", [value], op.results[0].type, kept)
     op.results[0].replace_all_uses_with(value)
     op.erase()

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import platformdirs
 
+from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
-
-CACHE_VARIABLE = "RETROGRAD_CACHE_DIR"
-"""The environment variable that names the folder of all that retrograd keeps."""
 
 INSTALL = "pip install retrograd[cuda]"
 _PROGRAM = "retrograd.tools.ptx"
@@ -71,7 +69,7 @@ def _compile(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
 
 
 def _path(kernel: Kernel, architecture: str) -> Path:
-    folder = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("retrograd")
+    folder = os.environ.get(CACHE_FOLDER) or platformdirs.user_cache_dir("retrograd")
     text = f"{architecture} {find_triton()} {kernel.key} {_fingerprint()}"
     return Path(folder) / "kernels" / f"{kernel.label}-{sha256(text.encode()).hexdigest()[:32]}.json"
 

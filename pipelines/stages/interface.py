@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.roles import SIZE
 from retrograd.contract.sizes import Size, evaluate_shape, parse_shape
 from retrograd.contract.tensors import DTYPES, FunctionSpec, TensorSpec
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import SHAPE, attribute_dicts, function_type, read_hints
+from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, function_type, read_hints
 
 
 def read_interface(func: ir.Operation) -> FunctionSpec:
@@ -30,7 +31,7 @@ def read_interface(func: ir.Operation) -> FunctionSpec:
 
 
 def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int]) -> TensorSpec:
-    name, role, value = (attributes.get(f"bwd.{key}", "") for key in ("name", "role", "value"))
+    name, role, value = (attributes.get(key, "") for key in (BWD_NAME, BWD_ROLE, BWD_VALUE))
     if role == SIZE and str(type_) == "!torch.int":
         return TensorSpec(name, role, (), "int64", value)
     declared, element = tensor_shape(type_), element_type(type_)
@@ -38,9 +39,9 @@ def _port(type_: ir.Type, attributes: Mapping[str, str], hints: Mapping[str, int
         raise ValueError(f"{name or 'an unnamed value'} has type {type_}, which no torch tensor has")
     shape: tuple[Size, ...] = tuple(n for n in declared if n is not None)
     if None in declared:
-        shape = parse_shape(attributes.get(SHAPE, ""))
+        shape = parse_shape(attributes.get(BWD_SHAPE, ""))
         if len(shape) != len(declared):
             raise ValueError(
-                f"{name or 'an unnamed value'} has type {type_} and no {SHAPE} that says what its sizes are"
+                f"{name or 'an unnamed value'} has type {type_} and no {BWD_SHAPE} that says what its sizes are"
             )
     return TensorSpec(name, role, shape, DTYPES[element], value, evaluate_shape(shape, hints))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
+from retrograd.contract.attributes import Tag
 from retrograd.contract.formats import FORMATS
-from retrograd.pipelines.analysis.partition.joint_graph import Tag
 
 ACTIONS = {
     "must-save": Tag.NEVER,

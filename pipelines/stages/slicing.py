@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_SIZES, BWD_VALUE
 from retrograd.contract.roles import INPUT, OUTPUT, SIZE
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.pipelines.analysis.partition.read_graph import SHAPE, SIZES, ShapeReader, attribute_dicts, read_joint
+from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.stages.slices import Slice, SliceGraph, find_fault
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.runner import run_pipeline
@@ -65,8 +66,8 @@ class Slicer:
             self._shapes = ShapeReader(func)
             roles = zip(self._read.graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
         # Open sizes go wherever shapes may be written in terms of them.
-        self._sizes = {value: attributes for value, attributes in roles if attributes.get("bwd.role") == SIZE}
-        self._hints = self._module.operation.attributes.get(SIZES)
+        self._sizes = {value: attributes for value, attributes in roles if attributes.get(BWD_ROLE) == SIZE}
+        self._hints = self._module.operation.attributes.get(BWD_SIZES)
         self._name = function
         graph = self._read.graph
         self.graph = SliceGraph(graph, {v.name for v in graph.values} if known is None else known)
@@ -107,7 +108,7 @@ class Slicer:
         arguments = [self._port(value, INPUT) for value in sorted({*piece.arguments, *self._sizes})]
         results = [self._port(value, OUTPUT) for value in piece.results]
         if self._hints is not None:
-            module.operation.attributes[SIZES] = self._hints
+            module.operation.attributes[BWD_SIZES] = self._hints
         func = build_function(end, self._read, FunctionSketch(self._name, arguments, piece.ops, results))
         end.erase()
         return module, func
@@ -133,4 +134,4 @@ class Slicer:
         if value in self._sizes:
             return Port(value, self._sizes[value])
         name, shape = self._read.graph.values[value].name, self._shapes.text(self._read.values[value])
-        return Port(value, {"bwd.role": role, "bwd.name": name, "bwd.value": name, **({SHAPE: shape} if shape else {})})
+        return Port(value, {BWD_ROLE: role, BWD_NAME: name, BWD_VALUE: name, **({BWD_SHAPE: shape} if shape else {})})

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from retrograd.api import compile_backward
+from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.dispatch import NO_PTX
 from retrograd.pipelines.kernels.kernel import Kernel
@@ -17,7 +18,6 @@ from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import Shape, choose_tiling
 from retrograd.pipelines.toolchain.vmfb import read_ptx
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.cache import FOLDER_VARIABLE
 
 needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
 # Shared memory of a workgroup, in bytes.
@@ -28,7 +28,7 @@ SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 9
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
 def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Triton's assembler accepts the PTX, and a workgroup has the shared memory that it takes."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     kernels = [*product_kernels(architecture), RANK, SEGMENTS]
     found = compile_kernels(kernels, architecture)
     for kernel in kernels:
@@ -65,7 +65,7 @@ def product_kernels(architecture: str) -> list[Kernel]:
 
 @needs_triton
 def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     first = compile_kernels([RANK], "sm_90")
     (path,) = (tmp_path / "kernels").iterdir()
     monkeypatch.setattr(ptx, "_compile", lambda kernels, architecture: [NO_PTX] * len(kernels))
@@ -79,7 +79,7 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @needs_triton
 def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The PTX is in the executable: nothing of Triton's is needed to run it."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     x, w = (torch.randn(256, 512, requires_grad=True) for _ in range(2))
     compiled = compile_backward(
         torch.nn.functional.linear, (x, w), target="cuda:sm_90", kernels="products", cache=False
@@ -96,7 +96,7 @@ def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch,
 @needs_triton
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     logits, places = torch.randn(300, 1001, requires_grad=True), torch.randint(0, 1001, (300,))
     entropy = torch.nn.functional.cross_entropy
     compiled = compile_backward(entropy, (logits, places), target=target, kernels="rows", cache=False)

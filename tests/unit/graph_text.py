@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag, Value
+from retrograd.contract.attributes import Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
 # A joint function in MLIR, for tests of what compiles: with `default` both residuals, %e and %s, are saved.

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from retrograd.runtime.cache import FOLDER_VARIABLE, Cache, cache_key, default_folder
+from retrograd.contract.environment import CACHE_FOLDER
+from retrograd.runtime.cache import Cache, cache_key, default_folder
 
 HEADER_BYTES = 50
 WAIT_SECONDS = 60
@@ -135,7 +136,7 @@ def test_keys_are_digests(cache: Cache, bad: str) -> None:
 def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = Cache(tmp_path / "file" / "cache")
-    with pytest.warns(RuntimeWarning, match=f"cannot be used .*set {FOLDER_VARIABLE}") as caught:
+    with pytest.warns(RuntimeWarning, match=f"cannot be used .*set {CACHE_FOLDER}") as caught:
         cache.put(key("a"), b"data")
         cache.put(key("b"), b"data")
         assert cache.get(key("a")) is None
@@ -177,10 +178,10 @@ def test_an_entry_evicted_while_it_is_read_is_whole_or_a_miss(cache: Cache, monk
 
 
 def test_the_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "named"))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path / "named"))
     assert Cache().folder == tmp_path / "named"
     assert Cache(tmp_path / "given").folder == tmp_path / "given"
-    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    monkeypatch.setenv(CACHE_FOLDER, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_folder() == tmp_path / "xdg" / "retrograd"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import retrograd
-from retrograd.contract import hooks, roles
+from retrograd.contract import attributes, environment, hooks, roles
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.indices import IndexBound
 from retrograd.contract.reading import ManifestError
@@ -35,14 +35,13 @@ FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
 DISTINCT = {roles.JOINT, roles.FORWARD, roles.BACKWARD, roles.INTO}
 DISTINCT |= {hooks.TENSOR_PRE, hooks.POST_ACCUMULATE, hooks.CPP_TENSOR_PRE}
 DISTINCT |= {roles.TANGENT, roles.SAVED, roles.SEED, roles.MUTATION, roles.GRAD}
+ATTRIBUTES = {text for name, text in vars(attributes).items() if name.startswith("BWD_")}
+DISTINCT |= {*ATTRIBUTES, attributes.ISLAND_OP, environment.CACHE_FOLDER}
 OTHER_MEANINGS = {
     # Methods of the user's classes.
     ("frontend/autograd/engine/custom_functions.py", roles.FORWARD),
     ("frontend/autograd/engine/custom_functions.py", roles.BACKWARD),
     ("frontend/python/source_locations.py", roles.FORWARD),
-    # The kind of hook that a custom function's backward counts as, and what the names of its callees begin with.
-    ("frontend/hooks/hook_ops.py", roles.BACKWARD),
-    ("pipelines/conversions/convert_bwd_to_func.py", roles.BACKWARD),
 }
 
 
@@ -68,12 +67,12 @@ def find_said_again(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {node.value!r}"
             continue
         values: list[ast.expr] = []
-        if isinstance(node, ast.Compare) and any(part in ast.unparse(node.left) for part in (".role", "bwd.role")):
+        if isinstance(node, ast.Compare) and any(part in ast.unparse(node.left) for part in (".role", "BWD_ROLE")):
             values = node.comparators
         elif isinstance(node, ast.keyword) and node.arg == "role":
             values = [node.value]
         elif isinstance(node, ast.Dict):
-            values = [v for k, v in zip(node.keys, node.values, strict=True) if k and "bwd.role" in ast.unparse(k)]
+            values = [v for k, v in zip(node.keys, node.values, strict=True) if k and "BWD_ROLE" in ast.unparse(k)]
         for value in values:
             for literal in ast.walk(value):
                 if isinstance(literal, ast.Constant) and literal.value in known - DISTINCT:
@@ -92,8 +91,10 @@ def test_names_of_the_contract_are_said_once() -> None:
         'kept = [a for a in arguments if a.role != "param"]',
         'kept = [a for a in arguments if a.role in ("buffer", INPUT)]',
         'port = replace(port, role="output")',
-        'attributes = {"bwd.role": "input", "bwd.name": name}',
-        'known = entry.get("bwd.role") == "size"',
+        'attributes = {BWD_ROLE: "input", BWD_NAME: name}',
+        'attributes = {BWD_ROLE: role, "bwd.name": name}',
+        'is_inlined = "bwd.inline" in op.attributes',
+        'known = entry.get(BWD_ROLE) == "size"',
         'names = [f"tangent.{name}" for name in given]',
     ],
 )

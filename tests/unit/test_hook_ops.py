@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._functorch._aot_autograd import descriptors as d
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.dialects import ir
 from retrograd.frontend.hooks.hook_ops import (
-    BACKWARD,
     Declarations,
     accumulate_grad,
     call_backward,
@@ -75,7 +75,7 @@ def everything(x: Tensor) -> tuple[Tensor]:
 
 DECLARED: Declarations = {
     ("pre", 0): same,
-    (BACKWARD, 3): [torch.empty(3, 4, device="meta").t()],
+    (CUSTOM_BACKWARD, 3): [torch.empty(3, 4, device="meta").t()],
     ("post_acc_grad", 1): [],
     ("unpack", 2): [torch.empty(5, dtype=torch.bfloat16)],
 }

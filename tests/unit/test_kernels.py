@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
@@ -17,7 +18,6 @@ from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
 from retrograd.pipelines.toolchain.executable import read_choices
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
-from retrograd.runtime.cache import FOLDER_VARIABLE
 
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 64), (64, 64), (65, 128), (128, 128), (50257, 50304)])
@@ -139,7 +139,7 @@ def test_choices_are_read_from_a_module() -> None:
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     monkeypatch.setattr(ptx, "find_triton", lambda: None)
     with pytest.raises(KernelError, match=r"pip install retrograd\[cuda\]"):
         compile_kernels([RANK], "sm_90")

@@ -12,8 +12,9 @@ import pytest
 from graph_text import op_names, parse_graph, value_names
 from test_min_cut_random import random_graph
 
+from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.partition.budget import find_curve
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition, find_unsavable

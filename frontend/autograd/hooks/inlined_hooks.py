@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from retrograd.contract.hooks import name_of_hook
 from retrograd.frontend.autograd.engine.python_calls import call_user_hook, find_source
 from retrograd.frontend.autograd.hooks.hook_inlining import Finder, FromGraph, Gradient, InlinedCall, find_accumulations
 from retrograd.frontend.autograd.hooks.hook_tape import HookTape, trace_tape
@@ -76,7 +77,7 @@ class InlinedHooks:
         call = self.calls[name]
         written = [*call.updates, *call.tape.results]
         like = [call.tape.before.get(n, call.tape.tensors[n]) for n in written]
-        self.tapes[f"hook_{number}"] = (call.tape, written)
+        self.tapes[name_of_hook(number)] = (call.tape, written)
         with hook_ops.declared_results({(kind, number): like}):
             given, token = hook_ops.call_hook(self._read(call, values), token, kind, number)
         if call.param is None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Interpreter, Node
 
+from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
-from retrograd.frontend.hooks.hook_ops import BACKWARD
 
 # As for the fuzzer's programs: a compiled value may be so many times further from float64 than eager's.
 TIMES_EAGERS = 20.0
@@ -64,7 +64,7 @@ class ExactRun(Interpreter):
         if target is ours.call_hook.default:
             return self._given_by(args[2], args[3]), None
         if target is ours.call_backward.default:
-            return self._given_by(BACKWARD, args[2]), None
+            return self._given_by(CUSTOM_BACKWARD, args[2]), None
         args, kwargs = torch.utils._pytree.tree_map(_widen, (args, dict(kwargs)))
         return _widen(super().call_function(target, args, kwargs))
 

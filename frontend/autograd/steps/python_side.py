@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.engine.python_calls import Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
-from retrograd.frontend.hooks.hook_ops import BACKWARD
 
 
 class Compiled(Protocol):
@@ -54,7 +54,7 @@ class _PythonSide:
         return self.calls[kind, hook](self.frame, values)
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return self.calls[BACKWARD, function](self.frame, values)
+        return self.calls[CUSTOM_BACKWARD, function](self.frame, values)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
         parameter = self.frame.inputs[self.params[param]]

@@ -20,7 +20,7 @@ from torch._dynamo.external_utils import (
     call_hook,
 )
 
-from retrograd.contract.hooks import CPP_TENSOR_PRE, POST, POST_ACCUMULATE, PRE, TENSOR_PRE, UNPACK
+from retrograd.contract.hooks import CPP_TENSOR_PRE, CUSTOM_BACKWARD, POST, POST_ACCUMULATE, PRE, TENSOR_PRE, UNPACK
 from retrograd.frontend.autograd.engine.custom_functions import (
     call_custom_backward,
     finish_slices,
@@ -44,7 +44,6 @@ from retrograd.frontend.autograd.hooks.hook_inlining import (
 )
 from retrograd.frontend.autograd.tracing.compiler import NODE_NUMBER
 from retrograd.frontend.hooks.hook_marks import describe_hook, is_communication, is_inlineable
-from retrograd.frontend.hooks.hook_ops import BACKWARD
 
 # The kind of each hook in the graph, by what compiled autograd calls it.
 HOOK_KINDS = {
@@ -91,7 +90,7 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
         return HOOK_KINDS[str(node.kwargs["hook_type"])]
     if node.target is _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks:
         return CPP_TENSOR_PRE
-    return BACKWARD if node.target is call_custom_backward or is_cpp_function(node) else None
+    return CUSTOM_BACKWARD if node.target is call_custom_backward or is_cpp_function(node) else None
 
 
 def is_cpp_function(node: torch.fx.Node) -> bool:

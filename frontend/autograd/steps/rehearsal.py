@@ -11,10 +11,10 @@ from functools import cached_property
 
 import torch
 
+from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.steps.float64_reference import ExactRun, is_as_near_as_eager
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
-from retrograd.frontend.hooks.hook_ops import BACKWARD
 from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger("retrograd")
@@ -68,7 +68,7 @@ class Rehearsal:
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return what the function gave in the recorded run."""
-        return self._given(BACKWARD, function)
+        return self._given(CUSTOM_BACKWARD, function)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
         """Keep the gradient."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrograd.contract.hooks import POST_ACCUMULATE
+from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE
 from retrograd.frontend.autograd.engine import python_calls as calls
 from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
@@ -109,9 +109,9 @@ class AtenInterpreter(torch.fx.Interpreter):
     def _next_number(self, kind: str) -> int:
         """Hooks have numbers, and custom functions."""
         kinds = [k for k, _ in self.calls.calls]
-        if kind == hook_ops.BACKWARD:
+        if kind == CUSTOM_BACKWARD:
             return kinds.count(kind)
-        return len(kinds) - kinds.count(hook_ops.BACKWARD) + len(self._hooks.tapes)
+        return len(kinds) - kinds.count(CUSTOM_BACKWARD) + len(self._hooks.tapes)
 
     def _call_inlined(self, node: torch.fx.Node, kind: str) -> Any:
         if self._layout is not None:
@@ -147,7 +147,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         if kind == POST_ACCUMULATE:
             present, results = (False,), ()
             function = _without_result(function)
-        label = f"{kind} hook {number}" if kind != hook_ops.BACKWARD else f"the backward of custom function {number}"
+        label = f"{kind} hook {number}" if kind != CUSTOM_BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         self.calls.calls[kind, number] = call
         if node.name in self._communicates:
@@ -157,7 +157,7 @@ class AtenInterpreter(torch.fx.Interpreter):
             declared[kind, number] = self.declared[node.name] if results else ()
             self.given[kind, number] = [tuple(t.shape) for t in declared[kind, number]]
         with hook_ops.declared_results(declared):
-            if kind == hook_ops.BACKWARD:
+            if kind == CUSTOM_BACKWARD:
                 given, self._token = hook_ops.call_backward(values, self._token, number)
             else:
                 given, self._token = hook_ops.call_hook(values, self._token, kind, number)

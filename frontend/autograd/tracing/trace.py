@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.contract.hooks import number_of_hook
 from retrograd.contract.roles import BACKWARD, PARAM, SAVED
 from retrograd.frontend.autograd.engine.python_calls import Frame, PythonCalls
 from retrograd.frontend.autograd.hooks.hook_inlining import Finder
@@ -128,7 +129,7 @@ def trace_backward(
         raise capture_error(error) from error
     _check_layouts(graph_module)
     borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
-    inlined = [int(name.rpartition("_")[2]) for name in hooks.bodies()]
+    inlined = [number_of_hook(name) for name in hooks.bodies()]
     written = [node for number, node in enumerate(placeholders) if number in borrowed]
     prepare(Traced(graph_module, names, written=written, inlined=inlined))
     used = _describe_values(graph_module, interpreter.params)

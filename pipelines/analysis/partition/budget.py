@@ -23,9 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.kernels.liveness import Peaks, compute_floor
 from retrograd.pipelines.analysis.partition.exact_budget import BudgetProgram, prove_front
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.pareto import Curve, Point, find_front

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 
+from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.partition.op_kinds import FILLS, REORDERS, OpKind
 
 _PARTS = ("torch.aten.select.int", "torch.aten.slice.Tensor", "torch.aten.narrow")
@@ -20,21 +20,6 @@ _LIKE += tuple(f"torch.aten.new_{name}" for name in ("empty", "full", "ones", "z
 # Ops that read one element for each that they give, from a place that another tensor says.
 _GATHERS = tuple(f"torch.aten.{n}" for n in ("embedding", "gather", "index.Tensor", "index.Tensor_hacked_twin"))
 _SPLITS = ("torch.aten.unbind.int", "torch.aten.split.Tensor", "torch.aten.split_with_sizes", "torch.aten.chunk")
-
-
-class Tag(Enum):
-    """A user's demand on an op of the forward. The two in the middle are wishes, which the policy ``budget`` may
-    overrule."""
-
-    MUST = "must"  # recomputed, never saved
-    PREFER = "prefer"  # recomputed
-    AVOID = "avoid"  # not recomputed
-    NEVER = "never"  # its results are saved if the backward uses them
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether it asks for recomputation."""
-        return self in (Tag.MUST, Tag.PREFER)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import math
 import numpy as np
 from ortools.graph.python import max_flow
 
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag, Value
+from retrograd.contract.attributes import Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, plan_from_saved
 from retrograd.pipelines.analysis.partition.recompute_bans import MinCutOptions, find_banned, find_distances, is_fusible

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.partition.decisions import find_torn
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
 # Kinds that a backward may hold a second copy of at no arithmetic cost.

@@ -8,6 +8,22 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from retrograd.contract.attributes import (
+    BWD_BLOCK,
+    BWD_FLOPS,
+    BWD_INLINE,
+    BWD_LABEL,
+    BWD_NAME,
+    BWD_PACKED_AS,
+    BWD_RECOMPUTE,
+    BWD_ROLE,
+    BWD_SHAPE,
+    BWD_SHAPES,
+    BWD_SIZES,
+    BWD_VALUE,
+    BWD_VALUES,
+    Tag,
+)
 from retrograd.contract.roles import GRAD, MUTATION, SEED, TANGENT
 from retrograd.contract.sizes import evaluate_size, parse_shape
 from retrograd.dialects import ir
@@ -21,24 +37,14 @@ from retrograd.pipelines.analysis.layout.tensor_types import (
     tensor_shape,
 )
 from retrograd.pipelines.analysis.partition.flops import count_flops
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag, Value
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind, op_kind
-from retrograd.pipelines.analysis.partition.stored_values import PACKED, STORED, stored_bytes
+from retrograd.pipelines.analysis.partition.stored_values import STORED, stored_bytes
 from retrograd.pipelines.analysis.partition.value_numbering import find_reshaped, find_transposed, number_repeated
 
-# On an op: what the user asked of it, and the number of the checkpointed block that it is in.
-TAG, BLOCK = "bwd.recompute", "bwd.block"
-# Open shapes: of an argument or result, of the results of an op; the sizes that the trace was made with, on the module.
-SHAPE, SHAPES, SIZES = "bwd.shape", "bwd.shapes", "bwd.sizes"
-# On an op that runs in torch and gives the same each time: its FLOPs.
-FLOPS = "bwd.flops"
-# On a function whose body takes the place of its calls.
-INLINE = "bwd.inline"
 # What was asked of an op is no part of what it computes.
-MARKS = (TAG, BLOCK, "bwd.label")
-# The names that the import gave its results.
-VALUES = "bwd.values"
-_IGNORED = (VALUES, SHAPES, STORED, PACKED, *MARKS)
+MARKS = (BWD_RECOMPUTE, BWD_BLOCK, BWD_LABEL)
+_IGNORED = (BWD_VALUES, BWD_SHAPES, STORED, BWD_PACKED_AS, *MARKS)
 _OPERATOR = "torch.operator"
 # Types of tensors that ops write to.
 _MUTABLE = "!torch.tensor"
@@ -65,7 +71,7 @@ def read_joint(func: ir.Operation) -> ReadGraph:
     reader = _BlockReader(ShapeReader(func))
     roles, result_roles = attribute_dicts(func, "arg_attrs"), attribute_dicts(func, "res_attrs")
     for number, argument in enumerate(block.arguments):
-        reader.add_value(argument, roles[number].get("bwd.value", f"arg{number}"), None)
+        reader.add_value(argument, roles[number].get(BWD_VALUE, f"arg{number}"), None)
     returned: list[int] = []
     for view in block.operations:
         if view.operation.name == "func.return":
@@ -73,16 +79,16 @@ def read_joint(func: ir.Operation) -> ReadGraph:
         else:
             reader.add_op(view.operation)
     arguments = range(len(roles))
-    written = {r.get("bwd.name") for r in result_roles if r.get("bwd.role") == MUTATION}
-    is_backward = [r.get("bwd.role") == GRAD for r in result_roles]
+    written = {r.get(BWD_NAME) for r in result_roles if r.get(BWD_ROLE) == MUTATION}
+    is_backward = [r.get(BWD_ROLE) == GRAD for r in result_roles]
     stored = reader.stored(packed_sizes(func), returned)
     graph = JointGraph(
         values=tuple(replace(v, stored=stored[v.id]) if v.id in stored else v for v in reader.values),
         ops=mark_seeded(reader.ops, reader.values, [a for a in arguments if _is_seed(roles[a])]),
         arguments=tuple(arguments),
-        tangents=frozenset(a for a in arguments if roles[a].get("bwd.role") == TANGENT),
+        tangents=frozenset(a for a in arguments if roles[a].get(BWD_ROLE) == TANGENT),
         forward_results=tuple(v for v, backward in zip(returned, is_backward, strict=True) if not backward),
-        mutated=frozenset(a for a in arguments if roles[a].get("bwd.name") in written),
+        mutated=frozenset(a for a in arguments if roles[a].get(BWD_NAME) in written),
         backward_results=tuple(v for v, backward in zip(returned, is_backward, strict=True) if backward),
     )
     graph = _number(graph, reader.types, reader.meanings)
@@ -139,15 +145,15 @@ class _BlockReader:
             kind = OpKind.VIEW
         taken = [self._sizes[o] for o in operands]
         flops = count_flops(name, taken, [self._sizes[r] for r in results])
-        if kind is OpKind.OPAQUE and FLOPS in op.attributes:
-            kind, flops = OpKind.COMPUTE, ir.IntegerAttr(op.attributes[FLOPS]).value
+        if kind is OpKind.OPAQUE and BWD_FLOPS in op.attributes:
+            kind, flops = OpKind.COMPUTE, ir.IntegerAttr(op.attributes[BWD_FLOPS]).value
         made = self.types[results[0]] if results else None
         packing = (count_parts(op, name, taken), repays_packing(name, taken, "" if made is None else made.element))
         self.ops.append(Op(number, name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))
         self.ir_ops.append(op)
         # What takes or gives a tensor that is written to is merged with nothing.
         self.meanings.append(op_meaning(op) if self._mutable.isdisjoint((*operands, *results)) else None)
-        if STORED in op.attributes or PACKED in op.attributes:
+        if STORED in op.attributes or BWD_PACKED_AS in op.attributes:
             self._narrow.extend(results)
 
     def stored(self, packed: Mapping[str, int], returned: Sequence[int]) -> dict[int, int]:
@@ -173,13 +179,13 @@ def _are_views(operands: Sequence[int], values: Sequence[Value], ops: Sequence[O
 
 def read_tag(op: ir.Operation) -> Tag | None:
     """Read the user's demand on an op from its ``bwd.recompute``; a text that is no tag asks for nothing."""
-    if TAG not in op.attributes:
+    if BWD_RECOMPUTE not in op.attributes:
         return None
-    return next((tag for tag in Tag if ir.StringAttr(op.attributes[TAG]).value == tag.value), None)
+    return next((tag for tag in Tag if ir.StringAttr(op.attributes[BWD_RECOMPUTE]).value == tag.value), None)
 
 
 def _block_of(op: ir.Operation) -> int | None:
-    return ir.IntegerAttr(op.attributes[BLOCK]).value if BLOCK in op.attributes else None
+    return ir.IntegerAttr(op.attributes[BWD_BLOCK]).value if BWD_BLOCK in op.attributes else None
 
 
 def mark_seeded(ops: Sequence[Op], values: Sequence[Value], seeds: Iterable[int]) -> tuple[Op, ...]:
@@ -202,7 +208,7 @@ def mark_seeded(ops: Sequence[Op], values: Sequence[Value], seeds: Iterable[int]
 
 
 def _is_seed(attributes: Mapping[str, str]) -> bool:
-    return attributes.get("bwd.role") == SEED
+    return attributes.get(BWD_ROLE) == SEED
 
 
 def operator_name(op: ir.Operation) -> str:
@@ -228,9 +234,9 @@ def function_type(func: ir.Operation) -> ir.FunctionType:
 
 def value_names(op: ir.Operation) -> list[str]:
     """Names that the import gave the results of an op; empty where it gave none."""
-    if VALUES not in op.attributes:
+    if BWD_VALUES not in op.attributes:
         return [""] * len(op.results)
-    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[VALUES])]
+    return [ir.StringAttr(a).value for a in ir.ArrayAttr(op.attributes[BWD_VALUES])]
 
 
 def op_meaning(op: ir.Operation) -> Hashable | None:
@@ -252,16 +258,16 @@ class ShapeReader:
 
     def __init__(self, func: ir.Operation) -> None:
         self._hints = read_hints(func.parent.operation) if func.parent is not None else {}
-        self._arguments = [a.get(SHAPE, "") for a in attribute_dicts(func, "arg_attrs")]
+        self._arguments = [a.get(BWD_SHAPE, "") for a in attribute_dicts(func, "arg_attrs")]
 
     def text(self, value: ir.Value) -> str:
         """The expressions for an open shape; empty for a fixed one."""
         if not isinstance(value, ir.OpResult):
             return self._arguments[int(ir.BlockArgument(value).arg_number)]
         attributes = value.owner.attributes
-        if SHAPES not in attributes:
+        if BWD_SHAPES not in attributes:
             return ""
-        return str(ir.StringAttr(ir.ArrayAttr(attributes[SHAPES])[value.result_number]).value)
+        return str(ir.StringAttr(ir.ArrayAttr(attributes[BWD_SHAPES])[value.result_number]).value)
 
     def read(self, value: ir.Value) -> tuple[int, ...] | None:
         """The shape of a ``!torch.vtensor``; ``None`` for a value of any other type."""
@@ -276,9 +282,9 @@ class ShapeReader:
 
 def read_hints(module: ir.Operation) -> dict[str, int]:
     """The sizes that a module was traced with, by their symbols."""
-    if SIZES not in module.attributes:
+    if BWD_SIZES not in module.attributes:
         return {}
-    return {a.name: int(ir.IntegerAttr(a.attr).value) for a in ir.DictAttr(module.attributes[SIZES])}
+    return {a.name: int(ir.IntegerAttr(a.attr).value) for a in ir.DictAttr(module.attributes[BWD_SIZES])}
 
 
 def evaluate_shape(text: str, hints: Mapping[str, int]) -> tuple[int, ...]:
@@ -291,7 +297,7 @@ def packed_sizes(func: ir.Operation) -> dict[str, int]:
     if func.parent is None or func.parent.operation.name != "builtin.module":
         return {}
     beside = [view.operation for view in func.parent.operation.regions[0].blocks[0].operations]
-    bodies = [op for op in beside if op.name == "func.func" and INLINE in op.attributes]
+    bodies = [op for op in beside if op.name == "func.func" and BWD_INLINE in op.attributes]
     return {ir.StringAttr(op.attributes["sym_name"]).value: _bytes_of(function_type(op).results) for op in bodies}
 
 

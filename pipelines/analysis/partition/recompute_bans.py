@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag
+from retrograd.contract.attributes import Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import UNREPEATABLE
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.graph.python import max_flow
 
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.contract.attributes import Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import UNREPEATABLE
 

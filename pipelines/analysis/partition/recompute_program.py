@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from ortools.sat.python import cp_model
 
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Tag
+from retrograd.contract.attributes import Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.partition_plan import UNREPEATABLE
 from retrograd.pipelines.analysis.partition.recompute_cut import find_candidates
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from retrograd.contract.attributes import BWD_PACKED_AS
 from retrograd.contract.formats import narrowed_bytes
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type
 
 # The narrower type that an op's results are saved in.
 STORED = "bwd.saved_dtype"
-# The functions that pack its results where they are saved, by name; an empty name packs nothing.
-PACKED = "bwd.packed_as"
 
 
 def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:
@@ -37,6 +36,6 @@ def stored_format(value: ir.OpResult, shape: tuple[int, ...] | None) -> str | No
 
 def packed_as(value: ir.OpResult) -> str:
     """The name of the function that packs a result of an op; empty if none does."""
-    if PACKED not in value.owner.attributes:
+    if BWD_PACKED_AS not in value.owner.attributes:
         return ""
-    return str(ir.StringAttr(ir.ArrayAttr(value.owner.attributes[PACKED])[value.result_number]).value)
+    return str(ir.StringAttr(ir.ArrayAttr(value.owner.attributes[BWD_PACKED_AS])[value.result_number]).value)

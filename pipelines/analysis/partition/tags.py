@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from retrograd.contract.attributes import Tag
 from retrograd.contract.errors import RetrogradError
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
 # What no plan runs twice.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from retrograd.contract.attributes import BWD_VALUE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph
 
@@ -57,7 +58,7 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
         ir.Operation.create(
             "bwd.save",
             operands=[mapping[port.value]],
-            attributes={"name": ir.StringAttr.get(port.attributes["bwd.value"])},
+            attributes={"name": ir.StringAttr.get(port.attributes[BWD_VALUE])},
             loc=func.location,
             ip=ip,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from retrograd.contract.attributes import BWD_ISLAND, BWD_RANDOM, ISLAND_OP
 from retrograd.contract.hooks import POST_ACCUMULATE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import (
@@ -26,9 +27,6 @@ from retrograd.pipelines.infra.passes import PassFailure
 COMMUNICATION = "bwd.communication"
 TUPLE = "torch.prim.TupleConstruct"
 UNTUPLE = "torch.prim.TupleUnpack"
-# An op with any number of operands and results, which runs in torch; its number, and whether it draws random numbers.
-ISLAND_OP = "torch.retrograd.island"
-ISLAND_NUMBER, ISLAND_RANDOM = "bwd.island", "bwd.random"
 # A new value of so many bytes is written before the next one of its hook is worked out, and a gradient of so many
 # accumulated before what comes after it. A stage more costs some 10 us, for which memory is worth having from here on.
 LARGE_BYTES = 1 << 20
@@ -166,7 +164,7 @@ def has_islands(func: ir.Operation) -> bool:
 
 def _read_island(source: ReadGraph, number: int) -> Task:
     op, attributes = source.graph.ops[number], source.ops[number].attributes
-    effect = Effect(ISLAND, ir.IntegerAttr(attributes[ISLAND_NUMBER]).value, random=ISLAND_RANDOM in attributes)
+    effect = Effect(ISLAND, ir.IntegerAttr(attributes[BWD_ISLAND]).value, random=BWD_RANDOM in attributes)
     return Task(op.operands, op.results, effect)
 
 

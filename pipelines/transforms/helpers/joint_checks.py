@@ -7,20 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from retrograd.contract.attributes import BWD_RECOMPUTE, BWD_SHAPE, BWD_SHAPES, BWD_SIZES, Tag
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
-from retrograd.pipelines.analysis.partition.joint_graph import Tag
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_unsavable
-from retrograd.pipelines.analysis.partition.read_graph import (
-    SHAPE,
-    SHAPES,
-    SIZES,
-    TAG,
-    ReadGraph,
-    ShapeReader,
-    read_hints,
-)
+from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, ShapeReader, read_hints
 from retrograd.pipelines.analysis.partition.tags import TagError, resolve_tags
 from retrograd.pipelines.infra.passes import PassFailure
 
@@ -62,12 +54,14 @@ def check_shapes(func: ir.Operation) -> None:
         try:
             symbols = find_symbols(parse_shape(text))
         except ValueError as error:
-            raise PassFailure(op, f"bwd-partition: {error}", f"write {SHAPES} as in 'batch, 4 * tokens'") from error
+            raise PassFailure(op, f"bwd-partition: {error}", f"write {BWD_SHAPES} as in 'batch, 4 * tokens'") from error
         if len(parse_shape(text)) != len(declared) or not symbols <= known.keys():
             message = (
                 f"bwd-partition: of a value of type {value.type}, open sizes are not written in its shape, '{text}'"
             )
-            raise PassFailure(op, message, f"write all its sizes in {SHAPE} or {SHAPES}, over symbols of {SIZES}")
+            raise PassFailure(
+                op, message, f"write all its sizes in {BWD_SHAPE} or {BWD_SHAPES}, over symbols of {BWD_SIZES}"
+            )
 
 
 def check_tags(func: ir.Operation) -> None:
@@ -79,8 +73,8 @@ def check_tags(func: ir.Operation) -> None:
     known = [ir.StringAttr.get(tag.value) for tag in Tag]
     for view in func.regions[0].blocks[0].operations:
         op = view.operation
-        if TAG in op.attributes and op.attributes[TAG] not in known:
-            message = f"bwd-partition: {TAG} is {op.attributes[TAG]}"
+        if BWD_RECOMPUTE in op.attributes and op.attributes[BWD_RECOMPUTE] not in known:
+            message = f"bwd-partition: {BWD_RECOMPUTE} is {op.attributes[BWD_RECOMPUTE]}"
             raise PassFailure(op, message, f"it is one of {', '.join(map(str, known))}")
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from retrograd.contract.attributes import BWD_SHAPES
 from retrograd.contract.formats import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, fixed_shape, tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import SHAPES
 
 # torch's numbers of dtypes.
 _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
@@ -30,7 +30,7 @@ class TorchBuilder:
         """The result of a new op."""
         made = ir.Operation.create(f"torch.{name}", operands=operands, results=[type_], loc=self.location, ip=self.ip)
         if None in (tensor_shape(type_) or ()):
-            made.attributes[SHAPES] = ir.ArrayAttr.get([ir.StringAttr.get(self.shape)])
+            made.attributes[BWD_SHAPES] = ir.ArrayAttr.get([ir.StringAttr.get(self.shape)])
         return made.results[0]
 
     def integer(self, value: int) -> ir.Value:

@@ -7,13 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from retrograd.contract.attributes import BWD_LABEL, BWD_RECOMPUTE, Tag
 from retrograd.contract.roles import JOINT
 from retrograd.contract.tensors import DTYPES
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type
-from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Tag
+from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
-from retrograd.pipelines.analysis.partition.read_graph import TAG, ReadGraph, read_joint
+from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, read_joint
 from retrograd.pipelines.analysis.partition.stored_values import STORED
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -64,7 +65,7 @@ def mark_op(read: ReadGraph, op: Op, policy: SavePolicy) -> list[SaveRule]:
     tensors = [r for r in op.results if read.graph.values[r].is_tensor]
     elements = {element_type(read.values[r].type) for r in tensors}
     dtypes = tuple(sorted({name for e in elements for name in (e, DTYPES.get(e, e))}))
-    label = ir.StringAttr(target.attributes["bwd.label"]).value if "bwd.label" in target.attributes else ""
+    label = ir.StringAttr(target.attributes[BWD_LABEL]).value if BWD_LABEL in target.attributes else ""
     names = tuple(filter(None, (label, *(read.graph.values[r].name for r in tensors))))
     size = sum(read.graph.values[r].bytes for r in tensors)
     found = [rule for rule in policy.rules if rule.matches(op.name, names, dtypes, size)]
@@ -82,7 +83,7 @@ def _set_tag(target: ir.Operation, given: Tag | None, wanted: Tag, rule: SaveRul
         message = f"bwd-apply-save-policy: the model says bwd.recompute = '{given.value}', and the policy '{rule}'"
         raise PassFailure(target, message, "take one of the two away")
     if given in (None, Tag.PREFER, Tag.AVOID):
-        target.attributes[TAG] = ir.StringAttr.get(wanted.value)
+        target.attributes[BWD_RECOMPUTE] = ir.StringAttr.get(wanted.value)
 
 
 def _set_stored(read: ReadGraph, op: Op, format: str) -> None:

@@ -8,15 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_INLINE, BWD_VALUES
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.partition.read_graph import (
-    INLINE,
-    MARKS,
-    VALUES,
-    ReadGraph,
-    read_joint,
-    value_names,
-)
+from retrograd.pipelines.analysis.partition.read_graph import MARKS, ReadGraph, read_joint, value_names
 from retrograd.pipelines.analysis.partition.value_numbering import find_duplicates
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -52,7 +46,7 @@ class BwdCse(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         merged = read_merged(module)
         # A body that is to be inlined has names of its own, which may be those of other values elsewhere.
-        for func in [func for func in functions(module) if INLINE not in func.attributes]:
+        for func in [func for func in functions(module) if BWD_INLINE not in func.attributes]:
             _check_structure(func)
             merged |= merge_duplicates(read_joint(func), across_halves=self.across_halves)
         if merged:
@@ -71,7 +65,7 @@ def merge_duplicates(read: ReadGraph, *, across_halves: bool) -> dict[str, str]:
             for name, kept in zip(value_names(duplicate), value_names(original), strict=True)
         ]
         if any(names):
-            original.attributes[VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
+            original.attributes[BWD_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(n) for n in names])
         for result, kept_result in zip(duplicate.results, original.results, strict=True):
             result.replace_all_uses_with(kept_result)
     for number in reversed(duplicates):

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.roles import BACKWARD, FORWARD, SIZE, TANGENT
 from retrograd.contract.sizes import Size, parse_shape
 from retrograd.dialects import ir
@@ -77,7 +78,7 @@ class BwdDropTangents(ModulePass):
 
     def _find_arguments(self, func: ir.Operation) -> list[int]:
         """The arguments that the option is about."""
-        roles = [a.get("bwd.role") for a in attribute_dicts(func, "arg_attrs")]
+        roles = [a.get(BWD_ROLE) for a in attribute_dicts(func, "arg_attrs")]
         tangents = [number for number, role in enumerate(roles) if role == TANGENT]
         places = [text.strip() for text in self.absent.split(",") if text.strip()]
         for place in places:
@@ -158,7 +159,7 @@ class _Sizes:
         self._known = [] if forward is None else attribute_dicts(forward, "arg_attrs")
         self._func, self._entries = func, entries
         arguments = func.regions[0].blocks[0].arguments
-        self._taken = {e["bwd.name"]: a for e, a in zip(entries, arguments, strict=True) if e.get("bwd.role") == SIZE}
+        self._taken = {e[BWD_NAME]: a for e, a in zip(entries, arguments, strict=True) if e.get(BWD_ROLE) == SIZE}
 
     def build(self, build: TorchBuilder, size: Size, op: ir.Operation) -> ir.Value:
         """The number that ``size`` is, in front of ``op``."""
@@ -172,7 +173,7 @@ class _Sizes:
 
     def _take(self, name: str, op: ir.Operation) -> ir.Value:
         """One more argument: a size that ``@forward`` takes."""
-        entry = next((e for e in self._known if e.get("bwd.role") == SIZE and e.get("bwd.name") == name), None)
+        entry = next((e for e in self._known if e.get(BWD_ROLE) == SIZE and e.get(BWD_NAME) == name), None)
         if entry is None:
             message = f"bwd-drop-tangents: takes zeros of the size '{name}', which no function takes"
             raise PassFailure(op, message, "pass zeros for the tangent that it comes from")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.contract.hooks import PACK, UNPACK
+from retrograd.contract.attributes import BWD_INLINE, BWD_VALUES
+from retrograd.contract.hooks import PACK, UNPACK, name_of_hook
 from retrograd.dialects import builders, ir
-from retrograd.pipelines.analysis.partition.read_graph import INLINE, VALUES, function_type, read_joint, value_names
+from retrograd.pipelines.analysis.partition.read_graph import function_type, read_joint, value_names
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.copies import copy_ops
@@ -33,7 +34,7 @@ class BwdInlineHooks(ModulePass):
     description: ClassVar[str] = "Replace calls of traced hooks by their bodies"
 
     def apply(self, module: ir.Operation) -> None:
-        bodies = [func for func in functions(module) if INLINE in func.attributes]
+        bodies = [func for func in functions(module) if BWD_INLINE in func.attributes]
         for func in functions(module):
             if func in bodies:
                 continue
@@ -51,15 +52,15 @@ def find_body(module: ir.Operation, op: ir.Operation) -> ir.Operation | None:
     """The traced body of the hook that an op calls; None where it stays in Python, or the op calls none."""
     if op.name != CALL:
         return None
-    body = find_function(module, f"hook_{_number(op)}")
-    return body if body is not None and INLINE in body.attributes else None
+    body = find_function(module, name_of_hook(_number(op)))
+    return body if body is not None and BWD_INLINE in body.attributes else None
 
 
 def inline_hook(func: ir.Operation, op: ir.Operation, body: ir.Operation) -> None:
     """Put the body of a hook in the place of a call of it in `func`."""
     values, results, plumbing = _take_apart(op)
     place = _find_place(func, op, values, results)
-    given = copy_body(body, values, ir.InsertionPoint(place), f"hook_{_number(op)}")
+    given = copy_body(body, values, ir.InsertionPoint(place), name_of_hook(_number(op)))
     for result, value in zip(results, given[: len(results)], strict=True):
         result.replace_all_uses_with(value)
     op.results[1].replace_all_uses_with(op.operands[1])
@@ -91,7 +92,7 @@ def check_body(body: ir.Operation, pass_name: str) -> None:
     for view in body.regions[0].blocks[0].operations:
         if view.operation.name.startswith("bwd.") or any(len(r.blocks) for r in view.operation.regions):
             message = f"{pass_name}: {name} does more than compute tensors"
-            raise PassFailure(view.operation, message, f"leave the hook in Python: take {INLINE} off it")
+            raise PassFailure(view.operation, message, f"leave the hook in Python: take {BWD_INLINE} off it")
 
 
 def _take_apart(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value], list[ir.Operation]]:
@@ -147,9 +148,9 @@ def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
 
 
 def _mark(op: ir.Operation, prefix: str) -> None:
-    if VALUES in op.attributes:
+    if BWD_VALUES in op.attributes:
         marked = [f"{prefix}.{name}" if name else "" for name in value_names(op)]
-        op.attributes[VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
+        op.attributes[BWD_VALUES] = ir.ArrayAttr.get([ir.StringAttr.get(name) for name in marked])
 
 
 def _number(op: ir.Operation) -> int:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
+from retrograd.contract.attributes import BWD_INLINE, BWD_NAME, BWD_PACKED_AS, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.formats import FORMATS, part_names
 from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, name_in_role
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import INLINE, SHAPE, ShapeReader, attribute_dicts, function_type
-from retrograd.pipelines.analysis.partition.stored_values import PACKED, STORED, packed_as, stored_format
+from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.analysis.partition.stored_values import STORED, packed_as, stored_format
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.narrowing import TorchBuilder, pack, unpack
@@ -63,12 +64,12 @@ class BwdNarrowSaved(ModulePass):
             unpack_arguments(backward, packers, parts)
             names = {value: ir.StringAttr.get(packer.name) for value, packer in packers.items()}
             module.attributes[NARROWED] = ir.DictAttr.get(names)
-        for body in [func for func in functions(module) if INLINE in func.attributes]:
+        for body in [func for func in functions(module) if BWD_INLINE in func.attributes]:
             body.erase()
         # Known by their numbers, the hooks would make the same program another text.
         for op in [view.operation for func in (forward, backward) for view in func.regions[0].blocks[0].operations]:
-            if PACKED in op.attributes:
-                del op.attributes[PACKED]
+            if BWD_PACKED_AS in op.attributes:
+                del op.attributes[BWD_PACKED_AS]
 
 
 class Packer(Protocol):
@@ -158,7 +159,7 @@ def _find_hooks(module: ir.Operation, value: ir.OpResult) -> HookPacker:
     bodies = [find_function(module, f"{prefix}{name}") for prefix in ("", "un")]
     for prefix, body in zip(("", "un"), bodies, strict=True):
         if body is None:
-            message = f"bwd-narrow-saved: {PACKED} names @{name}, and there is no @{prefix}{name}"
+            message = f"bwd-narrow-saved: {BWD_PACKED_AS} names @{name}, and there is no @{prefix}{name}"
             raise PassFailure(value.owner, message, "trace both hooks into functions of the module")
         check_body(body, "bwd-narrow-saved")
     packing, unpacking = (body for body in bodies if body is not None)
@@ -193,15 +194,15 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
     firsts = find_first_uses(ops)
     attributes: list[dict[str, str]] = []
     for argument, entry in zip(old, entries, strict=True):
-        name = entry.get("bwd.value", "")
-        if entry.get("bwd.role") != SAVED or name not in packers:
+        name = entry.get(BWD_VALUE, "")
+        if entry.get(BWD_ROLE) != SAVED or name not in packers:
             argument.replace_all_uses_with(block.add_argument(argument.type, func.location))
             attributes.append(entry)
             continue
         given = [block.add_argument(type_, func.location) for _, type_ in parts[name]]
         attributes += [_part_attributes(entry, *part) for part in parts[name]]
         first = ops[firsts.get(argument, len(ops) - 1)]
-        builder = TorchBuilder(ir.InsertionPoint(first), first.location, entry.get(SHAPE, ""))
+        builder = TorchBuilder(ir.InsertionPoint(first), first.location, entry.get(BWD_SHAPE, ""))
         argument.replace_all_uses_with(packers[name].unpack(builder, given, argument.type))
     for number in reversed(range(len(old))):
         block.erase_argument(number)
@@ -210,8 +211,8 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
 
 def _part_attributes(entry: dict[str, str], name: str, type_: ir.Type) -> dict[str, str]:
     """Derive the attributes of an argument that is a part of the one that had ``entry``."""
-    shape = {} if None in (tensor_shape(type_) or ()) else {SHAPE: ""}
-    named = {**entry, **shape, "bwd.name": name_in_role(SAVED, name), "bwd.value": name}
+    shape = {} if None in (tensor_shape(type_) or ()) else {BWD_SHAPE: ""}
+    named = {**entry, **shape, BWD_NAME: name_in_role(SAVED, name), BWD_VALUE: name}
     return {key: text for key, text in named.items() if text}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import INPUT, TANGENT, is_own_residual
 from retrograd.dialects import ir
@@ -97,8 +98,8 @@ def _find_sizes(func: ir.Operation, read: ReadHooks) -> list[int]:
     graph = read.source.graph
     sizes = [0 if value.bytes < _SMALL else 5 * value.bytes for value in graph.values]
     for value, own in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True):
-        role = own.get("bwd.role", "")
-        is_freed = role == TANGENT or is_own_residual(role, own.get("bwd.name", ""))
+        role = own.get(BWD_ROLE, "")
+        is_freed = role == TANGENT or is_own_residual(role, own.get(BWD_NAME, ""))
         sizes[value] = sizes[value] // 5 * 4 if is_freed else 0
     return sizes
 
@@ -106,7 +107,7 @@ def _find_sizes(func: ir.Operation, read: ReadHooks) -> list[int]:
 def _find_following(func: ir.Operation, read: ReadHooks) -> set[int]:
     """The tasks that follow from tangents, or without such from inputs, which eager computes when these are there. The
     others would be in memory for longer if they ran before they are needed, and what they are made of meanwhile too."""
-    roles = [own.get("bwd.role", "") for own in attribute_dicts(func, "arg_attrs")]
+    roles = [own.get(BWD_ROLE, "") for own in attribute_dicts(func, "arg_attrs")]
     wanted = TANGENT if TANGENT in roles else INPUT
     following = {v for v, role in zip(read.source.graph.arguments, roles, strict=True) if role == wanted}
     tasks: set[int] = set()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.plan import (
     AccumulateGrad,
     CallBackward,
@@ -25,7 +26,7 @@ from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hooks.hook_schedule import Order, find_stages
-from retrograd.pipelines.analysis.partition.read_graph import SHAPE, ShapeReader, attribute_dicts
+from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import write_plan
@@ -110,7 +111,7 @@ def sketch_stages(
     order = [number for number in range(len(graph.tasks)) if number in graph.live]
     own_arguments = _known_ports(read.source.graph.arguments, attribute_dicts(func, "arg_attrs"), names)
     own_results = _known_ports(returned, attribute_dicts(func, "res_attrs"), names)
-    sizes = {p.attributes["bwd.name"]: v for v, p in own_arguments.items() if p.attributes.get("bwd.role") == SIZE}
+    sizes = {p.attributes[BWD_NAME]: v for v, p in own_arguments.items() if p.attributes.get(BWD_ROLE) == SIZE}
     shapes = ShapeReader(func)
 
     def port(value: int, own: Mapping[int, Port]) -> Port:
@@ -133,7 +134,7 @@ def sketch_stages(
         results = [port(v, own_results) for v in kept]
         arguments = [port(v, own_arguments) for v in taken]
         # The sizes that its tensors have, it takes too.
-        shown = (p.attributes.get(SHAPE, "") for p in (*arguments, *results))
+        shown = (p.attributes.get(BWD_SHAPE, "") for p in (*arguments, *results))
         known = find_symbols([size for text in shown for size in parse_shape(text)])
         taken = sorted({*taken, *[value for name, value in sizes.items() if name in known]})
         arguments = [port(v, own_arguments) for v in taken]
@@ -157,13 +158,13 @@ def _known_ports(
     """The function's own arguments or results as ports, by value; of one that is returned twice, the first."""
     known: dict[int, Port] = {}
     for value, own in zip(values, attributes, strict=True):
-        known.setdefault(value, Port(value, {**own, "bwd.value": names[value]}))
+        known.setdefault(value, Port(value, {**own, BWD_VALUE: names[value]}))
     return known
 
 
 def _intermediate(value: int, name: str, shape: str) -> Port:
-    attributes = {"bwd.role": SAVED, "bwd.name": name, "bwd.value": name}
-    return Port(value, attributes | ({SHAPE: shape} if shape else {}))
+    attributes = {BWD_ROLE: SAVED, BWD_NAME: name, BWD_VALUE: name}
+    return Port(value, attributes | ({BWD_SHAPE: shape} if shape else {}))
 
 
 def _find_steps(read: ReadHooks, sketches: Mapping[int, FunctionSketch], names: Sequence[str]) -> list[Step]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE, name_in_role
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
@@ -18,7 +19,7 @@ from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
 from retrograd.pipelines.analysis.partition.policies import BUDGET, POLICIES, Decision, Policy, WithinBudget
-from retrograd.pipelines.analysis.partition.read_graph import SHAPE, ReadGraph, ShapeReader, attribute_dicts, read_joint
+from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.partition.schedule import schedule_plan
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
@@ -122,12 +123,12 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
         Port(v, attributes) for v, attributes in zip(graph.arguments, attribute_dicts(func, "arg_attrs"), strict=True)
     ]
     results = attribute_dicts(func, "res_attrs")
-    gradients = [a for a in results if a.get("bwd.role") == GRAD]
-    others = [a for a in results if a.get("bwd.role") != GRAD]
+    gradients = [a for a in results if a.get(BWD_ROLE) == GRAD]
+    others = [a for a in results if a.get(BWD_ROLE) != GRAD]
     outputs = [Port(v, a) for v, a in zip(graph.forward_results, others, strict=True)]
     # An output that the backward needs is kept by whoever holds it: it is not returned a second time. (What the step
     # overwrites is saved as a copy in any case.)
-    shared = [p for p in outputs if p.attributes.get("bwd.role") == OUTPUT and p.value not in graph.mutated]
+    shared = [p for p in outputs if p.attributes.get(BWD_ROLE) == OUTPUT and p.value not in graph.mutated]
     given = {p.value: p.attributes for p in shared}
     saved = [Port(v, _saved_attributes(graph, v, shapes.text(read.values[v]), given.get(v))) for v in plan.saved]
     saves = [p for p in saved if p.value not in given]
@@ -136,8 +137,8 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
     # The sizes that its results have, it takes too.
-    sizes = {name for a in gradients for name in find_symbols(parse_shape(a.get(SHAPE, "")))}
-    used |= {p.value for p in primals if p.attributes.get("bwd.role") == SIZE and p.attributes.get("bwd.name") in sizes}
+    sizes = {name for a in gradients for name in find_symbols(parse_shape(a.get(BWD_SHAPE, "")))}
+    used |= {p.value for p in primals if p.attributes.get(BWD_ROLE) == SIZE and p.attributes.get(BWD_NAME) in sizes}
     kept = [p for p in primals if p.value in used and p.value not in plan.saved]
     tangents = [p for p in arguments if p.value in graph.tangents and p.value in used]
     grads = [Port(v, a) for v, a in zip(graph.backward_results, gradients, strict=True)]
@@ -147,8 +148,8 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
 
 def _saved_attributes(graph: JointGraph, value: int, shape: str, output: Mapping[str, str] | None) -> dict[str, str]:
     name = graph.values[value].name
-    known = name_in_role(SAVED, name) if output is None else output.get("bwd.name", name_in_role(SAVED, name))
-    return {"bwd.role": SAVED, "bwd.name": known, "bwd.value": name} | ({SHAPE: shape} if shape else {})
+    known = name_in_role(SAVED, name) if output is None else output.get(BWD_NAME, name_in_role(SAVED, name))
+    return {BWD_ROLE: SAVED, BWD_NAME: known, BWD_VALUE: name} | ({BWD_SHAPE: shape} if shape else {})
 
 
 def summarize(decision: Decision, graph: JointGraph, *, in_order: bool = False) -> ir.Attribute:

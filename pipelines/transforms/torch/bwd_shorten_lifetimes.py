@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
 from typing import ClassVar
 
+from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, is_own_residual
 from retrograd.dialects import ir
@@ -74,9 +75,9 @@ class BwdShortenLifetimes(ModulePass):
         own, lent = set[int](), 0
         roles = attribute_dicts(found[name], "arg_attrs")
         for value, role in zip(read.source.graph.arguments, roles, strict=True):
-            if is_own_residual(role.get("bwd.role", ""), role.get("bwd.name", "")):
+            if is_own_residual(role.get(BWD_ROLE, ""), role.get(BWD_NAME, "")):
                 own.add(value)
-            elif role.get("bwd.role") == SAVED:
+            elif role.get(BWD_ROLE) == SAVED:
                 lent += read.source.graph.values[value].bytes
         return CutFunction(read.source.graph, ops, frozenset(own), lent)
 
