@@ -83,7 +83,7 @@ def translate_sample(earlier: Sample, known: Skeleton, skeleton: Skeleton, now: 
 class Structure:
     """The sizes of one structure's steps so far. ``refusal`` is why its sizes are compiled in, each set by itself;
     ``fixed_floats`` why its floats are: each set of them is then a structure by itself. ``float_sets`` are those that
-    were recorded. The first sample ``is_borrowed`` where it is one of another structure: see :func:`translate_sample`."""
+    were recorded. The first sample ``is_borrowed`` where it is another structure's: see :func:`translate_sample`."""
 
     samples: list[Sample] = field(default_factory=list)
     refusal: str | None = None
