@@ -42,7 +42,6 @@ from retrograd.pipelines.stages.staged import (
     STAGE_NAMES,
     Progress,
     StagedModule,
-    stage_module,
 )
 from retrograd.runtime.calling import CallingConvention
 from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
@@ -50,7 +49,7 @@ from retrograd.runtime.executor import Program
 from retrograd.runtime.repeated_memory import filling_repeated
 from retrograd.runtime.state import ModelState
 from retrograd.specializations import Specializations, asking
-from retrograd.stagers import import_captured
+from retrograd.stagers import AheadOfTime, Work
 from retrograd.variants import variants_of
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
@@ -262,8 +261,8 @@ def bisect(
             built = build(graph, options)
             staged, executable = built.staged, built.executable
         except CompileError:
-            policy = "min-cut" if partition == "budget" else partition
-            staged = stage_module(import_captured(graph, options, Progress()), policy, Progress())
+            plain = replace(options, partition="min-cut" if partition == "budget" else partition)
+            staged = AheadOfTime(Work(graph, plain, Progress(), None)).stage(())
     # After the trace is closed, in which every tensor would be a fake one.
     values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
     if artifact is not None:

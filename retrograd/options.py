@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, Libraries
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
 from retrograd.pipelines.devices.device_targets import KINDS
 from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target
@@ -53,7 +53,7 @@ class Options:
     fallback: str = "island"
     cache: bool = True
     verify: bool | str = FIRST
-    hook_schedule: str = "eager-order"
+    hook_schedule: HookSchedule = "eager-order"
     cut_gain: int | None = None
     libraries: Libraries = NO_LIBRARIES
     cuda_graphs: bool = False
@@ -133,7 +133,7 @@ class Request:
         if self.free_early is True and "vulkan" in target.kinds:
             raise ValueError("free_early: stages hand tensors over in torch's memory, which Vulkan does not reach")
         # Code for HIP does not run here, and no file holds an island.
-        runs = all(name.partition(":")[0] != "hip" for name in target.names)
+        runs = "hip" not in target.kinds
         return Options(
             target,
             device,
@@ -167,7 +167,7 @@ class BackwardRequest:
     """Holds the options given to `retrograd.enable`; refuses those that there are none of."""
 
     target: str | None
-    hook_schedule: str
+    hook_schedule: HookSchedule
     cache: bool
     background: bool = False
     fallback: str = "island"

@@ -59,6 +59,11 @@ class DeviceTarget:
         """``cuda`` of ``cuda:sm_90``."""
         return self.name.partition(":")[0]
 
+    @property
+    def architecture(self) -> str:
+        """``sm_90`` of ``cuda:sm_90``; empty for the one that is here."""
+        return self.name.partition(":")[2]
+
 
 # Data tiling makes large matrix products fast; where producers with several users are fused into it, vectors of 32 KiB
 # come out and the compilation fails. Split reductions add up in two levels: as fast, and ten times closer to f64 over a

@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from retrograd.pipelines.infra.registry import load_pass, registered_passes
-from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, LIFETIMES, STAGES, StageStep
+from retrograd.pipelines.stages.stage_steps import (
+    BACKWARD_STAGES,
+    ISLANDS,
+    LEFT_OUT,
+    LIFETIMES,
+    MARKS,
+    STAGES,
+    StageStep,
+)
 from retrograd.pipelines.toolchain.lowering_steps import LOWERING, Step
 
 _HEAD = """\
@@ -44,8 +52,13 @@ _PASSES = """
 def describe_passes() -> str:
     """The page ``docs/passes.md``."""
     rows = [(f"`{step.name}`{_describe_options(step)}", step.where.text, step.why) for step in LOWERING]
-    cut = {"scheduled, where ops run in torch": ISLANDS, "scheduled, with free_early": LIFETIMES}
-    parts = [_HEAD, _STAGES, _table_stages({**STAGES, **cut}), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
+    others = {
+        "scheduled, where ops run in torch": ISLANDS,
+        "scheduled, with free_early": LIFETIMES,
+        "scheduled, of a loss without some outputs: first": LEFT_OUT,
+    }
+    stages = {"imported, with a save_policy: first": MARKS, **STAGES, **others}
+    parts = [_HEAD, _STAGES, _table_stages(stages), _BACKWARD_STAGES, _table_stages(BACKWARD_STAGES)]
     parts += [_LOWERING, "\n", _table(("pass", "where", "why"), rows), _PASSES, *_list_passes()]
     return "".join(parts)
 

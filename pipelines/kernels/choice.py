@@ -58,7 +58,7 @@ def find_obstacle(target: Target) -> str | None:
     """Why a target has no kernels of ours; ``None`` where it has."""
     if target.kinds != ("cuda",):
         return f"they are for one CUDA device, and the target is {target.name}"
-    architecture = target.name.partition(":")[2]
+    architecture = target.devices[0].architecture
     if architecture not in ARCHITECTURES:
         return f"there are some for {', '.join(ARCHITECTURES)}, and the target is {target.name}"
     return None if find_triton() is not None else f"Triton is not installed ({INSTALL})"

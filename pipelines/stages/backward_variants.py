@@ -16,8 +16,9 @@ from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.stages.budgeted import step_peak
-from retrograd.pipelines.stages.stage_steps import STAGES, passes_of
+from retrograd.pipelines.stages.stage_steps import LEFT_OUT, STAGES, passes_of
 from retrograd.pipelines.stages.staged import Progress, StagedModule, finish_staging
+from retrograd.pipelines.transforms.torch.bwd_drop_tangents import BwdDropTangents
 
 
 def find_tangents(staged: StagedModule) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def stage_variant(
         module = ir.Module.parse(staged.texts["partitioned"])
         if places:
             with progress.phase("drop tangents"):
-                run_passes(module, [f"bwd-drop-tangents{{absent={','.join(places)}}}"])
+                run_passes(module, passes_of(LEFT_OUT, BwdDropTangents(absent=",".join(places))))
         forward = None if keep_forward else find_function(module.operation, FORWARD)
         if forward is not None:
             forward.erase()

@@ -23,6 +23,8 @@ _VERIFY_STAGED = StageStep("bwd-verify-legality{level=staged}", "no op is left t
 _TO_FUNC = StageStep("convert-bwd-to-func", "marks of saved values and of recomputation become plain results and ops")
 _CSE = StageStep("bwd-cse", "what is computed twice costs twice; before plans, which count it")
 
+# What precedes them where the user has rules on what to save.
+MARKS = (StageStep("bwd-apply-save-policy", "rules are about ops as they were imported; before any of them is merged"),)
 STAGES: dict[str, tuple[StageStep, ...]] = {
     "imported": (_VERIFY,),
     "partitioned": (
@@ -44,6 +46,10 @@ ISLANDS = (
 LIFETIMES = (
     StageStep("bwd-shorten-lifetimes", "cuts functions where that lowers the peak; when all is decided"),
     _VERIFY_STAGED,
+)
+# What "partitioned" goes through once more for a backward that leaves out outputs, before "scheduled".
+LEFT_OUT = (
+    StageStep("bwd-drop-tangents", "a loss that leaves out outputs has no tangents of these; what is saved is settled"),
 )
 # The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
 BACKWARD_STAGES: dict[str, tuple[StageStep, ...]] = {

@@ -16,6 +16,7 @@ from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.hooks.hook_schedule import HookSchedule
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.pareto import Curve
 from retrograd.pipelines.analysis.partition.policies import POLICIES, Policy, find_curve
@@ -27,12 +28,13 @@ from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.stages.interface import read_interface
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.pipelines.stages.stage_plan import read_island_plans, read_plan
-from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, STAGES, passes_of
+from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, MARKS, STAGES, passes_of
 from retrograd.pipelines.toolchain.executable import Executable, compile_executable
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.pipelines.toolchain.timeline import Step
 from retrograd.pipelines.transforms.helpers.hook_reader import has_islands, mark_communication
+from retrograd.pipelines.transforms.torch.bwd_apply_save_policy import BwdApplySavePolicy
 from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition, read_problem
@@ -205,11 +207,11 @@ def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["er
         PipelineError: a rule contradicts the model, or matches nothing (unless told to ignore that).
     """
     if policy.rules and find_function(module.operation, JOINT) is not None:
-        run_passes(module, [f'bwd-apply-save-policy{{rules="{policy}" unmatched={unmatched}}}'])
+        run_passes(module, passes_of(MARKS, BwdApplySavePolicy.by(policy, unmatched=unmatched)))
 
 
 def stage_backward(
-    module: ir.Module, hook_schedule: str, progress: Progress, communication: Collection[int] = ()
+    module: ir.Module, hook_schedule: HookSchedule, progress: Progress, communication: Collection[int] = ()
 ) -> StagedBackward:
     """Run the passes of every stage on an imported ``@backward``, in place.
 
@@ -220,7 +222,7 @@ def stage_backward(
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.
     """
     texts: dict[str, str] = {}
-    schedule = BwdScheduleHooks.from_options({"policy": hook_schedule})
+    schedule = BwdScheduleHooks(policy=hook_schedule)
     for stage, steps in BACKWARD_STAGES.items():
         with progress.phase({"imported": "verify", "ordered": "schedule", "scheduled": "outline"}[stage]):
             if stage == "ordered":

@@ -51,7 +51,7 @@ class Step:
     """A pass of the lowering, where it is run and why it is there, and stands there.
 
     ``name`` is a pass as a pipeline has it; ``options`` are what it is given besides, and for which targets: ``{arch}``
-    in them is the architecture. ``TWINS_ALONE`` is for what no file is written of.
+    in them is the architecture of the first device. ``TWINS_ALONE`` is for what no file is written of.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Step:
 
     def text(self, target: Target | None, *, twins_alone: bool) -> str:
         """The pass with its options, in a pipeline's text."""
-        arch = "" if target is None else target.name.partition(":")[2]
+        arch = "" if target is None else target.devices[0].architecture
         chosen = [text for text, where in self.options if (twins_alone if where is TWINS_ALONE else where.asks(target))]
         return self.name + (f"{{{' '.join(chosen)}}}" if chosen else "").replace("{arch}", arch)
 

@@ -220,8 +220,8 @@ class Guesses(BudgetBuilder):
     def stage(self, policy: Policy = POLICIES["default"], *, in_order: bool = False) -> Any:
         point = policy.point if isinstance(policy, PointOfCurve) else None
         planned, laid_out = self.peaks[policy.name, None if point is None else point.peak, in_order]
-        partition = {"peak_bytes_planned": planned, "place": 0 if point is None else self.curve.points.index(point)}
-        return Guess(partition, laid_out)
+        place = 0 if point is None else self.curve.points.index(point)
+        return Guess({"place": place}, laid_out, planned)
 
     def scratch(self, staged: Any, target: Target) -> dict[str, int]:
         return {}
@@ -229,10 +229,12 @@ class Guesses(BudgetBuilder):
 
 @dataclass(frozen=True)
 class Guess:
-    """What stands for a staged module: its partition, and the peak that IREE lays out."""
+    """What stands for a staged module: its partition, and its peaks as IREE lays them out and by liveness."""
 
     partition: dict[str, Any]
     peak: int
+    planned_peak: int
+    memory_budget: int | None = None
 
 
 def test_more_memory_never_recomputes_more_and_less_never_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:

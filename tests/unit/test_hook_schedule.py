@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.hooks.hook_graph import HookGraph
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, find_order_problem, find_stages
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule, find_order_problem, find_stages
 
 # Two layers as captured: each has a hook on its output's gradient, and a parameter with a hook after accumulation.
 TWO_LAYERS = """
@@ -29,12 +29,12 @@ TWO_LAYERS = """
 """
 
 
-def schedule(text: str, policy: str) -> str:
+def schedule(text: str, policy: HookSchedule) -> str:
     parsed = TextGraph(text)
     return parsed.show(POLICIES[policy](parsed.graph))
 
 
-def count_stages(text: str, policy: str) -> int:
+def count_stages(text: str, policy: HookSchedule) -> int:
     graph = TextGraph(text).graph
     return len(find_stages(graph, POLICIES[policy](graph)))
 
@@ -67,7 +67,7 @@ def test_overlap_starts_communication_before_anything_that_it_does_not_need() ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_unpack_hooks_run_right_before_the_first_use(policy: str) -> None:
+def test_unpack_hooks_run_right_before_the_first_use(policy: HookSchedule) -> None:
     text = """
         s = unpack 0: packed
         p = pre 1: g
@@ -109,7 +109,7 @@ def test_unpack_hooks_of_one_node_keep_their_order() -> None:
     ],
     ids=["registration", "custom functions", "post-accumulate", "same parameter", "post", "post after all", "final"],
 )
-def test_true_dependencies(policy: str, text: str, before: str, after: str) -> None:
+def test_true_dependencies(policy: HookSchedule, text: str, before: str, after: str) -> None:
     order = schedule(text, policy).split()
     assert len(order) - order[::-1].index(after) > order.index(before) + 1
 
@@ -168,7 +168,7 @@ def test_fewest_stages_is_the_fewest(graph: HookGraph) -> None:
 
 @given(hook_graphs(max_tasks=25), st.sampled_from(sorted(POLICIES)))
 @settings(deadline=None, max_examples=300)
-def test_every_policy_respects_every_dependency(graph: HookGraph, policy: str) -> None:
+def test_every_policy_respects_every_dependency(graph: HookGraph, policy: HookSchedule) -> None:
     order = POLICIES[policy](graph)
     assert find_order_problem(graph, order) is None
     fewest = len(find_stages(graph, POLICIES["fewest-stages"](graph)))

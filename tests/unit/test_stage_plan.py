@@ -26,7 +26,7 @@ from retrograd.contract.plan import (
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.stages.stage_plan import read_plan, write_plan
@@ -99,7 +99,7 @@ class Program:
         operation = f'torch.operator "torch.retrograd.final_callbacks"(%t{n - 1}) : ({TOKEN}) -> {TOKEN}'
         self.lines.append(f"%t{n} = {operation}")
 
-    def stage(self, policy: str, *results: str, communication: tuple[int, ...] = ()) -> StagedBackward:
+    def stage(self, policy: HookSchedule, *results: str, communication: tuple[int, ...] = ()) -> StagedBackward:
         arguments = ", ".join(
             f'%{a}: {TENSOR} {{bwd.role = "saved", bwd.name = "{a}", bwd.value = "{a}"}}' for a in self.arguments
         )
@@ -204,7 +204,7 @@ GRADIENTS = {1: 330.0, 0: -180.0}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_the_same_gradients(policy: str) -> None:
+def test_every_policy_gives_the_same_gradients(policy: HookSchedule) -> None:
     log, gradients, results = run(two_layers().stage(policy, "dy"), VALUES)
     assert gradients == GRADIENTS
     assert results == [195.0]

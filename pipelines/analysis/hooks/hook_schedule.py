@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Literal
 
 from retrograd.contract.hooks import UNPACK
 from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, HookGraph
@@ -109,7 +110,10 @@ def find_levels(
     return earliest, latest
 
 
-POLICIES: dict[str, Callable[[HookGraph], Order]] = {
+HookSchedule = Literal["eager-order", "asap", "overlap", "fewest-stages"]
+"""The names of the policies, which users give and ``bwd-schedule-hooks`` takes."""
+
+POLICIES: dict[HookSchedule, Callable[[HookGraph], Order]] = {
     "eager-order": find_eager_order,
     "asap": find_asap_order,
     "overlap": find_overlap_order,

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from retrograd.contract.attributes import BWD_LABEL, BWD_RECOMPUTE, Tag
 from retrograd.contract.roles import JOINT
@@ -17,7 +17,7 @@ from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, read_joint
 from retrograd.pipelines.analysis.partition.stored_values import STORED
 from retrograd.pipelines.infra.functions import find_function
-from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
 from retrograd.pipelines.stages.save_policy import ACTIONS, SavePolicy, SaveRule
 
 
@@ -36,6 +36,12 @@ class BwdApplySavePolicy(ModulePass):
     unmatched: Literal["error", "ignore"] = field(
         default="error", metadata={"help": "what to do about a rule that matches nothing"}
     )
+    value: SavePolicy | None = field(default=None, metadata=VALUE)
+
+    @classmethod
+    def by(cls, policy: SavePolicy, *, unmatched: Literal["error", "ignore"] = "error") -> Self:
+        """The pass that marks ops by ``policy``; its options, as text, stand for that."""
+        return cls(rules=str(policy), unmatched=unmatched, value=policy)
 
     def apply(self, module: ir.Operation) -> None:
         func = find_function(module, JOINT)
@@ -43,7 +49,7 @@ class BwdApplySavePolicy(ModulePass):
             message = "bwd-apply-save-policy: no function @joint in the module"
             raise PassFailure(module, message, "import a joint graph first, and partition it afterwards")
         try:
-            policy = SavePolicy.parse(self.rules)
+            policy = self.value or SavePolicy.parse(self.rules)
         except ValueError as error:
             message, _, remedy = str(error).partition("; ")
             raise PassFailure(func, f"bwd-apply-save-policy: {message}", remedy or "see SaveRule") from error

@@ -37,6 +37,9 @@ from retrograd.pipelines.transforms.helpers.joint_checks import (
 class BwdPartition(ModulePass):
     """Decides what is saved and what is recomputed, and splits ``@joint`` accordingly.
 
+    The compiler gives it a policy, a value. Its options are text, as any pass's, for ``retrograd-opt`` and for commands
+    that replay a failure: there alone a budget is read from text, by the same function that reads the user's.
+
     ``@forward`` takes every argument but the tangents, gives the forward's results and marks what it keeps with
     ``bwd.save``. ``@backward`` takes the parameters, buffers and inputs it uses, then what was saved, then tangents,
     and gives the gradients.

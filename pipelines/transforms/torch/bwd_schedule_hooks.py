@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import builders, bwd, ir
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.hook_reader import UNTUPLE, ReadHooks, read_hooks
@@ -26,7 +26,7 @@ class BwdScheduleHooks(ModulePass):
     name: ClassVar[str] = "bwd-schedule-hooks"
     description: ClassVar[str] = "Order hooks, accumulations and compute of @backward"
 
-    policy: Literal["eager-order", "asap", "overlap", "fewest-stages"] = field(
+    policy: HookSchedule = field(
         default="eager-order",
         metadata={
             "help": "eager-order: as eager calls them; asap: as soon as their inputs exist; "
