@@ -11,14 +11,14 @@ from typing import Any
 from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.plan import Free, RunStage
-from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, OUTPUT, SAVED
+from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
-from retrograd.runtime.timeline import BETWEEN
+from retrograd.runtime.timeline import BETWEEN, HELD
 
 
 def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
@@ -68,10 +68,6 @@ def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, A
     }
 
 
-# What roles of results are called in pictures of memory.
-_SHOWN = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GRAD: "gradients"}
-
-
 def _describe_half(half: str, staged: StagedModule, executable: Executable) -> list[dict[str, Any]]:
     """Lists, in bytes, what is in memory while each stage of a half runs: what its caller holds, its scratch memory,
     its steps. A half that is not cut is one stage."""
@@ -91,9 +87,9 @@ def _describe_stages(
 ) -> Iterator[dict[str, Any]]:
     plan, function = staged.plans[half], staged.function(half)
     stages = {stage.name: stage for stage in staged.stages}
-    kinds = {value: _SHOWN[r.role] for value, r in zip(plan.results, function.results, strict=True)}
+    kinds = {value: HELD[r.role] for value, r in zip(plan.results, function.results, strict=True)}
     places = zip(plan.arguments, function.arguments, strict=True)
-    alive = {value: (_SHOWN[SAVED], handed[a.value]) for value, a in places if a.value in handed}
+    alive = {value: (HELD[SAVED], handed[a.value]) for value, a in places if a.value in handed}
     for step in plan.steps:
         if isinstance(step, Free):
             for value in step.values:
@@ -113,7 +109,7 @@ def _describe_stage(function: str, executable: Executable, held: Mapping[str, in
 
 
 def _held(results: Sequence[TensorSpec]) -> dict[str, int]:
-    return {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in _SHOWN.items()}
+    return {name: sum(port_bytes(r) for r in results if r.role == role) for role, name in HELD.items()}
 
 
 def _describe_size(size: DynamicSize) -> str:

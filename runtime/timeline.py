@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrograd.contract.roles import BACKWARD, FORWARD
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, MUTATION, OUTPUT, SAVED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,10 @@ HALVES = (FORWARD, BACKWARD)
 # What one stage of a function that is cut gives to another.
 BETWEEN = "between stages"
 USED, RESERVED = "scratch in use", "scratch reserved"
-SERIES = ("outputs", "updated buffers", "residuals", "gradients", BETWEEN, USED, RESERVED)
+HELD = {OUTPUT: "outputs", MUTATION: "updated buffers", SAVED: "residuals", GRAD: "gradients"}
+"""What the results of a function are called, by their roles."""
+
+SERIES = (*HELD.values(), BETWEEN, USED, RESERVED)
 """Kinds of memory, from the bottom of the picture to the top."""
 
 _COLORS = ("#8da0cb", "#e5c494", "#fc8d62", "#66c2a5", "#a6d854", "#e78ac3", "#eeeeee")

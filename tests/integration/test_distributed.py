@@ -79,7 +79,7 @@ def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.Monkey
 
     def remember(*args: Any) -> Any:
         traced = trace_backward(*args)
-        communicating.append(traced.communication)
+        communicating.append(traced.captured.communication)
         return traced
 
     monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", remember)

@@ -5,7 +5,9 @@
 import ast
 import builtins
 import contextlib
+import dataclasses
 import json
+import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,8 @@ import retrograd
 from retrograd.contract import attributes, environment, hooks, roles
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.indices import IndexBound
+from retrograd.contract.manifest import Manifest
+from retrograd.contract.plan import StagePlan
 from retrograd.contract.reading import ManifestError
 from retrograd.contract.signature import (
     CONSTANT,
@@ -28,6 +32,7 @@ from retrograd.contract.signature import (
     TensorType,
 )
 from retrograd.contract.sizes import DynamicSize
+from retrograd.contract.tensors import TensorSpec
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
@@ -245,3 +250,20 @@ def test_constants_that_json_has_no_form_for_are_kept_as_text() -> None:
 def test_what_is_no_signature_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Signature.from_dict(SIGNATURE.to_dict() | change)
+
+
+def find_reachable(kind: Any) -> Iterator[type]:
+    """The dataclasses that an object of a dataclass may hold, at any depth, and itself."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+        for hint in typing.get_type_hints(kind).values():
+            yield from find_reachable(hint)
+    for argument in typing.get_args(kind):
+        yield from find_reachable(argument)
+
+
+def test_no_file_holds_a_stage_plan() -> None:
+    """As ``contract/plan.py`` says: what is saved has its functions in one piece."""
+    found = set(find_reachable(Manifest))
+    assert {Signature, IndexBound, TensorSpec} <= found
+    assert StagePlan not in found

@@ -10,15 +10,19 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.contract.roles import BACKWARD
 from retrograd.frontend.autograd.engine.python_calls import PythonCalls
 from retrograd.frontend.autograd.steps.float64_reference import ExactRun, NoExactValues, is_as_near_as_eager
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
+from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.hooks import hook_ops
 
 
 def traced(function: Any, *arguments: torch.Tensor) -> TracedBackward:
     graph = make_fx(function, tracing_mode="fake")(*arguments)
-    return TracedBackward(graph, tuple(range(len(arguments))), (0,), PythonCalls(), (0,))
+    captured = Captured(graph, BACKWARD, as_it_ran=True)
+    inputs = tuple(range(len(arguments)))
+    return TracedBackward(captured=captured, inputs=inputs, params=(0,), calls=PythonCalls(), results=(0,))
 
 
 def test_noise_as_large_as_eagers_is_near_and_what_is_off_is_not() -> None:

@@ -42,40 +42,34 @@ from retrograd.frontend.sizes.size_nodes import SIZE, find_heads
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedBackward:
-    """A backward as aten ops: ``graph_module`` takes the inputs whose numbers ``inputs`` lists, and accumulates into
-    those that ``params`` lists.
+    """A backward as aten ops: ``captured`` is what is built of it. Its graph takes the inputs whose numbers ``inputs``
+    lists, and accumulates into those that ``params`` lists.
 
     ``calls`` are what its opaque ops stand for; ``results`` says which of the backward's results are results of the
-    graph (by number), and which are None; ``communication`` are the numbers of the hooks that start some;
-    ``kept_inputs`` are those that calls look at themselves. Inputs are followed by ``extras``, tensors that hooks read
-    which are part of the graph; ``bodies`` are the graphs of these hooks, by the name of the function. The open
-    ``sizes``, if any, come last, and ``guard`` says what they may be. Of inputs that are not contiguous, by number, it
-    takes what their ``layouts`` say. Nothing in the graph depends on how the inputs
-    are numbered, so that a backward whose gradients are there already, and are inputs too, has the same graph as one
-    whose are not.
+    graph (by number), and which are None; ``kept_inputs`` are those that calls look at themselves. Inputs are followed
+    by ``extras``, tensors that hooks read which are part of the graph. The open ``sizes``, if any, come last, and
+    ``guard`` says what they may be. Of inputs that are not contiguous, by number, it takes what their ``layouts`` say.
+    Nothing in the graph depends on how the inputs are numbered, so that a backward whose gradients are there already,
+    and are inputs too, has the same graph as one whose are not.
     """
 
-    graph_module: torch.fx.GraphModule
+    captured: Captured
     inputs: tuple[int, ...]
     params: tuple[int, ...]
     calls: PythonCalls
     results: tuple[int | None, ...]
-    communication: tuple[int, ...] = ()
     kept_inputs: frozenset[int] = frozenset()
     extras: tuple[Finder, ...] = ()
-    bodies: Mapping[str, torch.fx.GraphModule] = field(default_factory=dict)
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)
 
     @property
-    def captured(self) -> Captured:
-        """Return the graph as the build takes it."""
-        return Captured(
-            self.graph_module, BACKWARD, as_it_ran=True, bodies=self.bodies, communication=self.communication
-        )
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The graph of what is built."""
+        return self.captured.graph_module
 
     @cached_property
     def packed(self) -> frozenset[int]:
@@ -134,19 +128,19 @@ def trace_backward(
     prepare(Traced(graph_module, names, written=written, inlined=inlined))
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
+    communication = tuple(interpreter.communication)
+    captured = Captured(graph_module, BACKWARD, as_it_ran=True, bodies=hooks.bodies(), communication=communication)
     return TracedBackward(
-        graph_module,
-        used,
-        params,
-        interpreter.calls,
-        results,
-        tuple(interpreter.communication),
-        frozenset(interpreter.kept_inputs).union(params),
-        (*[find for _, find in hooks.extras], *(() if layout is None else layout.sizes.finders())),
-        hooks.bodies(),
-        guard,
-        tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
-        layouts,
+        captured=captured,
+        inputs=used,
+        params=params,
+        calls=interpreter.calls,
+        results=results,
+        kept_inputs=frozenset(interpreter.kept_inputs).union(params),
+        extras=(*[find for _, find in hooks.extras], *(() if layout is None else layout.sizes.finders())),
+        guard=guard,
+        sizes=tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
+        layouts=layouts,
     )
 
 
