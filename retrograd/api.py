@@ -4,56 +4,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from retrograd.bisection import Bisection, find_fault, saved_executable
-from retrograd.build import build, build_functions, tell_notes
-from retrograd.built import Build
-from retrograd.contract.roles import BACKWARD, FORWARD
-from retrograd.description import describe
-from retrograd.frontend.autograd.engine.family_lock import make_lock
-from retrograd.frontend.doors.capture import CapturedGraph, capture_joint, find_constants
+from retrograd.bisection import Bisection
+from retrograd.build import build_functions
+from retrograd.compilation import Compilation
 from retrograd.frontend.doors.dynamo import MODES, compile_with_dynamo
-from retrograd.frontend.doors.function_changes import CAN_CHANGE
-from retrograd.frontend.hooks.pack_hooks import find_open_pair, under_hooks
-from retrograd.frontend.islands.eager_values import find_primals, record_values
-from retrograd.frontend.islands.island_choice import draws_numbers
-from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
-from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
-from retrograd.frontend.preparation.fx_partition import bind, bind_traced
-from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
-from retrograd.frontend.sizes.size_one import admit_ones
-from retrograd.frontend.verification.first_comparison import verified
-from retrograd.options import Request, check_choice, check_flag, tensors_of
-from retrograd.pipelines.devices.targets import Target
-from retrograd.pipelines.infra.errors import CompileError
+from retrograd.options import Request, check_choice, check_flag
 from retrograd.pipelines.stages.save_policy import SavePolicy
-from retrograd.pipelines.stages.staged import (
-    STAGE_NAMES,
-    Progress,
-    StagedModule,
-)
-from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward, Parts, Unchecked
-from retrograd.runtime.executor import Program
-from retrograd.runtime.repeated_memory import filling_repeated
-from retrograd.runtime.state import ModelState
-from retrograd.specializations import Specializations, asking
-from retrograd.stagers import AheadOfTime, Work
-from retrograd.variants import variants_of
-
-# PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-COMPILING = make_lock()
+from retrograd.runtime.compiled import CompiledBackward
 
 
 def compile_backward(
@@ -145,85 +113,19 @@ def compile_backward(
         raise CaptureError("the model is what compile_backward has made", "give the model that it was made from")
     if portable and free_early is True:
         raise ValueError("a portable program has functions in one piece: leave out free_early, or portable and save()")
-    limits = (target, partition, cache, memory_budget, save_policy, fallback, kernels)
-    request = Request(*limits, verify, free_early, cuda_graphs)
-    options = request.on(tensors_of(model, args, kwargs))
-    if verify is True:
-        # The whole step is compared.
-        options = replace(options, verify=False)
-    phases, hooks = Progress(progress), find_open_pair()
-    with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
-        with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
-            captured = capture_joint(stack, model, args, kwargs, dynamic_shapes)
-            python = captured.module.python or PythonValues()
-        # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the comparison
-        # of a whole step.
-        for_loss = CAN_CHANGE and verify is not True
-        built = build(captured.for_build(), options, phases, portable=portable, for_loss=for_loss)
-        tell_notes(built)
-        variants = variants_of(built)
-        backward = built.function(BACKWARD) if variants is None else variants.all_outputs()
-        call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
-        if verify is True:
-            drawn = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
-            traced = bool(backward.narrowed) or drawn
-            reference = bind_traced(model, args, kwargs, backward, dynamic_shapes) if traced else None
-            # Slices for bisection are of fixed sizes.
-            unlocated = backward.narrowed or captured.sizes.sizes
-            locate = None if unlocated else partial(_locate, captured, built, options.target)
-            call = verified(call, captured, reference, locate)
-        call = asking(captured, under_hooks(call, hooks))
-    if captured.sizes.sizes:
-        # Outside of the trace, in which every tensor would be a fake one.
-        with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
-            captured = admit_ones(captured, model, args, kwargs)
-    manifest = describe(captured, built, _name_of(model))
-    if asked := [*captured.module.checks, *captured.module.answers]:
-        manifest.report["checks"] = list(dict.fromkeys(map(str, asked)))
-    convention = _convention(captured, built.program)
-    names, training = [e.name for e in convention.state], captured.signature.training
-    constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
-    state = ModelState(names, captured.module.model, training, constants, own_hooks.find)
-    how = partial(bisect, target=target, partition=partition, memory_budget=memory_budget, save_policy=save_policy)
-    again = partial(how, model, fallback=fallback)
-    stages = _stage_reader(built.staged)
-    texts = None if variants is None else variants.texts
-    said = "by the first step, or that raises" if verify is True else "not verified: not wanted"
-    parts = Parts(
-        call=call,
-        convention=convention,
-        state=state,
-        program=built.program,
-        portable=built.compile_portable,
-        manifest=manifest,
-        ir=stages,
-        bisect=again,
-        times=built.times,
-        variants=texts,
-        verification=built.checks or Unchecked(said),
-        cut=built.cut_halves(),
-        captured=built.captured,
-        answers=[str(answer) for answer in captured.module.answers],
-    )
-    compiled = CompiledBackward(parts)
-    once_more = partial(
-        compile_backward,
-        model,
+    request = Request(
         target=target,
         partition=partition,
+        cache=cache,
         memory_budget=memory_budget,
         save_policy=save_policy,
-        dynamic_shapes=dynamic_shapes,
-        verify=verify,
         fallback=fallback,
         kernels=kernels,
+        verify=verify,
         free_early=free_early,
         cuda_graphs=cuda_graphs,
-        cache=cache,
-        progress=progress,
     )
-    compiled.specializations = Specializations(model, python, once_more, hooks, fallback)
-    return compiled
+    return Compilation(model, request, dynamic_shapes, progress).compile(args, kwargs, portable=portable)
 
 
 def bisect(
@@ -251,27 +153,14 @@ def bisect(
         are saved in narrower types, which are not eager's.
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
-    tensors = tensors_of(model, args, kwargs)
-    chosen = "error" if artifact is not None else fallback
-    options = Request(target, partition, True, memory_budget, save_policy, chosen).on(tensors)
-    with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
-        captured = capture_joint(stack, model, args, kwargs)
-        graph, executable = captured.for_build(), None
-        try:
-            built = build(graph, options)
-            staged, executable = built.staged, built.executable
-        except CompileError:
-            plain = replace(options, partition="min-cut" if partition == "budget" else partition)
-            staged = AheadOfTime(Work(graph, plain, Progress(), None)).stage(())
-    # After the trace is closed, in which every tensor would be a fake one.
-    values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))
-    if artifact is not None:
-        executable = saved_executable(artifact, staged)
-    return find_fault(staged, options.target, values, executable)
-
-
-def _locate(captured: CapturedGraph, built: Build, target: Target, primals: Sequence[torch.Tensor]) -> str:
-    return str(find_fault(built.staged, target, record_values(captured.graph_module, primals), built.executable))
+    request = Request(
+        target=target,
+        partition=partition,
+        memory_budget=memory_budget,
+        save_policy=save_policy,
+        fallback="error" if artifact is not None else fallback,
+    )
+    return Compilation(model, request).bisect(args, kwargs, artifact)
 
 
 @takes_recurrent_layers
@@ -295,25 +184,3 @@ def dynamo_backend(
     chosen = Request.read({**graphs, **(options or {})}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
-
-
-def _convention(captured: CapturedGraph, program: Program) -> CallingConvention:
-    module = captured.module
-    return CallingConvention(
-        captured.signature, in_spec=module.in_spec, out_spec=module.out_spec, device=program.torch_device
-    )
-
-
-def _stage_reader(staged: StagedModule) -> Callable[[str], str]:
-    def read(stage: str) -> str:
-        if stage == "linalg":
-            return staged.linalg()
-        if stage not in staged.texts:
-            raise ValueError(f"no stage '{stage}'; there are {', '.join(STAGE_NAMES)}")
-        return staged.texts[stage]
-
-    return read
-
-
-def _name_of(model: Callable[..., Any]) -> str:
-    return type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__qualname__", repr(model))

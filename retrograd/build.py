@@ -121,7 +121,7 @@ def _checks_of(options: Options, store: ExecutableStore | None) -> Checks:
 def tell_notes(built: Build) -> None:
     """Warn of what the compiler had to note."""
     for note in built.executable.notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=4)
 
 
 def build_functions(captured: Captured, options: Options) -> Mapping[str, CompiledFunction]:

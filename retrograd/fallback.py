@@ -119,7 +119,7 @@ class Fallback:
         warnings.warn(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
 
     def _recall(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from retrograd.api import COMPILING
 from retrograd.build import build_backward
+from retrograd.compilation import COMPILING
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
 from retrograd.frontend.autograd.steps.history import History, Recompile
@@ -104,7 +104,15 @@ def enable(
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
         TypeError: ``cache`` or ``background`` is neither True nor False, or ``kernels`` neither text nor several texts.
     """
-    return Scope(BackwardRequest(target, hook_schedule, cache, background, fallback, kernels))
+    request = BackwardRequest(
+        target=target,
+        hook_schedule=hook_schedule,
+        cache=cache,
+        background=background,
+        fallback=fallback,
+        kernels=kernels,
+    )
+    return Scope(request)
 
 
 def explain_recompiles() -> list[Recompile]:

@@ -29,6 +29,14 @@ class Cube(nn.Module):
         return (self.weight * x) ** 3
 
 
+class Spectrum(nn.Module):
+    """Eigenvalues run in torch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.linalg.eigvals(x).real
+        return result
+
+
 def through_compile_backward(model: nn.Module, x: torch.Tensor) -> None:
     retrograd.compile_backward(model, (x,))(x).sum().backward()
 
@@ -81,3 +89,10 @@ def test_each_door_prepares_one_graph_and_builds_it_once(
     assert steps == [step.why for step in prepare.PREPARE]
     assert [captured.function for captured in imported] == [function]
     assert [work.captured for work in loaded] == imported
+
+
+def test_a_warning_of_the_build_names_the_users_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Spectrum())
+    with pytest.warns(retrograd.EagerIslandWarning) as caught:
+        retrograd.compile_backward(model, (torch.randn(4, 4),))
+    assert caught[0].filename == __file__
