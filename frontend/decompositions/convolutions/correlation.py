@@ -105,11 +105,13 @@ def _weighted_sum(x: Tensor, weight: Tensor, columns: Columns) -> Tensor:
         ]
         return sum(parts[1:], parts[0]).reshape(shape)
     window = columns.window
-    views = list(tap_views(x, window, window.taps(), columns.out))
-    kernel = weight.reshape(1, channels, -1, len(views))
+    # Several filters of one channel stand along an axis of their own.
+    single, filters = weight.shape[0] == channels, [] if weight.shape[0] == channels else [-1]
+    views = tap_views(x if single else x.unsqueeze(2), window, window.taps(), columns.out)
+    kernel = weight.reshape(1, channels, *filters, *[1] * window.rank, math.prod(window.kernel))
     total: Tensor | None = None
     for i, view in enumerate(views):
-        part = view.unsqueeze(2) * kernel[..., i].reshape(1, channels, -1, *[1] * window.rank)
+        part = view * kernel.select(-1, i)
         total = part if total is None else total + part
     assert total is not None, "a window has at least one tap"
     return total.reshape(shape)
@@ -121,7 +123,8 @@ def _sums_of_products(x: Tensor, grad: Tensor, columns: Columns) -> Tensor:
     if columns.by_tap:
         axes = [0, *range(2, grad.dim())]
         sums = [(grad * view).sum(axes) for view in tap_views(x, window, window.taps(), columns.out)]
-        return torch.stack(sums, -1).reshape(-1, 1, *window.kernel)
+        # One behind the other they are copied as they are; side by side each takes a kernel.
+        return torch.stack(sums).transpose(0, 1).reshape(-1, 1, *window.kernel)
     lead, channels = x.shape[:2]
     flat = grad.reshape(lead, 1, channels, -1)
     parts = [(chunk.reshape(lead, -1, channels, chunk.shape[2]) * flat).sum([0, 3]) for chunk in columns.build(x)]

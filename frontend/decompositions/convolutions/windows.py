@@ -75,15 +75,17 @@ def pad_axes(x: Tensor, low: Sequence[int], high: Sequence[int]) -> Tensor:
 
 def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]) -> Iterator[Tensor]:
     """The view of ``x`` (``[..., *spatial]``) at each tap, ``[..., *out]``, traced when it is asked for."""
-    padded = pad_axes(x, window.padding, window.padding)
     first = x.dim() - window.rank
+    # By the first positions of a tap: those of one row share it.
+    views: dict[Tap, Tensor] = {(): pad_axes(x, window.padding, window.padding)}
     for tap in taps:
-        view = padded
         for axis, position in enumerate(tap):
-            start, stride = position * window.dilation[axis], window.stride[axis]
-            stop = start + (out[axis] - 1) * stride + 1
-            view = torch.ops.aten.slice.Tensor(view, first + axis, start, stop, stride)
-        yield view
+            if tap[: axis + 1] not in views:
+                start, stride = position * window.dilation[axis], window.stride[axis]
+                stop = start + (out[axis] - 1) * stride + 1
+                view = torch.ops.aten.slice.Tensor(views[tap[:axis]], first + axis, start, stop, stride)
+                views[tap[: axis + 1]] = view
+        yield views[tap]
 
 
 def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequence[int]) -> Tensor:
@@ -112,9 +114,12 @@ def merge_phases(phases: Sequence[Tensor], stride: Sequence[int], size: Sequence
         return phases[0]
     rank = len(stride)
     lead, quotients = phases[0].shape[:2], phases[0].shape[2:]
-    stacked = torch.stack(list(phases), 2).reshape(*lead, *stride, *quotients)
-    order = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
-    merged = stacked.permute(0, 1, *order).reshape(*lead, *(q * s for q, s in zip(quotients, stride, strict=True)))
+    # One behind the other, each is written where it belongs, and one kernel interleaves them.
+    stacked = torch.stack(list(phases)).reshape(*stride, *lead, *quotients)
+    order = [axis for i in range(rank) for axis in (2 + rank + i, i)]
+    merged = stacked.permute(rank, rank + 1, *order).reshape(
+        *lead, *(q * s for q, s in zip(quotients, stride, strict=True))
+    )
     for axis, length in enumerate(size):
         merged = torch.ops.aten.slice.Tensor(merged, axis + 2, 0, length)
     return merged
