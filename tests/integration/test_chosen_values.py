@@ -82,3 +82,19 @@ def test_under_torch_compile() -> None:
     ours = torch.autograd.grad(torch.compile(loss, backend="retrograd")(*arguments), arguments)
     theirs = torch.autograd.grad(loss(*arguments), arguments)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 5, 8)])
+@pytest.mark.parametrize(
+    "spread", [lambda: torch.arange(8), lambda: torch.linspace(0, 1, 8)], ids=["arange", "linspace"]
+)
+def test_expected_places_compile_whole(shape: tuple[int, ...], spread: Callable[[], Tensor]) -> None:
+    """As a soft argmax has them, without a first call that is compared: IREE checks its own passes then."""
+
+    def loss(x: Tensor) -> Tensor:
+        return (x.softmax(-1) * spread()).sum() + x.square().sum()
+
+    x = torch.randn(*shape, requires_grad=True)
+    step = retrograd.compile_backward(loss, (x,), verify=False, fallback="error")
+    ours, theirs = (torch.autograd.grad(call(x), x) for call in (step, loss))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

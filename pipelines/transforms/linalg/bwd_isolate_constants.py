@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-isolate-constants``: what is computed from nothing and written into twice is two tensors."""
+"""``bwd-isolate-constants``: what is computed from nothing and written into twice is two tensors, and one in memory
+where it is part of a sum over all."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
-from retrograd.pipelines.transforms.helpers.barriers import add_barrier, hide, walk
+from retrograd.pipelines.transforms.helpers.barriers import add_barrier, hide, hide_all_from_fusion, walk
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 from retrograd.pipelines.transforms.helpers.views import view_root
 from retrograd.pipelines.transforms.linalg.bwd_isolate_arguments import find_destinations
 
@@ -31,6 +33,10 @@ class BwdIsolateConstants(ModulePass):
     and by then updates are in place: both write into one buffer, and the result of either has what the other wrote.
     A fill is no kernel, and cheaper besides.
 
+    What is computed from the places of elements alone is a kernel of its own, too, where it is spread along further
+    axes and all is added up, as in ``(p * arange(n)).sum()``: of one kernel IREE makes products of vectors whose shapes
+    do not fit (``'vector.contract' op invalid accumulator/result vector shape``, 3.13 on a CPU).
+
     Barriers on one buffer are no better than none. So that IREE does not find two of these kernels to be the same, each
     adds a zero of its own, which stands behind a barrier.
     """
@@ -41,6 +47,8 @@ class BwdIsolateConstants(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
             block = only_block(func, self.name)
+            for op in find_summed_numbers(block):
+                hide_all_from_fusion(op)
             for value in list(dict.fromkeys(find_written_constants(block))):
                 if is_broadcast(value):
                     make_fill(value)
@@ -61,6 +69,34 @@ def find_written_constants(block: ir.Block) -> Iterator[ir.OpResult]:
             root = view_root(op.operands[number])
             if isinstance(root, ir.OpResult) and root in constants and root.owner.name not in _SAFE:
                 yield root
+
+
+def find_summed_numbers(block: ir.Block) -> list[ir.Operation]:
+    """The ops that compute from the places of elements alone what elementwise ops spread along further axes, if that
+    ends in a sum over all axes."""
+    found = dict[ir.Operation, None]()
+    numbers = set[ir.Value]()
+    # For what elementwise ops give, the numbers that were spread on the way.
+    spread = dict[ir.Value, list[ir.Operation]]()
+    for op in (view.operation for view in block.operations if view.operation.name == GENERIC):
+        inputs, reduced = read_inputs(op), is_reduced(op)
+        sources = [source for value in inputs for source in spread.get(value, ())]
+        if len(reduced) > 1 and all(reduced):
+            found.update(dict.fromkeys(sources))
+        if any(reduced):
+            continue
+        if all(value in numbers or read_number(value) is not None for value in inputs) and (inputs or has_index(op)):
+            numbers.update(op.results)
+        else:
+            maps = zip(inputs, read_maps(op), strict=False)
+            sources += [value.owner for value, map_ in maps if value in numbers and len(map_.results) < map_.n_dims]
+        spread.update((result, sources) for result in op.results)
+    return list(found)
+
+
+def has_index(op: ir.Operation) -> bool:
+    """Whether an op computes with the places of the elements that it gives."""
+    return any(inner.name == "linalg.index" for inner in walk(op.regions[0].blocks[0]))
 
 
 def is_broadcast(value: ir.OpResult) -> bool:

@@ -108,3 +108,70 @@ func.func @ramp(%x: tensor<2xf32>) -> (tensor<8xf32>, tensor<8xf32>) {
   %r = tensor.insert_slice %x into %p[0] [2] [1] : tensor<2xf32> into tensor<8xf32>
   return %r, %p : tensor<8xf32>, tensor<8xf32>
 }
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+#both = affine_map<(d0, d1) -> (d0, d1)>
+#last = affine_map<(d0, d1) -> (d1)>
+#none = affine_map<(d0, d1) -> ()>
+#first = affine_map<(d0, d1) -> (d0)>
+
+// Numbers that are spread along an axis and summed with all else are one tensor in memory.
+// CHECK-LABEL: func.func @expected_place(
+// CHECK: %[[P:.*]] = linalg.generic
+// CHECK: arith.index_cast
+// CHECK: %[[B:.*]] = "iree_tensor_ext.compute_barrier.start"(%[[P]])
+// CHECK: linalg.generic {{.*}} ins(%{{.*}}, %[[B]] :
+func.func @expected_place(%x: tensor<4x8xf32>, %zero: tensor<f32>) -> tensor<f32> {
+  %ints = tensor.empty() : tensor<8xi64>
+  %p = linalg.generic {indexing_maps = [#id], iterator_types = ["parallel"]} outs(%ints : tensor<8xi64>) {
+  ^bb0(%out: i64):
+    %i = linalg.index 0 : index
+    %j = arith.index_cast %i : index to i64
+    linalg.yield %j : i64
+  } -> tensor<8xi64>
+  %floats = tensor.empty() : tensor<4x8xf32>
+  %m = linalg.generic {indexing_maps = [#both, #last, #both], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %p : tensor<4x8xf32>, tensor<8xi64>) outs(%floats : tensor<4x8xf32>) {
+  ^bb0(%a: f32, %b: i64, %out: f32):
+    %c = arith.sitofp %b : i64 to f32
+    %d = arith.mulf %a, %c : f32
+    linalg.yield %d : f32
+  } -> tensor<4x8xf32>
+  %s = linalg.generic {indexing_maps = [#both, #none], iterator_types = ["reduction", "reduction"]}
+      ins(%m : tensor<4x8xf32>) outs(%zero : tensor<f32>) {
+  ^bb0(%a: f32, %out: f32):
+    %c = arith.addf %a, %out : f32
+    linalg.yield %c : f32
+  } -> tensor<f32>
+  return %s : tensor<f32>
+}
+
+// Of sums along one axis nothing is known to go wrong.
+// CHECK-LABEL: func.func @expected_places(
+// CHECK-NOT: compute_barrier
+func.func @expected_places(%x: tensor<4x8xf32>, %zero: tensor<4xf32>) -> tensor<4xf32> {
+  %ints = tensor.empty() : tensor<8xi64>
+  %p = linalg.generic {indexing_maps = [#id], iterator_types = ["parallel"]} outs(%ints : tensor<8xi64>) {
+  ^bb0(%out: i64):
+    %i = linalg.index 0 : index
+    %j = arith.index_cast %i : index to i64
+    linalg.yield %j : i64
+  } -> tensor<8xi64>
+  %floats = tensor.empty() : tensor<4x8xf32>
+  %m = linalg.generic {indexing_maps = [#both, #last, #both], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %p : tensor<4x8xf32>, tensor<8xi64>) outs(%floats : tensor<4x8xf32>) {
+  ^bb0(%a: f32, %b: i64, %out: f32):
+    %c = arith.sitofp %b : i64 to f32
+    %d = arith.mulf %a, %c : f32
+    linalg.yield %d : f32
+  } -> tensor<4x8xf32>
+  %s = linalg.generic {indexing_maps = [#both, #first], iterator_types = ["parallel", "reduction"]}
+      ins(%m : tensor<4x8xf32>) outs(%zero : tensor<4xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %c = arith.addf %a, %out : f32
+    linalg.yield %c : f32
+  } -> tensor<4xf32>
+  return %s : tensor<4xf32>
+}
