@@ -453,3 +453,22 @@ def test_unknown_options_are_refused() -> None:
         pass
     with pytest.raises(retrograd.UnknownTarget), retrograd.enable(target="gpu"):
         pass
+
+
+@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
+def test_bags_of_which_the_eager_forward_saves_no_places(mode: str, weighted: bool) -> None:
+    torch.manual_seed(0)
+    bags = nn.EmbeddingBag(12, 4, mode=mode)
+    indices, starts = torch.randint(12, (10,)), torch.tensor([0, 4, 4, 7])
+    weights = torch.rand(10, requires_grad=True) if weighted else None
+
+    def step() -> list[torch.Tensor]:
+        wanted = [bags.weight] if weights is None else [bags.weight, weights]
+        return list(torch.autograd.grad(bags(indices, starts, weights).square().sum(), wanted))
+
+    expected = step()
+    with retrograd.enable(cache=False):
+        found = [step() for _ in range(STEPS)]
+    assert retrograd.explain_recompiles()[-1].outcome.startswith("compiled")
+    for gradients in found:
+        torch.testing.assert_close(gradients, expected)

@@ -32,7 +32,7 @@ def embedding_bag(
     not padding; which index each maximum came from (its row in the table), for ``mode`` max."""
     starts = offsets[:-1] if include_last_offset else offsets
     bags, place = starts.shape[0], torch.arange(indices.shape[0], device=weight.device)
-    bag = (place.unsqueeze(-1) >= starts).to(indices.dtype).sum(-1) - 1
+    bag = _bag_of(place, starts).to(indices.dtype)
     used = indices != padding_idx
     inside = (bag == torch.arange(bags, device=weight.device).unsqueeze(-1)) & used
     count = inside.to(indices.dtype).sum(-1)
@@ -52,6 +52,18 @@ def embedding_bag(
     if mode == _MEAN:
         total = total / count.clamp(min=1).to(weight.dtype).unsqueeze(-1)
     return total, bag, count, count
+
+
+def _bag_of(place: Tensor, starts: Tensor) -> Tensor:
+    """The bag of each place among the indices; a start behind all of them begins no bag."""
+    return (place.unsqueeze(-1) >= starts).to(starts.dtype).sum(-1) - 1
+
+
+def _bags(offset2bag: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
+    """The bag of each index, which PyTorch's faster forward on the CPU does not give."""
+    if offset2bag.shape[0] == indices.shape[0]:
+        return offset2bag
+    return _bag_of(torch.arange(indices.shape[0], device=indices.device), offsets)
 
 
 def embedding_bag_backward(
@@ -106,7 +118,8 @@ def any_backward(
     if sparse:
         return NotImplemented
     more = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
-    return embedding_bag_backward(grad, indices, offset2bag, bag_size, maximum_indices, *more)
+    bags = offset2bag if mode == _MAX else _bags(offset2bag, offsets, indices)
+    return embedding_bag_backward(grad, indices, bags, bag_size, maximum_indices, *more)
 
 
 def weights_backward(
@@ -119,7 +132,8 @@ def weights_backward(
     padding_idx: int = -1,
 ) -> Tensor:
     """``aten._embedding_bag_per_sample_weights_backward``: the gradient of the weight of each index."""
-    along = (grad.index_select(0, offset2bag) * weight.index_select(0, indices)).sum(-1)
+    bags = _bags(offset2bag, offsets, indices)
+    along = (grad.index_select(0, bags) * weight.index_select(0, indices)).sum(-1)
     return torch.where(indices != padding_idx, along, 0.0)
 
 
