@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from graph_text import value_names
-from test_budget import LARGE, gpt, layers
+from test_budget import gpt, layers
 
-from retrograd.pipelines.analysis.partition.budget import find_curve
+from retrograd.pipelines.analysis.partition.budget import BudgetOptions, find_curve
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved
 from retrograd.pipelines.analysis.partition.recompute_triggers import find_triggers
@@ -44,8 +42,8 @@ def test_what_is_saved_sets_nothing_off() -> None:
 
 def test_plans_with_less_recomputation_are_found_and_none_is_lost() -> None:
     graph = gpt(6)
-    without = find_curve(graph, dataclasses.replace(LARGE, triggers=0, rounds=0)).points
-    for fewer in (dataclasses.replace(LARGE, rounds=0), dataclasses.replace(LARGE, triggers=0)):
+    without = find_curve(graph, BudgetOptions(triggers=0, rounds=0)).points
+    for fewer in (BudgetOptions(rounds=0), BudgetOptions(triggers=0)):
         found = find_curve(graph, fewer).points
         assert all(any(q.peak <= p.peak and q.cost <= p.cost for q in found) for p in without)
         assert len({p.plan.saved for p in found} - {p.plan.saved for p in without}) >= 3

@@ -10,9 +10,8 @@ curve, one for the first layers and the other for the rest; where a gap stays, t
 between, by an integer program (see ``recompute_program``), which no price per byte leads to; points with what would set
 off a large recomputation saved as well (see ``recompute_triggers``); and points less a value. All are judged by the
 lower of their peaks over the two schedules that may run: kernels side by side, and one at a time. Lagrange's bound of
-the cuts says how far from the cheapest plan a point may be. Of a small graph each point is then replaced by the
-cheapest plan that there is, or proven to be it (see ``exact_budget``). What is done is limited by the size of the graph
-and by deterministic effort, never by the clock, so that the same graph has the same curve.
+the cuts says how far from the cheapest plan a point may be. What is done is limited by the size of the graph and by
+deterministic effort, never by the clock, so that the same graph has the same curve. Of few values all sets are judged.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 
 from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.kernels.liveness import Peaks, compute_floor
-from retrograd.pipelines.analysis.partition.exact_budget import BudgetProgram, prove_front
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
@@ -45,22 +43,20 @@ from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 POLICY = "budget"
 # Into how many segments the forward is divided to find what its parts hand on to one another.
 _SEGMENTS = range(2, 17)
+# Of so few values that could be saved every set is judged.
+_FEW = 10
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """``cost`` prices recomputation. Of a graph with at most ``exact_values`` values that could be saved the cheapest
-    plans are proven, with at most ``effort`` of CP-SAT's deterministic time, which is about seconds. A graph of more
-    than ``large_ops`` ops gets fewer candidates, and of those none that could better the curve by less than
-    ``least_gain`` of a peak is judged; of others points on the curve are tried with a value more that sets
-    recomputation off, each with ``triggers`` of them at most. Peaks on the curve that are more than ``spacing`` of the
-    highest apart get plans in between, mixed and, with at most ``filling`` of deterministic time for each, of fewest
-    bytes to within ``filling_gap``; where costs are so far apart, ``rounds`` times, the cheaper point is tried without
-    one value, of ``drops`` at most."""
+    """``cost`` prices recomputation. A graph of more than ``large_ops`` ops gets fewer candidates, and of those none
+    that could better the curve by less than ``least_gain`` of a peak is judged; of others points on the curve are tried
+    with a value more that sets recomputation off, each with ``triggers`` of them at most. Peaks on the curve that are
+    more than ``spacing`` of the highest apart get plans in between, mixed and, with at most ``filling`` of CP-SAT's
+    deterministic time for each, of fewest bytes to within ``filling_gap``; where costs are so far apart, ``rounds``
+    times, the cheaper point is tried without one value, of ``drops`` at most."""
 
     cost: CostModel = field(default_factory=CostModel)
-    exact_values: int = 48
-    effort: float = 2.0
     large_ops: int = 4000
     least_gain: float = 0.004
     triggers: int = 4
@@ -83,18 +79,14 @@ def find_curve(graph: JointGraph, options: BudgetOptions | None = None) -> Curve
         search.consider(values)
     for mixed in _interpolate(search.front(), graph, options):
         search.consider(mixed)
-    if options.exact_values < len(cuts.candidates) and len(graph.ops) <= options.large_ops:
+    if search.points and len(graph.ops) <= options.large_ops:
         for values in _fill_gaps(search.front(), graph, costs, options):
             search.consider(values)
         search.save_triggers(options)
         for _ in range(options.rounds):
             for fewer in _find_drops(search.front(), graph, options):
                 search.consider(fewer)
-    floor = compute_floor(graph)
-    if len(cuts.candidates) > options.exact_values or not search.points:
-        return Curve(search.front(), tuple(bounds), floor)
-    proof = prove_front(BudgetProgram(graph, costs), search.front(), search.judge, options.effort)
-    return Curve(proof.points, tuple(bounds), floor, proof.floors)
+    return Curve(search.front(), tuple(bounds), compute_floor(graph))
 
 
 class _Search:
@@ -140,11 +132,6 @@ class _Search:
                 for value in find_triggers(self.graph, point.plan, checkpoints, options.triggers):
                     self.consider({*point.plan.saved, value})
 
-    def judge(self, values: Iterable[int]) -> Point | None:
-        """The point of the plan that saves ``values``; ``None`` if there is no such plan."""
-        plan = plan_from_saved(self.graph, values, POLICY)
-        return self._point(plan) if find_unsavable(self.graph, plan) is None else None
-
     def front(self) -> tuple[Point, ...]:
         return find_front(self.points)
 
@@ -164,6 +151,9 @@ def _propose(
     # At this price saving all costs as much as recomputing all.
     unit = (float(cuts.costs.sum()) or 1.0) / total
     yield frozenset(cuts.candidates)
+    if len(cuts.candidates) <= _FEW:
+        sizes = range(len(cuts.candidates))
+        yield from map(frozenset, chain.from_iterable(combinations(cuts.candidates, size) for size in sizes))
     for power in range(-10, 11):
         cut = cuts.solve(unit * 2.0**power)
         bounds.append((unit * 2.0**power, cut.seconds))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
@@ -30,26 +29,18 @@ class Point:
     plan: PartitionPlan
 
 
-class Floor(NamedTuple):
-    """A proof: every plan whose peak is at most ``peak`` bytes recomputes for at least ``seconds``."""
-
-    peak: int
-    seconds: float
-
-
 @dataclass(frozen=True)
 class Curve:
     """Points of rising cost and falling peak, and what is proven of all plans.
 
     ``bounds`` are lines (seconds per byte, seconds) under the cost of every plan: a plan that saves ``n`` bytes costs
     at least ``seconds - n * seconds_per_byte``. ``held`` is what the backward of every plan holds at its worst moment
-    besides what is saved. ``floors`` are bounds for single budgets.
+    besides what is saved.
     """
 
     points: tuple[Point, ...]
     bounds: tuple[tuple[float, float], ...] = ()
     held: int = 0
-    floors: tuple[Floor, ...] = ()
 
     def pick(self, budget: int) -> Point:
         """The cheapest point whose peak is at most ``budget`` bytes: with more bytes, neither more recomputation nor,
@@ -69,8 +60,7 @@ class Curve:
 
     def bound(self, budget: int) -> float:
         """Seconds of recomputation that any plan within ``budget`` bytes needs at least."""
-        lines = (fixed - slope * (budget - self.held) for slope, fixed in self.bounds)
-        return max((*lines, *(floor.seconds for floor in self.floors if budget <= floor.peak)), default=0.0)
+        return max((fixed - slope * (budget - self.held) for slope, fixed in self.bounds), default=0.0)
 
     def gap(self, budget: int) -> float:
         """Seconds by which the point for ``budget`` may be dearer than the cheapest plan that there is.

@@ -25,9 +25,9 @@ from retrograd.pipelines.analysis.partition.recompute_cut import find_candidates
 RESOLUTION = 2**40
 
 
-class RecomputeProgram:
-    """The rows that every legal plan of ``graph`` keeps. ``twice`` has a variable for each op that may run in both
-    halves; ``work`` is what each op costs to run again."""
+class LeastSaved:
+    """The fewest bytes to save where recomputation is limited. ``work`` is what each op of ``graph`` costs to run
+    again; every legal plan keeps the rows."""
 
     def __init__(self, graph: JointGraph, work: Sequence[float]) -> None:
         self.graph = graph
@@ -42,15 +42,27 @@ class RecomputeProgram:
         }
         self._add_needs()
         self._add_forward()
-        self.twice = self._add_repeated()
+        twice = self._add_repeated()
         # A power of two: whole numbers of work, such as FLOPs, stay exact.
-        self.scale = 2.0 ** math.floor(math.log2(RESOLUTION / (sum(work[op] for op in self.twice) or 1.0)))
-        self.work = sum(round(work[op] * self.scale) * variable for op, variable in self.twice.items())
+        self.scale = 2.0 ** math.floor(math.log2(RESOLUTION / (sum(work[op] for op in twice) or 1.0)))
+        again = sum(round(work[op] * self.scale) * variable for op, variable in twice.items())
         priced = {**self.saved, **self.copies}
-        self.kept = sum(graph.values[v].saved_bytes * variable for v, variable in priced.items())
+        self.model.minimize(sum(graph.values[v].saved_bytes * variable for v, variable in priced.items()))
+        self.row = self.model.add(again <= 0)
 
-    def chosen(self, solver: cp_model.CpSolver) -> frozenset[int]:
-        """The values to save of a solution."""
+    def solve(self, limit: float, effort: float, gap: float = 0.0) -> frozenset[int] | None:
+        """Values to save, of which the ops that run again take at most ``limit`` work: proven to be within ``gap`` of
+        the fewest bytes, or the best that were found with so much effort; ``None`` if none was."""
+        self.row.proto.linear.domain[1] = int(limit * self.scale)
+        solver = cp_model.CpSolver()
+        # With deterministic time and one worker, the same program has the same solution on any machine.
+        solver.parameters.max_deterministic_time = max(0.0, effort)
+        solver.parameters.num_workers = 1
+        # All clauses are rows of the relaxation too: it is nearly integral.
+        solver.parameters.linearization_level = 2
+        solver.parameters.relative_gap_limit = gap
+        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
         return frozenset(v for v, variable in self.saved.items() if solver.value(variable))
 
     def _add_needs(self) -> None:
@@ -107,32 +119,3 @@ class RecomputeProgram:
                 twice[number] = self.model.new_bool_var("")
                 self.model.add_bool_or([twice[number], runs.negated(), early.negated()])
         return twice
-
-
-def make_solver(effort: float) -> cp_model.CpSolver:
-    """A solver that stops after so much of CP-SAT's deterministic time, which is about seconds: with that and one
-    worker, the same program has the same solution on any machine."""
-    solver = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = max(0.0, effort)
-    solver.parameters.num_workers = 1
-    # All clauses are rows of the relaxation too: it is nearly integral.
-    solver.parameters.linearization_level = 2
-    return solver
-
-
-class LeastSaved:
-    """The fewest bytes to save where recomputation is limited."""
-
-    def __init__(self, graph: JointGraph, work: Sequence[float]) -> None:
-        self.program = RecomputeProgram(graph, work)
-        self.program.model.minimize(self.program.kept)
-        self.row = self.program.model.add(self.program.work <= 0)
-
-    def solve(self, limit: float, effort: float, gap: float = 0.0) -> frozenset[int] | None:
-        """Values to save, of which the ops that run again take at most ``limit`` work: proven to be within ``gap`` of
-        the fewest bytes, or the best that were found with so much effort; ``None`` if none was."""
-        self.row.proto.linear.domain[1] = int(limit * self.program.scale)
-        solver = make_solver(effort)
-        solver.parameters.relative_gap_limit = gap
-        status = solver.solve(self.program.model)
-        return self.program.chosen(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
