@@ -18,15 +18,13 @@ from retrograd.frontend.decompositions import attention, numerics, sampling, sum
 from retrograd.frontend.decompositions.convolutions import convolution
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.functions import (
-    bessel,
     elementary,
     error_functions,
-    float_parts,
     gamma,
     hyperbolic,
 )
-from retrograd.frontend.decompositions.losses import class_gradients, ctc
-from retrograd.frontend.decompositions.matrices import cholesky, distances, experts, lu_and_qr, matrix_exp
+from retrograd.frontend.decompositions.losses import class_gradients
+from retrograd.frontend.decompositions.matrices import distances, experts
 from retrograd.frontend.decompositions.places import (
     embedding_bags,
     grid_sample,
@@ -38,7 +36,6 @@ from retrograd.frontend.decompositions.places import (
 )
 from retrograd.frontend.decompositions.pooling import (
     adaptive_pooling,
-    fractional_pooling,
     pooling_forward,
     pooling_gradients,
 )
@@ -62,8 +59,6 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *embedding_bags.ENTRIES,
     *copies.ENTRIES,
     *grid_sample.ENTRIES,
-    *float_parts.ENTRIES,
-    *fractional_pooling.ENTRIES,
     *gamma.ENTRIES,
     *numerics.ENTRIES,
     *sampling.ENTRIES,
@@ -72,15 +67,10 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *scalar_axes.ENTRIES,
     *elementary.ENTRIES,
     *hyperbolic.ENTRIES,
-    *matrix_exp.ENTRIES,
-    *bessel.ENTRIES,
     *error_functions.ENTRIES,
     *splits.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
-    *cholesky.ENTRIES,
-    *lu_and_qr.ENTRIES,
-    *ctc.ENTRIES,
 )
 
 

@@ -3,8 +3,8 @@
 """Connectionist temporal classification as a library op whose shapes follow from those of its arguments.
 
 The shapes of torch's own op follow from what is in its lengths, so that it cannot be traced. Here
-``retrograd::ctc_loss`` and its backward run torch's kernels; ``decompositions/losses/ctc.py`` has the formula that
-stands in for them where it is compiled.
+``retrograd::ctc_loss`` and its backward run torch's kernels, in an eager island: written out as sums over alignments
+they took 18 times as long to compile, and steps were slower.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def ctc_loss(
     """``F.ctc_loss`` of ``log_probs`` [T, N, C] or [T, C], for lengths in tensors or lists.
 
     ``targets`` are [N, S], or all in a row: each row is then as long as all of them where lengths are in a tensor. The
-    gradient of ``log_probs`` is eager's: that of what a log-softmax gives, which adds up to zero over the classes. A
-    length that is beyond its tensor, which eager refuses, gives NaN once it is compiled. Half types are computed in
-    float32, as under ``torch.autocast``.
+    gradient of ``log_probs`` is eager's: that of what a log-softmax gives, which adds up to zero over the classes. Half
+    types are computed in float32, as under ``torch.autocast``.
 
     Returns ``NotImplemented`` for a reduction that there is not.
     """

@@ -21,7 +21,6 @@ from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.preparation.sparse_layouts import refuse_sparse_layouts
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
-from retrograd.frontend.traceable.matrix_checks import drop_settled_checks
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,6 @@ PREPARE: tuple[Step, ...] = (
     Step(
         lambda traced: refuse_sparse_layouts(traced.graph_module),
         "before all: what is written takes tensors to be dense",
-    ),
-    Step(
-        lambda traced: drop_settled_checks(traced.graph_module),
-        "before what leaves out ops: a check is an effect, and keeps alive what only it reads",
     ),
     Step(
         lambda traced: fill_empty_tensors(traced.graph_module),

@@ -8,15 +8,11 @@ result, and a check of that number. An executable raises nothing.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from torch.fx import GraphModule
-
-from retrograd.frontend.doors.deferred_code import recompile_when_called
 
 CHECK = torch.ops.aten._linalg_check_errors.default
 torch.fx.node.has_side_effect(CHECK)
@@ -28,13 +24,3 @@ def plain_checks() -> Iterator[None]:
     effect = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
     with mock.patch.object(effect, "_effect", None):
         yield
-
-
-def drop_settled_checks(graph_module: GraphModule) -> None:
-    """Take those checks out of a graph whose number is worked out by a decomposition: that of a matrix without a
-    result gives infinities or NaN. What torch works out, in an eager island, torch checks."""
-    for node in graph_module.graph.find_nodes(op="call_function", target=CHECK):
-        (info, *_) = node.args
-        if not (isinstance(info, torch.fx.Node) and info.target is operator.getitem):
-            graph_module.graph.erase_node(node)
-    recompile_when_called(graph_module)

@@ -260,22 +260,55 @@ def test_torch_compile_and_enable_use_islands() -> None:
     assert any("runs in torch: aten._cdist_backward" in reason for reason in entry.reasons)
 
 
-def test_alignments_over_few_frames_are_compiled_and_over_many_run_in_torch() -> None:
-    lengths = torch.tensor([[6, 5], [1500, 40]]), torch.tensor([3, 2])
+def test_alignments_run_in_torch() -> None:
+    labels = torch.tensor([3, 2])
 
-    def align(short: torch.Tensor, long: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        pairs = zip((short, long), lengths[0], strict=True)
-        return tuple(
-            F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2, 2], [3, 1, 0]]), frames, lengths[1])
-            for x, frames in pairs
-        )
+    def align(x: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(2), torch.tensor([[1, 2, 2], [3, 1, 0]]), torch.tensor([6, 5]), labels)
 
     torch.manual_seed(5)
-    scores = [torch.randn(frames, 2, 4, requires_grad=True) for frames in (6, 1500)]
-    step = retrograd.compile_backward(align, tuple(scores))
-    assert_same(gradients(step, scores, *scores), gradients(align, scores, *scores))
+    scores = torch.randn(6, 2, 4, requires_grad=True)
+    step = retrograd.compile_backward(align, (scores,))
+    assert_same(gradients(step, [scores], scores), gradients(align, [scores], scores))
     islands = step.explain().to_dict()["islands"]
     assert [i["what"].partition(" ")[0] for i in islands] == ["retrograd.ctc_loss", "retrograd.ctc_loss_backward"]
+    with pytest.raises(retrograd.CaptureError, match=r"ctc_loss.* PyTorch has a kernel for it"):
+        retrograd.compile_backward(align, (scores,), fallback="error")
+
+
+class Small(torch.nn.Module):
+    """What nobody trains much through, of small matrices and a special function: each runs in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(3, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.mix(x)
+        gram = hidden.T @ hidden + torch.eye(3)
+        lower = torch.linalg.cholesky(gram)
+        solved = torch.cholesky_solve(x[:3], lower) + torch.linalg.solve(gram, x[:3])
+        q, r = torch.linalg.qr(hidden)
+        image = hidden.reshape(1, 1, 4, 6)
+        pooled = F.fractional_max_pool2d(image, 2, output_size=(2, 2), _random_samples=torch.full((1, 1, 2), 0.4))
+        smaller = F.interpolate(image, (2, 3), mode="bilinear", antialias=True)
+        special = torch.special.i0e(hidden) + torch.polygamma(1, hidden.square() + 1) + torch.erfinv(hidden.tanh())
+        parts = torch.segment_reduce(hidden, "mean", lengths=torch.tensor([3, 5]))
+        ends = torch.logdet(gram) + torch.linalg.inv(gram).sum() + torch.frexp(hidden)[0].sum()
+        return solved, q @ r.square(), pooled, smaller, special, parts, ends
+
+
+def test_small_matrices_and_special_functions_run_in_torch() -> None:
+    torch.manual_seed(7)
+    model, x = Small(), torch.randn(8, 3)
+    step = retrograd.compile_backward(model, (x,))
+    expected = gradients(model, [*model.parameters()], x)
+    assert_same(gradients(step, [*model.parameters()], x), expected)
+    found = {op for i in step.explain().to_dict()["islands"] for op in i["what"].partition(" (")[0].split(", ")}
+    named = (
+        "linalg_cholesky_ex _linalg_solve_ex linalg_qr linalg_matrix_exp special_i0e polygamma erfinv segment_reduce"
+    )
+    assert found >= {f"aten.{name}" for name in named.split()}
 
 
 def test_backwards_that_differ_inside_of_an_island_are_two_programs() -> None:

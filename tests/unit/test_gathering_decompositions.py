@@ -1,10 +1,9 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Distances, bags, segments, grids and fractional pooling as decompositions, against eager; nothing is compiled."""
+"""Distances, bags, reductions by an index and grids as decompositions, against eager; nothing is compiled."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,27 +121,6 @@ def test_scatter_reduce(reduce: str, include: bool, dim: int) -> None:
     check(lambda x, s: x.scatter_reduce(0, zero, s, reduce, include_self=include), numbers(), numbers(), ops=(op,))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
-@pytest.mark.parametrize("initial", [None, 2.0])
-def test_segments(reduce: str, initial: float | None) -> None:
-    ops = (aten.segment_reduce.default, aten._segment_reduce_backward.default)
-    lengths = torch.tensor([[2, 3, 1], [1, 1, 4]])
-    settings: dict[str, Any] = {"reduce": reduce, "initial": initial, "unsafe": True}
-    check(lambda x: torch.segment_reduce(x, lengths=lengths, axis=1, **settings), numbers(2, 6, 3), ops=ops)
-    offsets = torch.tensor([0, 2, 5, 6])
-    check(lambda x: torch.segment_reduce(x, offsets=offsets, axis=0, **settings), numbers(6), ops=ops)
-    # Equal extremes share the gradient.
-    check(lambda x: torch.segment_reduce(x, offsets=offsets, axis=0, **settings), numbers(6).round(), ops=ops)
-
-
-def test_a_segment_without_elements() -> None:
-    lengths = torch.tensor([2, 0, 4])
-    for reduce, initial in itertools.product(("sum", "mean", "max", "min", "prod"), (None, 2.0)):
-        result = FUNCTIONS[aten.segment_reduce.default](numbers(6), reduce, lengths=lengths, initial=initial)
-        expected = torch.segment_reduce(numbers(6) * 0, reduce, lengths=lengths, initial=initial)
-        torch.testing.assert_close(result[1], expected[1], equal_nan=True)
-
-
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("align", [False, True])
@@ -167,14 +145,6 @@ def test_grid_sample_of_one_argument() -> None:
     check(lambda g: F.grid_sample(x, g, align_corners=False), grid, ops=ops)
 
 
-@pytest.mark.parametrize("size", [(3, 4), (7, 9), (12, 2), (1, 1)])
-@pytest.mark.parametrize("align", [False, True])
-def test_resampling_with_a_filter(size: tuple[int, int], align: bool) -> None:
-    ops = (aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default)
-    for scales in ((None, None), (1.7, 0.6)):
-        check(lambda x, s=scales: aten._upsample_bilinear2d_aa(x, size, align, *s), numbers(2, 3, 6, 7), ops=ops)
-
-
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("last", [False, True])
@@ -190,22 +160,6 @@ def test_bags(mode: str, padding: int | None, last: bool) -> None:
     if mode == "sum":
         more = (*ops, aten._embedding_bag_per_sample_weights_backward.default)
         check(lambda t, w: bag(indices, t, offsets, per_sample_weights=w, **settings), table, numbers(7), ops=more)
-
-
-@pytest.mark.parametrize("axes", [2, 3])
-@pytest.mark.parametrize("batched", [False, True])
-def test_fractional_pooling(axes: int, batched: bool) -> None:
-    name = f"fractional_max_pool{axes}d"
-    ops = (getattr(aten, name).default, getattr(aten, f"{name}_backward").default)
-    lead = (2, 3) if batched else (3,)
-    samples = torch.rand(lead[0] if batched else 1, 3, axes, dtype=torch.float64)
-    for kernel, out in ((2, 3), (3, 1), (1, 5)):
-        kernels, outs = [kernel] * axes, [out, *[min(out + 1, 5)] * (axes - 1)]
-        x = numbers(*lead, 7, 6, 8)[..., :axes] if axes == 1 else numbers(*lead, *(7, 6, 8)[:axes])
-        check(lambda x, k=kernels, o=outs: getattr(aten, name)(x, k, o, samples)[0], x, ops=ops)
-    if batched:
-        nothing, empty = numbers(0, 3, *(7, 6, 8)[:axes]), samples[:0]
-        check(lambda x: getattr(aten, name)(x, [2] * axes, [3] * axes, empty)[0], nothing, ops=ops)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])

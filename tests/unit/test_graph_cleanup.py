@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.decompositions.matrices.cholesky import MOST_ROWS
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors
-from retrograd.frontend.traceable.matrix_checks import CHECK, drop_settled_checks, plain_checks
+from retrograd.frontend.traceable.matrix_checks import plain_checks
 
 aten = torch.ops.aten
 
@@ -25,16 +24,6 @@ def trace(function: Any, *inputs: Tensor) -> torch.fx.GraphModule:
 
 def targets(graph: torch.fx.GraphModule) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
-
-
-def test_a_check_goes_with_the_op_that_it_is_about() -> None:
-    small, large = torch.eye(3), torch.eye(MOST_ROWS + 1)
-    for matrix, left in ((small, 0), (large, 1)):
-        graph = trace(torch.linalg.inv, matrix)
-        assert targets(graph).count(CHECK) == 1
-        drop_settled_checks(graph)
-        assert targets(graph).count(CHECK) == left
-        torch.testing.assert_close(graph(matrix), matrix)
 
 
 def test_what_is_empty_is_a_constant() -> None:

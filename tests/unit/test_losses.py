@@ -13,8 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions import decomposition_table
-from retrograd.frontend.decompositions.losses import ctc
-from retrograd.frontend.decompositions.losses.ctc import MOST_STEPS
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 
 # Lengths may be numbers, which the declaration of the function leaves out.
@@ -74,23 +72,6 @@ def test_ctc_loss_where_labels_do_not_fit(zero_infinity: bool) -> None:
         lambda x: ctc_loss(x.log_softmax(2), targets, FRAMES, labels, reduction="none", zero_infinity=zero_infinity),
         scores,
     )
-
-
-@pytest.mark.parametrize("frames", [MOST_STEPS + 1, 2 * MOST_STEPS + 1])
-def test_ctc_loss_in_blocks_of_frames(frames: int) -> None:
-    torch.manual_seed(0)
-    scores = torch.randn(frames, 4, 6, dtype=torch.float64, requires_grad=True)
-    lengths = torch.tensor([frames, frames - 1, 7, 0])
-    targets = make_targets(0, LABELS, "padded")
-    check(lambda x: ctc_loss(x.log_softmax(2), targets, lengths, torch.tensor([3, 5, 2, 0])), scores)
-
-
-def test_ctc_loss_of_lengths_that_eager_refuses_is_no_number() -> None:
-    """One row has more frames, one more labels than there are; the last is as it should be."""
-    scores = torch.randn(9, 3, 6).log_softmax(2)
-    targets = torch.ones(3, 5, dtype=torch.long)
-    loss, _ = ctc.ctc_loss(scores, targets, torch.tensor([10, 9, 9]), torch.tensor([5, 6, 5]), 0, False)
-    assert loss.isnan().tolist() == [True, True, False]
 
 
 def test_ctc_loss_without_labels() -> None:

@@ -1,9 +1,9 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Images read at places between their elements: ``grid_sample``, and resampling with a filter.
+"""Images read at places between their elements: ``grid_sample``.
 
 A place is a weighted sum over its corners, so that one form is there for images of any number of axes; backward ops
-are its derivatives. Source: PyTorch's ``GridSampler.h`` and ``UpSampleKernel.cpp``.
+are its derivatives. Source: PyTorch's ``GridSampler.h``.
 """
 
 from __future__ import annotations
@@ -123,54 +123,6 @@ def _read(x: Tensor, places: Sequence[Tensor]) -> Tensor:
     return torch.where(inside.unsqueeze(1), values, 0.0)
 
 
-# -- Resampling with a filter ----------------------------------------------------------------------------------------
-
-
-def upsample_aa(
-    x: Tensor,
-    output_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """``aten._upsample_bilinear2d_aa``: ``x [n, c, h, w]`` resampled with a triangular filter."""
-    rows, columns = _filters(x, x.shape[2:], output_size, align_corners, (scales_h, scales_w))
-    return rows @ x @ columns.mT
-
-
-def upsample_aa_backward(
-    grad: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """``aten._upsample_bilinear2d_aa_backward``: the gradient of the image, of shape ``input_size``."""
-    rows, columns = _filters(grad, input_size[2:], output_size, align_corners, (scales_h, scales_w))
-    return rows.mT @ grad @ columns
-
-
-def _filters(
-    like: Tensor, sizes: Sequence[int], wanted: Sequence[int], align_corners: bool, scales: Sequence[float | None]
-) -> list[Tensor]:
-    """For each axis the weights ``[wanted, size]`` of the image's elements."""
-    found = []
-    for size, out, scale in zip(sizes, wanted, scales, strict=True):
-        if align_corners:
-            ratio = (size - 1) / (out - 1) if out > 1 else 0.0
-        else:
-            ratio = 1 / scale if scale is not None and scale > 0 else size / out
-        center = (torch.arange(out, dtype=like.dtype, device=like.device).unsqueeze(-1) + 0.5) * ratio
-        element = torch.arange(size, dtype=like.dtype, device=like.device) + 0.5
-        # A triangle as wide as it takes to see each element; what is left of it within the image counts as the whole.
-        weights = (1 - (element - center).abs() / max(ratio, 1.0)).clamp(min=0.0)
-        total = weights.sum(-1, keepdim=True)
-        # Nothing is left where scales lead out of the image.
-        found.append(weights / torch.where(total == 0, 1.0, total))
-    return found
-
-
 ENTRIES = (
     *(
         Decomposition(op, grid_sampler, "torch-mlir lowers some modes and paddings, in two dimensions")
@@ -180,6 +132,4 @@ ENTRIES = (
         Decomposition(op, grid_sampler_backward, NO_LOWERING)
         for op in (aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
     ),
-    Decomposition(aten._upsample_bilinear2d_aa.default, upsample_aa, NO_LOWERING),
-    Decomposition(aten._upsample_bilinear2d_aa_backward.default, upsample_aa_backward, NO_LOWERING),
 )

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.derivatives import pull_back
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
 
 aten = torch.ops.aten
@@ -76,71 +75,6 @@ def _has_few_pairs(x: Tensor, elements: int) -> bool:
     return all(isinstance(s, int) for s in (*x.shape, elements)) and x.numel() * max(elements, 1) <= MOST_PAIRS
 
 
-def segment_reduce(
-    data: Tensor,
-    reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    indices: Tensor | None = None,
-    offsets: Tensor | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: float | None = None,
-) -> Any:
-    """``aten.segment_reduce``: each segment of ``axis`` reduced to an element, from ``initial`` on."""
-    if not data.dtype.is_floating_point or indices is not None:
-        return NotImplemented
-    inside = _segments(data, lengths, offsets, axis)
-    return _reduce_segments(data, inside, reduce, axis, initial)
-
-
-def segment_reduce_backward(
-    grad: Tensor,
-    output: Tensor,
-    data: Tensor,
-    reduce: str,
-    *,
-    lengths: Tensor | None = None,
-    offsets: Tensor | None = None,
-    axis: int = 0,
-    initial: float | None = None,
-) -> Any:
-    """``aten._segment_reduce_backward``: the gradient of ``data``; of equal extremes each has its share."""
-    if not data.dtype.is_floating_point:
-        return NotImplemented
-    inside = _segments(data, lengths, offsets, axis)
-    (found,) = pull_back(lambda d: _reduce_segments(d, inside, reduce, axis, initial), [data], grad)
-    return found
-
-
-def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> Tensor:
-    """``[..., segments, elements]``: which elements of ``axis`` are in which segment."""
-    if offsets is None:
-        assert lengths is not None
-        ends = torch.cumsum(lengths, -1)
-        starts = ends - lengths
-    else:
-        starts, ends = offsets[..., :-1], offsets[..., 1:]
-    place = torch.arange(data.shape[axis], device=data.device)
-    return (place >= starts.unsqueeze(-1)) & (place < ends.unsqueeze(-1))
-
-
-def _reduce_segments(data: Tensor, inside: Tensor, reduce: str, axis: int, initial: float | None) -> Tensor:
-    rest = data.dim() - axis - 1
-    inside = inside.reshape(*inside.shape, *[1] * rest)
-    start = _NEUTRAL[reduce] if initial is None else initial
-    if data.shape[axis] == 0:
-        total = data.new_full([*inside.shape[:axis], inside.shape[axis], *data.shape[axis + 1 :]], start)
-    else:
-        masked = torch.where(inside, data.unsqueeze(axis), _NEUTRAL[reduce])
-        total = _combine(_along(masked, reduce, axis + 1), start, reduce)
-    if reduce != "mean":
-        return total
-    count = inside.to(data.dtype).sum(axis + 1)
-    empty = math.nan if initial is None else start
-    return torch.where(count > 0, total / count.clamp(min=1), empty)
-
-
 def _into(x: Tensor, index: Tensor, source: Tensor, reduce: str, include_self: bool) -> Tensor:
     """``x [..., n]`` with ``source [..., k]`` reduced into its last axis at ``index [..., k]``."""
     here = index.unsqueeze(-2) == torch.arange(x.shape[-1], device=x.device).unsqueeze(-1)
@@ -172,6 +106,4 @@ ENTRIES = (
         scatter_reduce,
         "torch-mlir writes to the wrong axis, or aborts, where it is counted from the end; for scalars, too",
     ),
-    Decomposition(aten.segment_reduce.default, segment_reduce, NO_LOWERING),
-    Decomposition(aten._segment_reduce_backward.default, segment_reduce_backward, NO_LOWERING),
 )
