@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
@@ -27,7 +27,7 @@ from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.doors.port_roles import describe_graph
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
-from retrograd.indices import refusing_wrong_indices
+from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.options import BackwardRequest, Options
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
@@ -35,6 +35,7 @@ from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.repair import Rebuild, Rebuilt
 from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program
+from retrograd.runtime.index_bounds import IndexCheck
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.stage_executor import StageExecutor
 from retrograd.stagers import AheadOfTime, AsItRan, Stager, Work
@@ -204,3 +205,34 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
         if isinstance(value := node.meta.get("val"), torch.Tensor)
     ]
     return next((place for place in places if place.type == "cuda"), torch.device("cpu"))
+
+
+# -- Indices ----------------------------------------------------------------------------------------------------------
+
+# Graphs of Dynamo's, which have no signature: their indices are looked at where they are called.
+
+
+def refusing_wrong_indices(function: CompiledFunction, traced: torch.fx.GraphModule) -> CompiledFunction:
+    """``function``, compiled from ``traced``, which refuses arguments of the graph that are indices out of range.
+
+    Raises when called:
+        IndexError: one is not.
+    """
+    placeholders = [node.name for node in traced.graph.find_nodes(op="placeholder")]
+    places = {name: place for place, name in enumerate(function.arguments)}
+    checks = [
+        (places[placeholders[bound.argument]], IndexCheck(bound))
+        for bound in find_index_bounds(traced.graph)
+        if placeholders[bound.argument] in places
+    ]
+    if not checks:
+        return function
+
+    def call(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for place, check in checks:
+            problem = check.find_problem(tensors[place])
+            if problem is not None:
+                raise IndexError(f"{function.arguments[place]} of a compiled graph: {problem}")
+        return function.call(tensors)
+
+    return replace(function, call=call)

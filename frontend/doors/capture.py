@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.aot_autograd import JointWithDescriptors, aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -43,7 +44,6 @@ from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse
 from retrograd.frontend.python.source_locations import CaptureError, capture_error, shared_memory_error
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
-from retrograd.frontend.traceable.partial_writes import find_partly_written
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
@@ -236,3 +236,42 @@ def find_constants(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
     values = [getattr(graph_module, str(node.target)) for node in graph_module.graph.find_nodes(op="get_attr")]
     values += graph_module.meta.get(CONSTANTS, [])
     return list({id(v): v for v in values if isinstance(v, torch.Tensor)}.values())
+
+
+# -- Arguments that are written in part -------------------------------------------------------------------------------
+
+# Arguments of which a model overwrites a part. Where an argument's elements are one in memory, as those of
+# ``x.expand(3, 4)`` are, eager sees a write to one of its rows in all of them. A traced graph has tensors with no
+# memory, and sees it in one.
+
+
+aten = torch.ops.aten
+
+# What functionalization makes of a write to a view.
+_WRITES = {
+    aten.select_scatter,
+    aten.slice_scatter,
+    aten.diagonal_scatter,
+    aten.as_strided_scatter,
+    aten.unfold_backward,
+}
+
+
+def find_partly_written(graph: Graph, mutated: Sequence[int]) -> tuple[int, ...]:
+    """Those of the arguments ``mutated`` of a traced graph, by number, whose values a write to a part may go into."""
+    placeholders = graph.find_nodes(op="placeholder")
+    return tuple(number for number in mutated if _meets_write(placeholders[number]))
+
+
+def _meets_write(argument: Node) -> bool:
+    seen, waiting = {argument}, [argument]
+    while waiting:
+        for user in waiting.pop().users:
+            # The op that was decomposed, if any was.
+            op = user.meta.get("original_aten") or user.target
+            if getattr(op, "overloadpacket", None) in _WRITES:
+                return True
+            if user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False

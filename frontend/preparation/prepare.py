@@ -19,7 +19,7 @@ from retrograd.frontend.layers.class_losses import shorten_class_losses
 from retrograd.frontend.layers.random_ops import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
-from retrograd.frontend.preparation.sparse_layouts import refuse_sparse_layouts
+from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
 
 
@@ -142,3 +142,26 @@ def to_number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | flo
     if isinstance(value, torch.SymBool):
         return bool(value)
     return int(value) if isinstance(value, torch.SymInt) else float(value)
+
+
+# -- Sparse tensors ---------------------------------------------------------------------------------------------------
+
+# Sparse tensors, which executables do not have: neither as arguments nor as gradients.
+
+
+def refuse_sparse_layouts(graph_module: GraphModule) -> None:
+    """Refuse a graph that makes or takes a tensor of another layout than ``torch.strided``; the gradient of an
+    ``nn.Embedding(sparse=True)`` is one.
+
+    Raises:
+        CaptureError: there is such a tensor; names the op and the line of the user's code.
+    """
+    for node in graph_module.graph.nodes:
+        for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                place = source_place(node.stack_trace)
+                raise CaptureError(
+                    f"{node.target}{f' at {place}' if place else ''} is a tensor of layout {value.layout}",
+                    "use dense tensors, such as the gradients of an embedding without sparse=True; or "
+                    "retrograd.enable(), which leaves a backward of sparse gradients to eager",
+                )

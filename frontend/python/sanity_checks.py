@@ -4,7 +4,7 @@
 
 A trace does not know what is in a tensor, and goes on as if nothing were wrong. A check that is computed from arguments
 alone, by a few functions element by element, is looked at before each call; others are taken for granted, and so are
-those that clamp what is not finite (`finite_checks.py`).
+those that clamp what is not finite.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
-from retrograd.frontend.python.argument_functions import WRITES, FunctionsOfArguments, Steps
+from retrograd.frontend.python.argument_functions import WRITES, FunctionsOfArguments, Noted, Steps
 from retrograd.frontend.python.source_locations import format_frame, is_user_file, user_frame
-from retrograd.frontend.traceable.finite_checks import find_finite
 
 _QUESTIONS = (Tensor.__bool__, Tensor.item)
 # PyTorch's own code that looks at parameters and samples of a distribution.
@@ -190,3 +189,43 @@ def _raises(instructions: Sequence[dis.Instruction], place: int | None) -> bool:
             return False
         place += 1
     return False
+
+
+# -- Branches that clamp ----------------------------------------------------------------------------------------------
+
+# Branches that do nothing but clamp what is not finite to the largest number of its type: ``if not
+# torch.isfinite(h).all(): h = torch.clamp(h, max=torch.finfo(h.dtype).max - 1000)``. Models of half precision have
+# them behind their layers. In a step that is of any use they are not taken, and where one would be, what follows
+# overflows again.
+
+
+_ASKED = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"): False}
+# What may be named in such a branch, beside local variables.
+_CLAMP_NAMES = frozenset(("torch", "finfo", "dtype", "max", "min", "clamp", "clamp_"))
+_ARITHMETIC = ("LOAD_", "BINARY_OP", "UNARY_", "CALL", "PRECALL", "KW_NAMES", "PUSH_NULL", "COPY", "SWAP", "STORE_FAST")
+
+
+def find_finite(asked: Noted | None, code: CodeType, offset: int) -> bool | None:
+    """The answer for finite numbers to the question that is asked at ``offset`` of a function's code, if that is
+    whether a tensor is finite, and the branch for others only clamps; ``None`` where it is not."""
+    if asked is None or len(asked.args) != 1 or asked.kwargs or not isinstance(asked.args[0], Noted):
+        return None
+    names = getattr(asked.func, "__name__", ""), getattr(asked.args[0].func, "__name__", "")
+    answer = _ASKED.get(names)
+    return answer if answer is not None and _only_clamps(code, offset, answer) else None
+
+
+@cache
+def _only_clamps(code: CodeType, offset: int, passing: bool) -> bool:
+    """Whether what a function does by the other answer than ``passing``, and not by this one, is to clamp."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    places = {instruction.offset: place for place, instruction in enumerate(instructions)}
+    if offset not in places:
+        return False
+    place = places[offset] + instructions[places[offset]].opname.startswith("CALL")
+    jump = instructions[place]
+    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(f"IF_{str(passing).upper()}"):
+        return False
+    branch = instructions[place + 1 : places[jump.argval]]
+    named = {i.argval for i in branch if i.opname in ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")}
+    return "finfo" in named and named <= _CLAMP_NAMES and all(i.opname.startswith(_ARITHMETIC) for i in branch)

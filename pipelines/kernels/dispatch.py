@@ -15,7 +15,6 @@ from retrograd.pipelines.transforms.helpers.barriers import make_index
 
 # Of IREE, unknown here: modules that hold them are read with unregistered dialects allowed.
 DISPATCH = "flow.dispatch"
-EXECUTABLE = "hal.executable.source"
 # What stands for PTX where none is compiled, in tests of what takes which kernel.
 NO_PTX = CompiledKernel(ptx="", threads=128, shared=0, scratch=0)
 

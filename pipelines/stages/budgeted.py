@@ -20,6 +20,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, is_own_residual
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
@@ -29,7 +30,6 @@ from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudge
 from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
-from retrograd.pipelines.stages.plan_peak import plan_peak
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
     Finished,
@@ -321,3 +321,43 @@ def port_bytes(port: TensorSpec) -> int:
         return 0
     bits = re.match(r"[a-z]*?(\d+)", port.dtype)
     return prod(port.example) * (int(bits[1]) // 8 if bits else 1)
+
+
+# -- The peak of a plan of stages -------------------------------------------------------------------------------------
+
+# How much memory a plan of stages and islands takes: each value from the step that gives it to its last use.
+
+
+def plan_peak(
+    plan: StagePlan,
+    stage_results: Mapping[str, Sequence[int]],
+    scratch: Mapping[str, int],
+    arguments: Mapping[str, int] | None = None,
+) -> int:
+    """The most bytes that are alive at a time of what steps give, of the stages' scratch memory, and of ``arguments``,
+    those by name that are handed over to the plan.
+
+    ``stage_results`` are the bytes of each result of the stages, ``scratch`` what a stage takes while it runs; both by
+    its name. Other arguments are their caller's. What torch takes while an island runs, besides its results, is not
+    known and not counted.
+    """
+    alive = dict(arguments or {})
+    peak = sum(alive.values())
+    for step in plan.steps:
+        match step:
+            case RunStage():
+                sizes, working = stage_results[step.function], scratch.get(step.function, 0)
+            case RunIsland():
+                sizes, working = step.bytes, 0
+            case Free():
+                for value in step.values:
+                    alive.pop(value, None)
+                continue
+            case _:
+                continue
+        given = list(zip(step.results, sizes, strict=True))
+        alive |= {value: size for value, size in given if value}
+        # What nobody uses is there until the step ends.
+        working += sum(size for value, size in given if not value)
+        peak = max(peak, sum(alive.values()) + working)
+    return peak

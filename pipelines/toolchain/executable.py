@@ -16,13 +16,11 @@ from pathlib import Path
 
 from retrograd.contract.launches import Launches
 from retrograd.contract.roles import INTO
-from retrograd.pipelines.devices.bindings import widest_kernel
 from retrograd.pipelines.devices.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.devices.elementwise_tiles import elementwise_rules
 from retrograd.pipelines.devices.kernel_rules import write_library
-from retrograd.pipelines.devices.product_tiles import write_tile_script
+from retrograd.pipelines.devices.product_tiles import scatter_rules, write_tile_script
 from retrograd.pipelines.devices.row_tiles import row_rules
-from retrograd.pipelines.devices.scatter_tiles import scatter_rules
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.kernels.family import CHOICES
@@ -331,3 +329,27 @@ def _write_option(option: str, script: str, folder: Path, name: str) -> str:
     path = folder / f"{name}.mlir"
     path.write_text(script, encoding="utf-8")
     return f"--iree-{option}={path}"
+
+
+# -- Buffers of a kernel ----------------------------------------------------------------------------------------------
+
+# How many buffers a kernel takes: drivers of GPUs load none that takes more than so many, and iree-compile, which
+# fuses up to a bound on the operands of one op, makes some that do (the sums of all taps of a filter, say).
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and the number of buffers that it takes."""
+
+    name: str
+    bindings: int
+
+
+def widest_kernel(executables: str) -> Kernel | None:
+    """The kernel that takes the most buffers in IREE's IR after its phase ``executable-targets``; None without any."""
+    counts = {
+        name: layout.count("#hal.pipeline.binding<")
+        for name, layout in re.findall(r"^(#\w+) = #hal\.pipeline\.layout<(.*)>$", executables, flags=re.MULTILINE)
+    }
+    exports = re.findall(r"hal\.executable\.export public @(\w+) .*?layout\((#\w+)\)", executables)
+    return max((Kernel(name, counts[layout]) for name, layout in exports), key=lambda k: k.bindings, default=None)

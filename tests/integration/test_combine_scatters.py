@@ -11,7 +11,7 @@ from iree_tools import RUN_MODULE
 
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.pipelines.devices.scatter_tiles import scatter_rules
+from retrograd.pipelines.devices.product_tiles import scatter_rules
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.runner import run_pipeline
 from retrograd.pipelines.toolchain.executable import compile_executable

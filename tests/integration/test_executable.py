@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from retrograd.pipelines.devices.bindings import Kernel, widest_kernel
 from retrograd.pipelines.devices.device_targets import (
     DATA_TILING,
     FEWER_FUSIONS,
@@ -31,7 +30,13 @@ from retrograd.pipelines.devices.targets import CPU, Target, find_target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.toolchain import executable
 from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED
-from retrograd.pipelines.toolchain.executable import compile_executable, iree_tool, measure_scratch
+from retrograd.pipelines.toolchain.executable import (
+    Kernel,
+    compile_executable,
+    iree_tool,
+    measure_scratch,
+    widest_kernel,
+)
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.subprocesses import ToolResult, run_tool
 from retrograd.pipelines.toolchain.warm_tool import WarmTool

@@ -230,7 +230,7 @@ def test_planted_violation_is_found(path: str, source: str, name: str) -> None:
     [
         ("dialects/ir.py", "from torch_mlir import ir, passmanager"),
         ("retrograd/contract/tensors.py", "import ast\nfrom retrograd.contract.sizes import Size"),
-        ("dialects/roles.py", "from retrograd.contract.roles import ARGUMENT_ROLES"),
+        ("dialects/bwd.py", "from retrograd.contract.roles import ARGUMENT_ROLES"),
         ("runtime/artifact.py", "from retrograd.contract import roles"),
         ("dialects/bwd.py", "from retrograd.dialects.ir import ir\nfrom . import ir"),
         (

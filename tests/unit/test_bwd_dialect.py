@@ -12,7 +12,7 @@ import pytest
 
 from retrograd.dialects import builders, bwd, ir
 from retrograd.dialects.context import dialect_names, make_context
-from retrograd.dialects.roles import find_role_problems
+from retrograd.pipelines.transforms.torch.bwd_verify_legality import find_role_problems
 
 TENSOR = "!torch.vtensor<[2,?],f32>"
 OTHER = "!torch.vtensor<[3],si64>"

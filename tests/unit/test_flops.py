@@ -4,7 +4,7 @@
 
 import pytest
 
-from retrograd.pipelines.analysis.partition.flops import Shape, count_flops
+from retrograd.pipelines.analysis.partition.read_graph import Shape, count_flops
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.pipelines.analysis.layout.split_reductions import find_reduction_parts
+from retrograd.pipelines.analysis.layout.op_parts import find_reduction_parts
 from retrograd.pipelines.analysis.partition.read_graph import read_joint
 
 
