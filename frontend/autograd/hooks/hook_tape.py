@@ -30,7 +30,7 @@ _READS_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _TapeTensor:
     """Stands for a tensor of the tape in the arguments of an op."""
 
     number: int
@@ -81,11 +81,11 @@ class _Watcher(TorchDispatchMode):
             torch.autograd.graph.increment_version(written)
         if func.namespace == "profiler":
             return result
-        given = pytree.tree_map_only(torch.Tensor, lambda t: self.slot(t, made=True), result)
+        given = pytree.tree_map_only(torch.Tensor, lambda t: self.stand_in(t, made=True), result)
         self.tape.ops.append((func, *taken, given))
         return result
 
-    def slot(self, tensor: torch.Tensor, *, made: bool = False) -> _Slot:
+    def stand_in(self, tensor: torch.Tensor, *, made: bool = False) -> _TapeTensor:
         """The place of a tensor; a new one, of an external unless the hook made it."""
         number = self._numbers.get(id(tensor))
         if number is None:
@@ -96,7 +96,7 @@ class _Watcher(TorchDispatchMode):
                 self.tape.externals.append(number)
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
                     self._refuse(f"it reads a {type(tensor).__name__} of layout {tensor.layout}")
-        return _Slot(number)
+        return _TapeTensor(number)
 
     def _copy_before_write(self, written: Sequence[torch.Tensor]) -> None:
         for tensor in written:
@@ -125,7 +125,9 @@ def watch(function: Callable[..., Any], *args: Any) -> tuple[Any, HookTape]:
     with watcher:
         result = function(*args)
     tape = watcher.tape
-    tape.results = [watcher.slot(leaf).number for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tape.results = [
+        watcher.stand_in(leaf).number for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
+    ]
     made = [ref(t) for n, t in enumerate(tape.tensors) if n not in tape.externals and n not in tape.results]
     for number in range(len(tape.tensors)):
         if number not in tape.externals and number not in tape.results:
@@ -146,7 +148,7 @@ def trace_tape(tape: HookTape, results: Sequence[int]) -> torch.fx.GraphModule:
     def replay(*externals: torch.Tensor) -> list[torch.Tensor]:
         values: dict[int, torch.Tensor] = dict(zip(tape.externals, externals, strict=True))
         for func, args, kwargs, given in tape.ops:
-            args, kwargs = pytree.tree_map_only(_Slot, lambda slot: values[slot.number], (args, kwargs))
+            args, kwargs = pytree.tree_map_only(_TapeTensor, lambda stand_in: values[stand_in.number], (args, kwargs))
             for place, value in _pairs(given, _call(func, args, kwargs)):
                 values[place.number] = value
         return [values[number] for number in results]
@@ -165,9 +167,9 @@ def trace_tape(tape: HookTape, results: Sequence[int]) -> torch.fx.GraphModule:
     return traced
 
 
-def _pairs(places: Any, values: Any) -> list[tuple[_Slot, torch.Tensor]]:
+def _pairs(places: Any, values: Any) -> list[tuple[_TapeTensor, torch.Tensor]]:
     flat = zip(pytree.tree_leaves(places), pytree.tree_leaves(values), strict=True)
-    return [(place, value) for place, value in flat if isinstance(place, _Slot)]
+    return [(place, value) for place, value in flat if isinstance(place, _TapeTensor)]
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -198,7 +198,7 @@ class OpenSizes:
 
 
 @dataclass(frozen=True)
-class OpenLayout:
+class OpenPlaces:
     """The open sizes of a trace, and where they are in one capture."""
 
     sizes: OpenSizes

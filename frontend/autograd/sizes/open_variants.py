@@ -7,12 +7,12 @@ from __future__ import annotations
 from retrograd.frontend.autograd.engine.python_calls import Frame
 from retrograd.frontend.autograd.hooks.hook_inlining import find_sites
 from retrograd.frontend.autograd.hooks.open_hooks import HookStays
-from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout, OpenSizes
+from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.steps.step_key import StepKey
-from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Variant, kind_of
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Variant, kind_of
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 
 
@@ -23,7 +23,7 @@ def trace_variant(
     frame: Frame,
     key: StepKey,
     situation: Situation,
-    layout: Layout,
+    numbering: Numbering,
 ) -> Variant:
     """Trace a recorded backward with its sizes open. Hooks that are marked are part of it, if their code runs on open
     sizes; not those that unpack saved tensors.
@@ -37,13 +37,13 @@ def trace_variant(
         watched = recorder.with_calls(called)
         sizes = OpenSizes(structure)
         try:
-            traced = trace_backward(watched, frame.inputs, key.sizes, frame.scalars, OpenLayout(sizes, skeleton))
+            traced = trace_backward(watched, frame.inputs, key.sizes, frame.scalars, OpenPlaces(sizes, skeleton))
             break
         except HookStays as stays:
             called[stays.node] = stays.reason
     notes = (*watched.notes, *_describe(sizes, traced, situation, skeleton))
-    kind, samples = kind_of(key, layout), len(structure.samples)
-    return Variant(kind, traced, situation, notes, layout, structure, samples, called)
+    kind, samples = kind_of(key, numbering), len(structure.samples)
+    return Variant(kind, traced, situation, notes, numbering, structure, samples, called)
 
 
 def _describe(sizes: OpenSizes, traced: TracedBackward, situation: Situation, skeleton: Skeleton) -> list[str]:

@@ -25,7 +25,7 @@ from retrograd.frontend.autograd.steps.python_side import Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
-from retrograd.frontend.autograd.steps.variants import CompiledStructure, Layout, Use, Variant, kind_of, rehearse
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 from retrograd.frontend.hooks.hook_marks import describe_hook
@@ -139,20 +139,20 @@ class CapturedBackward:
         That of another capture has to be known to be right: it cannot be tried here."""
         if key in self._uses or not (variants := self._structure(frame).variants):
             return None
-        layout, (shapes, numbers) = self._layout(frame), self._sizes(frame, key)
-        kind = kind_of(key, layout)
+        numbering, (shapes, numbers) = self._numbering(frame), self._sizes(frame, key)
+        kind = kind_of(key, numbering)
         for variant in variants:
             sizes = variant.guard.read(shapes, numbers) if variant.kind == kind else None
-            use = None if sizes is None else Use(variant, layout, sizes)
-            if use is not None and (use.is_right or (use.is_right is None and variant.layout == layout)):
+            use = None if sizes is None else Use(variant, numbering, sizes)
+            if use is not None and (use.is_right or (use.is_right is None and variant.numbering == numbering)):
                 if use.is_right:
                     self._remember(key, use)
                 return use
         return None
 
-    def _layout(self, frame: Frame) -> Layout:
+    def _numbering(self, frame: Frame) -> Numbering:
         skeleton = self._skeleton
-        return Layout(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
+        return Numbering(len(frame.inputs), skeleton.inputs, skeleton.calls, skeleton.held)
 
     def _structure(self, frame: Frame) -> CompiledStructure:
         """Look up the structure of backwards like this one."""
@@ -216,9 +216,9 @@ class CapturedBackward:
                         structure.refuse(f"{type(error).__name__}: {error}")
                 notes += structure.notes
             traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars)
-            layout = self._layout(frame)
-            kind, notes = kind_of(key, layout), [*recorder.notes, *notes]
-            make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), layout), layout))
+            numbering = self._numbering(frame)
+            kind, notes = kind_of(key, numbering), [*recorder.notes, *notes]
+            make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), numbering), numbering))
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             self._refuse(key, f"{type(error).__name__}: {error}")
 
@@ -244,12 +244,12 @@ class CapturedBackward:
 
     def _has_tried(self, structure: CompiledStructure, frame: Frame, key: StepKey) -> bool:
         """Whether what is known of the sizes was compiled already, and is not for these."""
-        layout, numbers = self._layout(frame), self._sizes(frame, key)
-        kind = kind_of(key, layout)
+        numbering, numbers = self._numbering(frame), self._sizes(frame, key)
+        kind = kind_of(key, numbering)
         return any(
             v.samples == len(structure.samples)
             and v.kind == kind
-            and (v.layout == layout or v.guard.read(*numbers) is None)
+            and (v.numbering == numbering or v.guard.read(*numbers) is None)
             for v in structure.variants
         )
 
@@ -259,13 +259,13 @@ class CapturedBackward:
         Raises:
             CaptureError: they cannot be left open. Besides, whatever else fails in tracing.
         """
-        layout = self._layout(frame)
+        numbering = self._numbering(frame)
         situation = self._describe(frame, key)
-        variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, layout)
+        variant = trace_variant(structure, self._skeleton, recorder, frame, key, situation, numbering)
         given = variant.guard.read(*self._sizes(frame, key))
         if given is None:
             raise CaptureError("what the trace takes for granted does not hold for these sizes", "report it")
-        return Use(variant, layout, given)
+        return Use(variant, numbering, given)
 
     def _add(self, use: Use, *, recorder: Recorder, frame: Frame, key: StepKey) -> bool:
         """Compile a variant, now or in the background; says whether the key is done with. In the background it is

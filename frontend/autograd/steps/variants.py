@@ -23,7 +23,7 @@ from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
 @dataclass(frozen=True)
-class Layout:
+class Numbering:
     """Says in what captures of one structure may differ: how many inputs there are; the numbers of those that are
     computed with, in the order that all captures of the structure have them in; the nodes of its opaque calls; and what
     it holds of its own."""
@@ -50,7 +50,7 @@ class CompiledStructure(Structure):
 class Variant:
     """A compiled backward, for one set of sizes or for all that its guard lets through.
 
-    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``layout`` how
+    ``kind`` are the options and numbers that it is for, ``situation`` what it was first met with, ``numbering`` how
     the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
     open; ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that is done
     in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
@@ -61,7 +61,7 @@ class Variant:
     traced: TracedBackward
     situation: Situation
     notes: tuple[str, ...]
-    layout: Layout
+    numbering: Numbering
     structure: CompiledStructure | None = None
     samples: int = 0
     called: Mapping[str, str] = field(default_factory=dict)
@@ -81,12 +81,14 @@ class Use:
     """A variant that a step of a capture may use, and the open sizes of the step; ``ones`` are those that are 1. The
     ``guard`` holds for most of the steps that it is for."""
 
-    def __init__(self, variant: Variant, layout: Layout, sizes: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, variant: Variant, numbering: Numbering, sizes: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.variant, self.sizes = variant, sizes
         self.guard: StepGuard | None = None
         self.ones = ones_of(sizes)
         # Where the variant's capture, if it is another one, has what this one has in these places.
-        self._moves = () if layout == variant.layout else tuple(zip(variant.layout.used, layout.used, strict=True))
+        self._moves = (
+            () if numbering == variant.numbering else tuple(zip(variant.numbering.used, numbering.used, strict=True))
+        )
 
     @property
     def is_right(self) -> bool | None:
@@ -96,7 +98,7 @@ class Use:
     def run(self, frame: Frame) -> list[Any]:
         """The results of a step; its frame is not usable afterwards."""
         if self._moves:
-            _move(frame, self.variant.layout.count, self._moves)
+            _move(frame, self.variant.numbering.count, self._moves)
         frame.sizes = self.sizes
         assert self.variant.compiled is not None
         return run_compiled(self.variant.traced, self.variant.compiled, frame)
@@ -107,10 +109,10 @@ class Use:
         return self.variant.work is None or self.variant.work.is_done
 
 
-def kind_of(key: StepKey, layout: Layout) -> Hashable:
+def kind_of(key: StepKey, numbering: Numbering) -> Hashable:
     """Drop sizes from a key, and number the rest as every capture of a structure does."""
-    alike = tuple([key.like[number][1:] for number in layout.used])
-    return key.options, key.scalars, alike, layout.held, key.inlined.without_sizes(layout.used)
+    alike = tuple([key.like[number][1:] for number in numbering.used])
+    return key.options, key.scalars, alike, numbering.held, key.inlined.without_sizes(numbering.used)
 
 
 def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE
 from retrograd.frontend.autograd.engine import python_calls as calls
 from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
-from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout
+from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces
 from retrograd.frontend.autograd.sizes.skeleton import Path, leaves_of
 from retrograd.frontend.autograd.steps.recorder import Recorder, opaque_kind
 from retrograd.frontend.hooks import hook_ops
@@ -37,10 +37,10 @@ class AtenInterpreter(torch.fx.Interpreter):
         hooks: InlinedHooks,
         sizes: Sequence[int],
         scalars: Sequence[float],
-        layout: OpenLayout | None,
+        places: OpenPlaces | None,
     ) -> None:
         super().__init__(recorded.module)
-        self._layout = layout
+        self._places = places
         # What calls give, where sizes are open: by node, and the shapes by kind and number.
         self.declared: Mapping[str, list[torch.Tensor]] = {}
         self.given: dict[tuple[str, int], list[Sequence[int | torch.SymInt]]] = {}
@@ -87,7 +87,7 @@ class AtenInterpreter(torch.fx.Interpreter):
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
         args, kwargs = super().fetch_args_kwargs_from_env(n)
-        return (args, kwargs) if self._layout is None else self._layout.fill(n, args, kwargs)
+        return (args, kwargs) if self._places is None else self._places.fill(n, args, kwargs)
 
     def _accumulate(self, node: torch.fx.Node) -> None:
         gradient = self.env[node.args[2]] if isinstance(node.args[2], torch.fx.Node) else None
@@ -114,10 +114,10 @@ class AtenInterpreter(torch.fx.Interpreter):
         return len(kinds) - kinds.count(CUSTOM_BACKWARD) + len(self._hooks.tapes)
 
     def _call_inlined(self, node: torch.fx.Node, kind: str) -> Any:
-        if self._layout is not None:
+        if self._places is not None:
             (_, *args), kwargs = self.fetch_args_kwargs_from_env(node)
             if self._hooks.is_open(node.name, self.env, args):
-                return self._hooks.run_open(node.name, self.env, args, kwargs, self._layout.sizes)
+                return self._hooks.run_open(node.name, self.env, args, kwargs, self._places.sizes)
         number = self._next_number(kind)
         given, self._token, gradient = self._hooks.call(node.name, kind, number, self.env, self._token)
         if gradient is not None:
@@ -130,7 +130,7 @@ class AtenInterpreter(torch.fx.Interpreter):
 
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
         values: list[torch.Tensor] = []
-        slots = {} if self._layout is None else self._layout.open_slots(node)
+        slots = {} if self._places is None else self._places.open_slots(node)
         arguments = tuple(self._template(a, values, (0, place), slots) for place, a in enumerate(node.args))
         recorded = self.recorded[node.name]
         single = not isinstance(recorded, (tuple, list))
@@ -153,7 +153,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         if node.name in self._communicates:
             self.communication.append(number)
         declared = self.calls.declarations()
-        if self._layout is not None:
+        if self._places is not None:
             declared[kind, number] = self.declared[node.name] if results else ()
             self.given[kind, number] = [tuple(t.shape) for t in declared[kind, number]]
         with hook_ops.declared_results(declared):

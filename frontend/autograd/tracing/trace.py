@@ -27,7 +27,7 @@ from retrograd.frontend.autograd.hooks.hook_inlining import Finder
 from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.hooks.packed_values import PackedLeaf
 from retrograd.frontend.autograd.sizes.open_numbers import take_floats
-from retrograd.frontend.autograd.sizes.open_sizes import OpenLayout, OpenSizes, SizeGuard
+from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes, SizeGuard
 from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
 from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
@@ -93,10 +93,10 @@ def trace_backward(
     inputs: Sequence[torch.Tensor],
     sizes: Sequence[int],
     scalars: Sequence[float],
-    layout: OpenLayout | None = None,
+    places: OpenPlaces | None = None,
 ) -> TracedBackward:
     """Trace a backward that was recorded on these inputs. Their shapes, the sizes and the scalars are compiled in, but
-    for those that ``layout`` leaves open.
+    for those that ``places`` leaves open.
 
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
@@ -105,18 +105,18 @@ def trace_backward(
     inputs = [*inputs, *[tensor for tensor, _ in hooks.extras]]
     for tensor in inputs:
         _check_input(tensor)
-    interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, layout)
+    interpreter = AtenInterpreter(recorded, hooks, sizes, scalars, places)
     # What a hook that is part of the graph writes to is an argument itself. What has no memory has no views either.
     lasting = [] if recorded.inlined else [n for n in range(len(inputs)) if n not in recorded.may_free]
     found = {number: find_layout(inputs[number]) for number in lasting}
     # Where sizes are open, a part of memory would be another at each step.
-    layouts = {n: how for n, how in found.items() if how and (layout is None or isinstance(how, Permuted))}
+    layouts = {n: how for n, how in found.items() if how and (places is None or isinstance(how, Permuted))}
     try:
-        if layout is None:
+        if places is None:
             graph_module = _trace_fixed(interpreter, inputs, layouts)
         else:
-            graph_module = _trace_open(interpreter, inputs, layout, layouts)
-        guard, names = (None, {}) if layout is None else _find_sizes(graph_module, interpreter, layout.sizes)
+            graph_module = _trace_open(interpreter, inputs, places, layouts)
+        guard, names = (None, {}) if places is None else _find_sizes(graph_module, interpreter, places.sizes)
     except CaptureError:
         raise
     except Exception as error:
@@ -137,7 +137,7 @@ def trace_backward(
         calls=interpreter.calls,
         results=results,
         kept_inputs=frozenset(interpreter.kept_inputs).union(params),
-        extras=(*[find for _, find in hooks.extras], *(() if layout is None else layout.sizes.finders())),
+        extras=(*[find for _, find in hooks.extras], *(() if places is None else places.sizes.finders())),
         guard=guard,
         sizes=tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
         layouts=layouts,
@@ -168,16 +168,16 @@ def _view_all(layouts: Mapping[int, Layout], bases: Sequence[torch.Tensor]) -> l
 def _trace_open(
     interpreter: AtenInterpreter,
     inputs: Sequence[torch.Tensor],
-    layout: OpenLayout,
+    places: OpenPlaces,
     layouts: Mapping[int, Layout],
 ) -> torch.fx.GraphModule:
     """The graph takes the open sizes after the inputs."""
-    sizes = layout.sizes
-    shapes = dict(zip(layout.skeleton.inputs, sizes.shapes, strict=True))
+    sizes = places.sizes
+    shapes = dict(zip(places.skeleton.inputs, sizes.shapes, strict=True))
     with torch.no_grad(), portable_ops(), sizes.mode, size_oblivious(), enable_python_dispatcher():
         fake = [sizes.like(t, shapes.get(number, tuple(t.shape))) for number, t in enumerate(inputs)]
         bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(fake)]
-        interpreter.declared = layout.declare(interpreter.recorded)
+        interpreter.declared = places.declare(interpreter.recorded)
 
         def trace(*arguments: Any) -> list[torch.Tensor]:
             return interpreter.trace(*_view_all(layouts, arguments[: len(fake)]))
