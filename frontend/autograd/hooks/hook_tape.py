@@ -68,7 +68,7 @@ class _Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        taken = pytree.tree_map_only(torch.Tensor, self.slot, (args, kwargs))
+        taken = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs))
         if any(tag in func.tags for tag in _READS_NUMBERS):
             self._refuse(f"it reads a number from a tensor ({func})")
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -148,7 +148,7 @@ def trace_tape(tape: HookTape, results: Sequence[int]) -> torch.fx.GraphModule:
     def replay(*externals: torch.Tensor) -> list[torch.Tensor]:
         values: dict[int, torch.Tensor] = dict(zip(tape.externals, externals, strict=True))
         for func, args, kwargs, given in tape.ops:
-            args, kwargs = pytree.tree_map_only(_TapeTensor, lambda stand_in: values[stand_in.number], (args, kwargs))
+            args, kwargs = pytree.tree_map_only(_TapeTensor, lambda it: values[it.number], (args, kwargs))
             for place, value in _pairs(given, _call(func, args, kwargs)):
                 values[place.number] = value
         return [values[number] for number in results]
