@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from retrograd.contract.plan import find_plan_problems
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
+from retrograd.contract.plan import find_plan_problems
 from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES
 from retrograd.dialects import ir
 from retrograd.dialects.bwd import show_attribute
