@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the steps of one capture may differ in: the key that what was compiled is found by."""
+"""Defines the key by which what was compiled is found: that in which the steps of one capture may differ."""
 
 from __future__ import annotations
 
