@@ -72,8 +72,8 @@ def _find_differences(graph: JointGraph, value: int) -> Iterator[int]:
 
 
 def find_torn(graph: JointGraph, saved: Collection[int], backward: Collection[int]) -> frozenset[int]:
-    """Finds what has to be saved beside ``saved``, for decisions of which a plan would save one side, and compute the other
-    one again or save it in a narrower type."""
+    """Find what has to be saved beside ``saved``, for decisions of which a plan would save one side, and compute the
+    other one again or save it in a narrower type."""
     found: set[int] = set()
     for decision in find_decisions(graph):
         if not found.issuperset(decision.settled) and _is_torn(graph, decision, saved, backward):
@@ -105,7 +105,7 @@ def _are_related(graph: JointGraph, values: tuple[int, ...]) -> bool:
 
 
 def _shared(graph: JointGraph, values: tuple[int, ...]) -> set[tuple[int, int]]:
-    """Finds what is computed, with rounding, that more than one of ``values`` was chosen of."""
+    """Find what is computed, with rounding, that more than one of ``values`` was chosen of."""
     ends = [{_key(graph, v) for v in _walk(graph, value, ()) if _is_computed(graph, v)} for value in values]
     return {key for i, keys in enumerate(ends) for others in ends[i + 1 :] for key in keys & others}
 
