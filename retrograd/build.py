@@ -66,6 +66,7 @@ def build(
         InfeasibleBudget: no plan stays within the budget.
         ValueError: a budget for a part of a model, of open sizes.
     """
+    options = _uncompared(options) if portable else options
     work = Work(captured, options, phases or Progress(), open_store(options), portable, for_loss)
     stager: Stager = AsItRan(work, seen) if captured.as_it_ran else AheadOfTime(work)
     fallback = Fallback(options.fallback, options.target, work.versions, work.store, reasons)
@@ -86,11 +87,15 @@ def build(
     )
 
 
+def _uncompared(options: Options) -> Options:
+    """Options for what goes to a file: nothing compares what others run."""
+    return replace(options, target=replace(options.target, is_compared=False))
+
+
 def _compile_portable(work: Work, staged: StagedModule, executable: Executable) -> Portable:
     if work.portable:
         return Portable(executable.vmfb)
-    # Nothing compares what others run.
-    work = replace(work, options=replace(work.options, target=replace(work.options.target, is_compared=False)))
+    work = replace(work, options=_uncompared(work.options))
     if uses_libraries(work.captured.graph_module):
         return _compile_written_out(work)
     # The same kernels, so with the same flags.

@@ -273,6 +273,26 @@ def test_what_passed_is_remembered() -> None:
     assert "not wanted" in states(step)
 
 
+def test_only_what_is_compared_is_compiled_without_checks_between_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compared: list[bool] = []
+
+    def compile_seen(linalg: str, target: Target, **options: Any) -> Any:
+        compared.append(target.is_compared)
+        return compile_once(linalg, target, **options)
+
+    monkeypatch.setattr(staged, "compile_executable", compile_seen)
+    model, x = make()
+    step = retrograd.compile_backward(model, (x,))
+    assert compared == [True]
+    step.save(tmp_path / "step.vmfb")
+    retrograd.compile_backward(model, (x,), verify=False)
+    retrograd.compile_backward(model, (x,), portable=True)
+    assert len(compared) >= 3
+    assert not any(compared[1:])
+
+
 def test_loaded_files_are_not_verified(tmp_path: Path) -> None:
     model, x = make()
     retrograd.compile_backward(model, (x,)).save(tmp_path / "right.vmfb")
