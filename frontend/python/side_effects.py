@@ -141,7 +141,8 @@ def _refuse_new_tensors(path: str, module: torch.nn.Module, known: set[int]) -> 
         if id(tensor) not in known and name.partition("[")[0] not in derived:
             raise CaptureError(
                 f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none",
-                "return the tensor; if it is a cache that is filled once, call the model once before compiling it",
+                "return the tensor; if it is a cache that is filled once, call the model once before compiling it; or "
+                'use torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model keeps it',
             )
 
 

@@ -230,6 +230,34 @@ def graph_attention() -> Built:
     return GraphAttention(), inputs
 
 
+class MessagePassing(nn.Module):
+    """Molecules, say: messages along the edges, gated states, and what is pooled of each graph in three ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.update, self.head = nn.Linear(12, 6), nn.GRUCell(6, 6), nn.Linear(18, CLASSES)
+
+    def forward(self, x: Tensor, edges: Tensor, graph: Tensor, y: Tensor) -> Tensor:
+        states, (source, target) = torch.tanh(x), edges
+        for _ in range(2):
+            messages = F.relu(self.message(torch.cat([states[source], states[target]], -1)))
+            states = self.update(torch.zeros_like(states).index_add(0, target, messages), states)
+        places = graph.unsqueeze(-1).expand_as(states)
+        pooled = [
+            states.new_zeros(len(y), 6).scatter_reduce(0, places, states, kind, include_self=False)
+            for kind in ("amax", "mean", "sum")
+        ]
+        return F.cross_entropy(self.head(torch.cat(pooled, -1)), y)
+
+
+def message_passing() -> Built:
+    def inputs(turn: int) -> dict[str, Any]:
+        edges = torch.randint(20, (2, 50), generator=generator(turn))
+        return {"x": _normal(20, 6)(turn), "edges": edges, "graph": torch.arange(20) // 5, "y": _classes(turn, 4)}
+
+    return MessagePassing(), inputs
+
+
 class Oscillator(nn.Module):
     """A network whose derivative is part of its loss, as in physics-informed learning."""
 
@@ -422,6 +450,7 @@ PROGRAMS = [
     entry("two towers, contrastive", towers),
     entry("vector quantization", _alone(Codebook, "x", BATCH, 12)),
     entry("graph attention", graph_attention),
+    entry("message passing, pooled by graph", message_passing),
     entry("oscillator, physics-informed", _alone(Oscillator, "time", BATCH, 1)),
     entry("normalizing flow", _alone(Flow, "x", BATCH, 6)),
     entry("conditional random field", _chain),

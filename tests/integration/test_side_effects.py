@@ -324,3 +324,18 @@ def test_gradients_of_windows_inside_of_a_model() -> None:
     (found,) = torch.autograd.grad(retrograd.compile_backward(model, (x,))(x), x)
     (expected,) = torch.autograd.grad(model(x), x)
     torch.testing.assert_close(found, expected)
+
+
+def test_a_model_that_keeps_a_tensor_compiles_by_the_other_door() -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, x = Keeps(), torch.randn(4, 3)
+    compiled = torch.compile(model, backend="retrograd")
+    for _ in range(2):
+        expected = torch.autograd.grad(model(x).square().sum(), model.linear.weight)
+        kept = model.last
+        found = torch.autograd.grad(compiled(x).square().sum(), model.linear.weight)
+        torch.testing.assert_close(found, expected)
+        assert model.last is not kept
+        torch.testing.assert_close(model.last, kept)
+        x = x * 2
