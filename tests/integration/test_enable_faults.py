@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch._dynamo.compiled_autograd import Op
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 import retrograd
@@ -161,6 +164,29 @@ class OnlyVjp(torch.autograd.Function):
         return gradient * 3
 
 
+class KeepsContext(torch.autograd.Function):
+    """Leaves its context, which keeps nothing of what it saved alive."""
+
+    left: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        KeepsContext.left.append(ctx)
+        result: torch.Tensor = gradient * ctx.saved_tensors[0]
+        return result
+
+
+class Both(OnlyVjp):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
 class Boxed(torch.autograd.Function):
     """Takes its gradients in one list, to let each go when it has used it."""
 
@@ -247,6 +273,13 @@ def vjp_in_place_of_backward(log: Log) -> Step:
     return step_of(log, lambda w, v: (function(w.sin()) * v).sum())
 
 
+def test_backward_and_vjp_are_refused_in_eagers_words() -> None:
+    function: Any = Both.apply
+    for scope in (contextlib.nullcontext(), retrograd.enable()):
+        with scope, pytest.raises(RuntimeError, match="Implementing both 'backward' and 'vjp' for a custom Function"):
+            function(leaf(3)).sum().backward()
+
+
 @case
 def gradients_in_one_list(log: Log) -> Step:
     if not hasattr(torch.autograd.Function, "boxed_grads_call"):
@@ -301,6 +334,91 @@ class Reentrant(torch.autograd.Function):
 def seventy_backwards_inside_of_one(log: Log) -> Step:
     function: Any = Reentrant.apply
     return step_of(log, lambda w, v: (function(w * v, 70) * v).sum())
+
+
+class SaysWhatItIs(torch.autograd.Function):
+    """Asks what its context is, and leaves a number on it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.is_node = isinstance(ctx, Node)
+        return gradient * 2
+
+
+@case
+def context_is_a_node_and_keeps_what_it_is_given(log: Log) -> Step:
+    w = leaf(3)
+    function: Any = SaysWhatItIs.apply
+
+    def step() -> None:
+        w.grad = None
+        result = function(w.exp())
+        result.sum().backward()
+        log.append((values([w.grad]), result.grad_fn.is_node))
+
+    return step
+
+
+@case
+def kept_context_of_a_graph_that_was_freed(log: Log) -> Step:
+    w = leaf(3)
+    function: Any = KeepsContext.apply
+
+    def step() -> None:
+        w.grad = None
+        (function(w * 2) * w).sum().backward()
+        log.append(values([w.grad]))
+        with pytest.raises(RuntimeError) as error:
+            KeepsContext.left.pop().saved_tensors  # noqa: B018 (asked for, to raise)
+        log.append(type(error.value).__name__ == "RuntimeError")
+
+    return step
+
+
+@case
+def gradients_in_a_batch(log: Log) -> Step:
+    w = leaf(3)
+
+    def step() -> None:
+        loss = w.sin() * w
+        for batch in (torch.eye(3), None, torch.ones(2, 3)):
+            if batch is None:
+                log.append(values(torch.autograd.grad(loss, w, torch.ones(3), retain_graph=True)))
+            else:
+                log.append(values(torch.autograd.grad(loss, w, batch, retain_graph=True, is_grads_batched=True)))
+
+    return step
+
+
+@case
+def graph_goes_with_its_last_reference(log: Log) -> Step:
+    """A hook refers to a node that has it; there is no collection between the backward and the last reference."""
+    w = leaf(3)
+
+    def step() -> None:
+        def make() -> tuple[torch.Tensor, Any]:
+            middle = w.exp()
+            node, kept = middle.grad_fn, torch.nn.Module()
+            held = [node, kept]
+            middle.register_hook(lambda g: g * len(held))
+            return (middle * 2).sum(), weakref.ref(kept)
+
+        gc.collect()
+        gc.disable()
+        try:
+            loss, kept = make()
+            loss.backward()
+            del loss
+            gc.collect()
+            log.append(kept() is None)
+        finally:
+            gc.enable()
+
+    return step
 
 
 @case
@@ -432,6 +550,28 @@ def test_what_fails_while_recording_the_engine_finishes_once(monkeypatch: pytest
         assert calls == ["hook of x", "hook"]
     (entry,) = retrograd.explain_recompiles()[before:]
     assert "AsinhBackward0, as PyTorch captured it, raised NotImplementedError: no such kernel" in str(entry)
+
+
+def test_what_fails_after_like_roots_ran_compiled_the_engine_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known of a sum's backward does not hold for that of another sum."""
+
+    def fail(*_: Any) -> None:
+        raise NotImplementedError("no such kernel")
+
+    w = leaf(3)
+    for _ in range(3):
+        w.grad = None
+        with retrograd.enable():
+            (w.exp() * w).sum().backward()
+    monkeypatch.setattr(fail, "__name__", "AsinhBackward0")
+    monkeypatch.setattr(Op, "__call__", lambda op, *args: (fail if "Asinh" in op.__name__ else op.fn)(*args))
+    for _ in range(2):
+        w.grad = None
+        with retrograd.enable():
+            (w.asinh() * 2).sum().backward()
+        torch.testing.assert_close(w.grad, 2 / (w.detach() ** 2 + 1).sqrt())
 
 
 def test_flops_are_counted_under_enable() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.compiled_autograd import copy_slices_prologue
 from torch._dynamo.external_utils import FakeBackwardCFunction
 from torch.autograd import Function
+from torch.autograd.graph import Node
 
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
 
@@ -21,12 +22,26 @@ class _Context(FakeBackwardCFunction):
     are unpacked when they are asked for, each time, as in eager."""
 
     def __init__(self, real: Any, saved: Sequence[Any]) -> None:
-        self.real, self._saved = real, saved
+        vars(self).update(real=real, _saved=saved)
+
+    def let_go(self) -> None:
+        """Forget what was saved: who keeps the context does not keep that."""
+        vars(self)["_saved"] = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What the backward leaves on its context is there for whoever holds the node, and at a second backward.
+        setattr(self.real, name, value)
 
     @property
     def saved_tensors(self) -> Any:  # type: ignore[override]
-        """The tensors, as the backward sees them."""
+        """The tensors, as the backward sees them; once it is over, what the node has by then."""
+        if self._saved is None:
+            return self.real.saved_tensors
         return tuple([leaf[0](leaf[1]) if isinstance(leaf, tuple) else leaf for leaf in self._saved])
+
+
+# As eager's contexts are.
+Node.register(_Context)
 
 
 def unpack_when_asked(graph: torch.fx.Graph, is_unpacking: Callable[[torch.fx.Node], bool]) -> None:
@@ -57,7 +72,9 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any
         gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
     if getattr(ctx._forward_cls, "boxed_grads_call", False):
         gradients = (list(gradients),)
-    given = _backward_of(ctx._forward_cls)(_Context(ctx, saved_tensors), *gradients)
+    context = _Context(ctx, saved_tensors)
+    given = _backward_of(ctx._forward_cls)(context, *gradients)
+    context.let_go()
     given = given if isinstance(given, tuple) else (given,)
     expected = len(ctx.needs_input_grad)
     while len(given) > expected and given[-1] is None:
@@ -81,7 +98,7 @@ def _backward_of(function: Any) -> Callable[..., Any]:
     ]
     if len(own) > 1:
         raise RuntimeError(
-            f"{function.__name__} defines both 'backward' and 'vjp': a custom Function takes one of them"
+            f"Implementing both 'backward' and 'vjp' for a custom Function is not allowed: {function.__name__} has both"
         )
     backward: Callable[..., Any] = own[0] if own else function.backward
     return backward

@@ -29,6 +29,7 @@ from retrograd.frontend.autograd.engine.reducers import take_over_reducers
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardCall,
     BackwardRun,
+    FreesTooEarly,
     OrderedCompiler,
     RunsCompiled,
     RunsEagerly,
@@ -66,11 +67,12 @@ class Engine:
 
     One backward runs after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
     backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
-    (``create_graph=True``), anomaly mode, a backward inside a backward, and one that a dispatch mode is to see: these
-    run eagerly.
+    (``create_graph=True``), anomaly mode, a backward inside a backward, one that a dispatch mode is to see, and one
+    inside a transform such as ``vmap``: these run eagerly.
 
     PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
-    keep it; when a recording is done, it is captured once more, to free it.
+    keep it; when a recording is done, it is captured once more, to free it. That is so too where the roots are like
+    those of one that runs compiled, and the graph was not captured before.
     """
 
     def __init__(self, client: Client, lock: AbstractContextManager[Any]) -> None:
@@ -101,6 +103,9 @@ class Engine:
             modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
             self._client.leave(f"{modes} is open, which is to see each op")
             return self._engine.run_backward(tensors, *args, **kwargs)
+        if _is_transformed(args[0] if args else kwargs.get("grad_tensors")):
+            self._client.leave("it is part of a transform, such as vmap or is_grads_batched")
+            return self._engine.run_backward(tensors, *args, **kwargs)
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         return self._run_active(BackwardCall(tensors, inputs), args, kwargs)
 
@@ -118,6 +123,9 @@ class Engine:
                 return given
             case _Outcome.COMPILED:
                 self._remember(roots, True)
+                return self._run_active(call, args, kwargs)
+            case _Outcome.FREES_TOO_EARLY:
+                self._remember(roots, False)
                 return self._run_active(call, args, kwargs)
             case _Outcome.EAGER:
                 self._remember(roots, False)
@@ -156,6 +164,8 @@ class Engine:
                 return _Outcome.EAGER, None
             except RunsCompiled:
                 return _Outcome.COMPILED, None
+            except FreesTooEarly:
+                return _Outcome.FREES_TOO_EARLY, None
             except Exception as error:
                 if running.began:
                     raise
@@ -187,7 +197,7 @@ class Engine:
         """
         multithreaded = _C._is_multithreading_enabled()
         _C._set_multithreading_enabled(False)
-        before = _set_compiler(partial(self._make_compiler, running.call), False)
+        before = _set_compiler(partial(self._make_compiler, running), False)
         enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
         try:
             return self._engine.run_backward(running.call.roots, *args, **kwargs)
@@ -196,8 +206,11 @@ class Engine:
             compiled_autograd.compiled_autograd_enabled = enabled
             _set_compiler(*before)
 
-    def _make_compiler(self, call: BackwardCall) -> OrderedCompiler:
-        return OrderedCompiler(call, self._client.receive, self._run_function)
+    def _make_compiler(self, running: _Running) -> OrderedCompiler:
+        """What PyTorch asks for where it finds no capture that fits."""
+        if not (running.can_restart or running.is_done):
+            raise FreesTooEarly
+        return OrderedCompiler(running.call, self._client.receive, self._run_function)
 
     def _run_function(
         self,
@@ -245,13 +258,23 @@ class _Running(BackwardRun):
 
 
 class _Outcome(Enum):
-    """How a captured backward ended: it ran; or it is to run eagerly, or as it was compiled, or PyTorch cannot capture
-    it."""
+    """How a captured backward ended: it ran; or it is to run eagerly, or as it was compiled, or is to be captured anew
+    with what it saved kept, or PyTorch cannot capture it."""
 
     DONE = auto()
     EAGER = auto()
     COMPILED = auto()
+    FREES_TOO_EARLY = auto()
     REFUSED = auto()
+
+
+def _is_transformed(gradients: Sequence[Any] | None) -> bool:
+    """Whether a backward is run by one of torch.func's transforms, or on batches of gradients: compiled code has no
+    rules for these."""
+    transforms = torch._C._functorch
+    if transforms.peek_interpreter_stack() is not None:
+        return True
+    return any(g is not None and transforms.is_legacy_batchedtensor(g) for g in gradients or ())
 
 
 def _keeps_graph(args: Any, kwargs: Any) -> bool:

@@ -54,6 +54,11 @@ class RunsEagerly(Exception):
     """A captured backward is to run in PyTorch's engine; nothing of it has run."""
 
 
+class FreesTooEarly(Exception):
+    """A backward was not captured before, and its graph would free what it saved before it is known whether it can be
+    compiled; nothing of it has run."""
+
+
 class RunsCompiled(Exception):
     """A captured backward is compiled, and needs nothing of what PyTorch's graph saved but what it is given; nothing of
     it has run."""
@@ -107,6 +112,8 @@ class OrderedCompiler(AutogradCompilerInstance):
     def end_capture(self, outputs: Any) -> Any:
         self._tail = self._size()
         _, function = super().end_capture(outputs)
+        # The tracer is part of cycles, which the collector finds late: the graph is not to live as long.
+        self._call = BackwardCall((), ())
         return partial(self._run, self._sizes), function
 
     def remove_unused_sizes(self) -> set[int]:
