@@ -48,6 +48,7 @@ PASSES: dict[str, str] = {
     "bwd-share-matrices": "retrograd.pipelines.transforms.device.bwd_share_matrices:BwdShareMatrices",
     "bwd-shorten-lifetimes": "retrograd.pipelines.transforms.torch.bwd_shorten_lifetimes:BwdShortenLifetimes",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.torch.bwd_sink_recompute:BwdSinkRecompute",
+    "bwd-split-long-products": "retrograd.pipelines.transforms.device.bwd_split_long_products:BwdSplitLongProducts",
     "bwd-split-columns": "retrograd.pipelines.transforms.device.bwd_split_columns:BwdSplitColumns",
     "bwd-verify-legality": "retrograd.pipelines.transforms.torch.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",

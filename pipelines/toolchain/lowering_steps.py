@@ -37,6 +37,10 @@ PACKING = Where(
     "a CPU alone, on packed operands",
     lambda target: CPU_ALONE.holds(target) and any(DATA_TILING in flags for flags in target.ladder),
 )
+LONG_SUMS = Where(
+    "a CPU alone, on packed operands, kernels side by side",
+    lambda target: PACKING.holds(target) and not target.is_in_order,
+)
 F64_CPU = Where("a CPU among the devices, with f64", lambda target: CPU_AMONG.holds(target) and target.has_f64)
 MATRIX_UNITS = Where("CUDA or HIP among the devices", lambda target: not {"cuda", "hip"}.isdisjoint(target.kinds))
 IN_ORDER = Where("kernels one at a time, for a memory budget", lambda target: target.is_in_order)
@@ -128,6 +132,11 @@ LOWERING: tuple[Step, ...] = (
     _convert_to_kernels("scatters", "before bwd-combine-scatters, which serves the scatters that are left"),
     Step("bwd-combine-scatters", NO_CPU, "IREE has one thread of a GPU add up all updates"),
     Step("bwd-order-scatters", CPU_ALONE, "IREE hands updates of one place to two threads"),
+    Step(
+        "bwd-split-long-products",
+        LONG_SUMS,
+        "IREE reads packed rows from behind the caches for each tile; before marks, which the pieces get",
+    ),
     Step(
         "bwd-mark-products",
         CPU_ALONE,
