@@ -26,9 +26,9 @@ func.func @pieces(%left: {left}, %right: {right}, %sum_0: {result}) -> {result} 
 _PIECE = """
   %rows_{n} = tensor.extract_slice %left[0, {start}] [{m}, {k}] [1, 1] : {left} to tensor<{m}x{k}xf32>
   %columns_{n} = tensor.extract_slice %right[{start}, 0] [{k}, {c}] [1, 1] : {right} to tensor<{k}x{c}xf32>
-  %own_rows_{n} = "util.optimization_barrier"(%rows_{n}) : (tensor<{m}x{k}xf32>) -> tensor<{m}x{k}xf32>
-  %own_columns_{n} = "util.optimization_barrier"(%columns_{n}) : (tensor<{k}x{c}xf32>) -> tensor<{k}x{c}xf32>
-  %sum_{next} = linalg.matmul ins(%own_rows_{n}, %own_columns_{n} : tensor<{m}x{k}xf32>, tensor<{k}x{c}xf32>)
+  %own_rows_{n} = "iree_tensor_ext.compute_barrier.start"(%rows_{n}) : (tensor<{m}x{k}xf32>) -> tensor<{m}x{k}xf32>
+  %own_cols_{n} = "iree_tensor_ext.compute_barrier.start"(%columns_{n}) : (tensor<{k}x{c}xf32>) -> tensor<{k}x{c}xf32>
+  %sum_{next} = linalg.matmul ins(%own_rows_{n}, %own_cols_{n} : tensor<{m}x{k}xf32>, tensor<{k}x{c}xf32>)
       outs(%sum_{n} : {result}) -> {result}
 """
 

@@ -5,8 +5,8 @@
 // CHECK-SAME: %[[X:.*]]: tensor<300x6144xf32>, %[[W:.*]]: tensor<6144x300xf32>, %[[INTO:.*]]: tensor<300x300xf32>
 // CHECK-DAG: %[[ROWS:.*]] = tensor.extract_slice %[[X]][0, 0] [300, 1024] [1, 1]
 // CHECK-DAG: %[[COLUMNS:.*]] = tensor.extract_slice %[[W]][0, 0] [1024, 300] [1, 1]
-// CHECK-DAG: %[[OWN_ROWS:.*]] = "util.optimization_barrier"(%[[ROWS]])
-// CHECK-DAG: %[[OWN_COLUMNS:.*]] = "util.optimization_barrier"(%[[COLUMNS]])
+// CHECK-DAG: %[[OWN_ROWS:.*]] = "iree_tensor_ext.compute_barrier.start"(%[[ROWS]])
+// CHECK-DAG: %[[OWN_COLUMNS:.*]] = "iree_tensor_ext.compute_barrier.start"(%[[COLUMNS]])
 // CHECK: %[[FIRST:.*]] = linalg.matmul ins(%[[OWN_ROWS]], %[[OWN_COLUMNS]] : {{.*}}) outs(%[[INTO]] :
 // CHECK: tensor.extract_slice %[[X]][0, 1024] [300, 1024] [1, 1]
 // CHECK: tensor.extract_slice %[[W]][1024, 0] [1024, 300] [1, 1]
