@@ -100,6 +100,7 @@ wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 
 bench: $(STAMP) ## time the backward passes beside PyTorch's own
 	$(BIN)/python benchmarks/backward.py
+	$(BIN)/python benchmarks/cpu_steps.py
 	$(BIN)/python benchmarks/hooks.py
 
 bench-gpu: $(STAMP) ## time forward and backward on a CUDA device: docs/gpu.md, at real sizes docs/gpu-steps.md, kernels docs/gpu-kernels.md

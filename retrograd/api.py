@@ -86,9 +86,9 @@ def compile_backward(
             cannot be captured (ops that run in torch and are no library's, open sizes) runs as without, and
             ``explain()`` says why. Under ``torch.compile``, ``mode="reduce-overhead"`` is the same.
         free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed
-            after the stage that needs them last, and a gradient has no memory before its own. ``auto`` does where that
-            saves 32 MiB of a step; ``True`` where it saves one, which costs small models time. A program to be saved, a
-            memory budget's, and one for Vulkan has functions in one piece.
+            after the stage that needs them last, and a gradient has no memory before its own. ``auto`` does so
+            on a CPU where that saves 32 MiB of a step; ``True`` where it saves one, which costs small models time. A
+            program to be saved, a memory budget's, and one for Vulkan has functions in one piece.
         cache: keep the executable on disk and take it from there the next time.
         portable: compile at once what ``save`` writes, whose functions others than retrograd call too; otherwise
             ``save`` compiles that, so that who saves nothing waits for less.

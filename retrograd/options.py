@@ -151,8 +151,9 @@ class Request:
     def _cut_gain(self, target: Target) -> int | None:
         if self.free_early is True:
             return _ASKED_GAIN
-        # Stages hand tensors over in torch's memory, and a budget's plans are for functions in one piece.
-        cuttable = self.partition != "budget" and {"cpu", "cuda"}.issuperset(target.kinds)
+        # A budget's plans are for functions in one piece. On a GPU what a border parts from a product can be a kernel
+        # that takes longer than all the product: it is for those to ask who want the memory.
+        cuttable = self.partition != "budget" and target.kinds == ("cpu",)
         return _AUTO_GAIN if self.free_early == AUTO and cuttable else None
 
     def _libraries(self, target: Target) -> Libraries:

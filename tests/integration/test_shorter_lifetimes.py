@@ -160,8 +160,10 @@ def test_functions_are_cut_by_themselves_where_that_saves_enough(
         ({"free_early": False}, None),
         ({"partition": "budget", "memory_budget": 0.5}, None),
         ({"target": ("cpu", "vulkan")}, None),
+        ({"target": "cuda:sm_90"}, None),
+        ({"target": "cuda:sm_90", "free_early": True}, 1 << 20),
     ],
-    ids=["auto", "asked for", "not wanted", "budget", "vulkan"],
+    ids=["auto", "asked for", "not wanted", "budget", "vulkan", "cuda", "cuda, asked for"],
 )
 def test_what_cutting_has_to_save(given: dict[str, Any], gain: int | None) -> None:
     assert Request(**given).on([]).cut_gain == gain

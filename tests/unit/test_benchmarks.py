@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import backward
+import cpu_steps
 import hooks
 import measure
 import pytest
@@ -170,3 +171,22 @@ def test_a_table_of_hooks_names_what_failed() -> None:
         "",
     ]
     assert hooks.engines_of("share") == ("retrograd",) and "eager" in hooks.engines_of("packed")
+
+
+def test_steps_at_real_sizes_on_a_cpu_make_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(case: Case) -> Contender:
+        raise RuntimeError("no compiler\nand a long log")
+
+    def same(case: Case) -> Contender:
+        return Contender("retrograd", case.model, 1.5)
+
+    monkeypatch.setattr(cpu_steps, "MODELS", {"mlp": lambda: MODELS["mlp"].make("test")})
+    monkeypatch.setattr(cpu_steps, "ENGINES", {"inductor": refuse, "retrograd": same})
+    rows = cpu_steps.measure("mlp", ["inductor", "retrograd"], 2)
+    assert [row.through for row in rows] == ["eager", "inductor", "retrograd"]
+    assert rows[1].note == "RuntimeError: no compiler" and rows[1].step_ms is None
+    assert rows[0].compile_s is None and rows[2].compile_s == 1.5
+    assert rows[0].ratio == rows[0].peak_ratio == rows[2].peak_ratio == 1
+    page = "\n".join(cpu_steps.document(rows, {"command": "python it", "torch": "2"}))
+    assert "| mlp | inductor | - | - | - | - | - |" in page
+    assert "- mlp, inductor: RuntimeError: no compiler" in page
