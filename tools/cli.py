@@ -18,6 +18,7 @@ from typing import Any
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.tools.console import PROGRAM, UsageError
+from retrograd.tools.interrupts import remember_interrupts
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells have it."""
@@ -26,6 +27,7 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns 0, 1 if it failed, 2 for a command line that makes no sense, 130 after Ctrl-C."""
     try:
+        remember_interrupts()
         arguments = build_parser().parse_args(argv)
         status: int = importlib.import_module(arguments.module).execute(arguments)
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.tools.interrupts import raise_if_interrupted
 
 PROGRAM = "retrograd"
 
@@ -53,11 +54,17 @@ def print_json(data: Any) -> None:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that announces a phase on standard error: in place on a terminal, else one line for each."""
+    """Give a function that announces a phase on standard error: in place on a terminal, else one line for each. It
+    raises :class:`KeyboardInterrupt` where Ctrl-C came in the phase before."""
     if not sys.stderr.isatty():
-        yield lambda phase: print(f"{PROGRAM}: {phase}", file=sys.stderr, flush=True)
+        yield lambda phase: _announce(lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True), phase)
         return
     from rich.console import Console
 
     with Console(stderr=True).status("starting") as status:
-        yield status.update
+        yield lambda phase: _announce(status.update, phase)
+
+
+def _announce(say: Callable[[str], None], phase: str) -> None:
+    raise_if_interrupted()
+    say(phase)
