@@ -27,12 +27,10 @@ from models.resnet import resnet50
 from page import (
     command_line,
     environment,
-    heading_of,
-    markdown_table,
-    measured_with,
     number,
     positive,
     save_json,
+    steps_page,
     write_page,
 )
 
@@ -125,11 +123,8 @@ def cells(row: StepRow) -> list[str]:
 
 def document(rows: Sequence[StepRow], facts: dict[str, str]) -> list[str]:
     """The page, by line."""
-    depends = dict(facts)
-    lines = heading_of("Steps at the sizes people train: a CPU", [depends.pop("command")], EXPLANATION)
-    lines += markdown_table(COLUMNS, 2, map(cells, rows))
-    notes = [f"- {row.model}, {row.through}: {row.note}" for row in rows if row.note]
-    return [*lines, "", *notes, *([""] if notes else []), *measured_with(depends)]
+    title = "Steps at the sizes people train: a CPU"
+    return steps_page(title, EXPLANATION, COLUMNS, [(cells(row), row.note) for row in rows], facts)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -32,13 +32,11 @@ from models.resnet import resnet50
 from page import (
     command_line,
     cpu_model,
-    heading_of,
-    markdown_table,
-    measured_with,
     number,
     positive,
     releases,
     save_json,
+    steps_page,
     write_page,
 )
 from torch import Tensor
@@ -159,11 +157,8 @@ def cells(row: StepRow) -> list[str]:
 
 def document(rows: Sequence[StepRow], facts: dict[str, str]) -> list[str]:
     """The page, by line."""
-    depends = dict(facts)
-    lines = heading_of(f"Steps at the sizes people train: {facts['device']}", [depends.pop("command")], EXPLANATION)
-    lines += markdown_table(COLUMNS, 2, map(cells, rows))
-    notes = [f"- {row.model}, {row.through}: {row.note}" for row in rows if row.note]
-    return [*lines, "", *notes, *([""] if notes else []), *measured_with(depends)]
+    title = f"Steps at the sizes people train: {facts['device']}"
+    return steps_page(title, EXPLANATION, COLUMNS, [(cells(row), row.note) for row in rows], facts)
 
 
 def compile_all(jobs: Sequence[tuple[str, str]], at_once: int) -> None:

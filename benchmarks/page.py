@@ -10,7 +10,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,22 @@ def markdown_table(columns: Sequence[str], names: int, rows: Iterable[Sequence[s
 def measured_with(facts: dict[str, str]) -> list[str]:
     """The lines that a page ends with."""
     return ["| measured with | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+
+
+def steps_page(
+    title: str,
+    explanation: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], str]],
+    facts: Mapping[str, str],
+) -> list[str]:
+    """The lines of a page of models through engines: of each row the cells, which begin with both, and its note.
+    ``facts`` are what the figures depend on, with the command that gives them."""
+    depends = dict(facts)
+    lines = heading_of(title, [depends.pop("command")], explanation)
+    lines += markdown_table(columns, 2, [cells for cells, _ in rows])
+    notes = [f"- {cells[0]}, {cells[1]}: {note}" for cells, note in rows if note]
+    return [*lines, "", *notes, *([""] if notes else []), *measured_with(depends)]
 
 
 def write_page(path: Path, lines: Sequence[str]) -> None:

@@ -13,12 +13,20 @@ from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import walk
-from retrograd.pipelines.transforms.helpers.generics import MAPS, count_inputs, is_elementwise, read_maps
+from retrograd.pipelines.transforms.helpers.generics import (
+    MAPS,
+    count_inputs,
+    is_elementwise,
+    map_of_loops,
+    read_maps,
+    reads_by,
+)
 
 _PRODUCT = "linalg.batch_matmul"
 _COLLAPSE, _REASSOCIATION = "tensor.collapse_shape", "reassociation"
 # By loops: batch, row, column, term. Which of them each matrix has, and which it has if it is the same for all.
 _LOOPS = ((0, 1, 3), (0, 3, 2), (0, 1, 2))
+_COUNT = 4
 _SHARED = ((1, 3), (3, 2))
 
 
@@ -45,7 +53,7 @@ class BwdShareMatrices(ModulePass):
 
 def is_plain(product: ir.Operation) -> bool:
     """Whether a batch of products reads both operands as they are: neither transposed nor shared."""
-    return MAPS not in product.attributes or read_maps(product) == [_map(loops) for loops in _LOOPS]
+    return reads_by(product, _LOOPS, _COUNT)
 
 
 def share_matrix(product: ir.Operation) -> None:
@@ -54,7 +62,7 @@ def share_matrix(product: ir.Operation) -> None:
         matrix = find_repeated(product.operands[number], product)
         if matrix is not None:
             maps = [loops if place == number else other for place, other in enumerate(_LOOPS)]
-            product.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(_map(m)) for m in maps])
+            product.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(map_of_loops(m, _COUNT)) for m in maps])
             product.operands[number] = matrix
             return
 
@@ -127,7 +135,3 @@ def _collapse(value: ir.Value, groups: Sequence[Sequence[int]], op: ir.Operation
         ip=ir.InsertionPoint(op),
     )
     return made.results[0]
-
-
-def _map(loops: Sequence[int]) -> ir.AffineMap:
-    return ir.AffineMap.get(4, 0, [ir.AffineDimExpr.get(loop) for loop in loops])

@@ -11,7 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.long_products import find_pieces
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
-from retrograd.pipelines.transforms.helpers.generics import MAPS, read_maps
+from retrograd.pipelines.transforms.helpers.generics import reads_by
 
 _PRODUCT = "linalg.matmul"
 # By loops: row, column, term.
@@ -50,7 +50,7 @@ class BwdSplitLongProducts(ModulePass):
 
 def write_form(op: ir.Operation) -> str | None:
     """The text of what takes the place of ``op``; ``None`` for what stays."""
-    if op.name != _PRODUCT or not reads_in_order(op):
+    if op.name != _PRODUCT or not reads_by(op, _LOOPS, 3):
         return None
     left, right, result = (ir.RankedTensorType(value.type) for value in op.operands)
     if not all(t.has_static_shape and isinstance(t.element_type, ir.F32Type) for t in (left, right, result)):
@@ -62,9 +62,3 @@ def write_form(op: ir.Operation) -> str | None:
         for number, (start, terms) in enumerate(find_pieces(rows, inner, columns))
     ]
     return _FORM.format(pieces="".join(pieces), count=len(pieces), **types) if pieces else None
-
-
-def reads_in_order(product: ir.Operation) -> bool:
-    """Whether a product reads neither operand transposed."""
-    plain = [ir.AffineMap.get(3, 0, [ir.AffineExpr.get_dim(loop) for loop in loops]) for loops in _LOOPS]
-    return MAPS not in product.attributes or read_maps(product) == plain

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from retrograd.dialects import ir
@@ -20,6 +21,17 @@ def count_inputs(op: ir.Operation) -> int:
 def read_maps(op: ir.Operation) -> list[ir.AffineMap]:
     """The indexing maps of a ``linalg.generic``, an operand each."""
     return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes[MAPS])]
+
+
+def map_of_loops(loops: Sequence[int], count: int) -> ir.AffineMap:
+    """The indexing map of what is read by these loops, in order, of so many."""
+    return ir.AffineMap.get(count, 0, [ir.AffineDimExpr.get(loop) for loop in loops])
+
+
+def reads_by(op: ir.Operation, operands: Sequence[Sequence[int]], count: int) -> bool:
+    """Whether a product, of so many loops, reads its operands by these; without maps of its own it reads them plainly,
+    which these are taken to say."""
+    return MAPS not in op.attributes or read_maps(op) == [map_of_loops(loops, count) for loops in operands]
 
 
 def read_inputs(op: ir.Operation) -> list[ir.Value]:
