@@ -78,9 +78,10 @@ def compile_backward(
             them.
         kernels: for CUDA, what kernels of retrograd's own compute in place of code that IREE generates: ``auto``, all
             that there is one for, if Triton is installed; ``off``, nothing; or names of families of them,
-            ``["products"]``. ``library`` among them are convolutions and attention as PyTorch's own libraries compute
-            them, in steps between compiled code; ``auto`` has it on CUDA from some size on, unless there is a budget,
-            and never on a CPU. A saved file has these compiled. ``explain()`` says which op took which.
+            ``["products"]``. ``library`` among them are convolutions and attention, and products on a CPU, as PyTorch's
+            own libraries compute them, in steps between compiled code; ``auto`` has it from some size on, unless there
+            is a budget; products where MKL is, on a CPU of Intel's. A saved file has these compiled. ``explain()`` says
+            which op took which.
         cuda_graphs: on CUDA, capture forward and backward after some calls, and replay each by one call of the host,
             for models that keep the host busier than the device. The memory that a half works in stays taken. What
             cannot be captured (ops that run in torch and are no library's, open sizes) runs as without, and

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, Libraries
+from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, WORTH_ON_CPU, Libraries
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
 from retrograd.pipelines.devices.device_targets import KINDS
-from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target
+from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target, is_intel
 from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.placement import choose_device, choose_uri
@@ -180,7 +180,7 @@ class BackwardRequest:
         """Says what PyTorch's libraries compute, on any device."""
         kinds = ["cpu", "cuda"] if self.target is None else [self.target]
         found = [find_libraries(find_target(kind), self.kernels) for kind in kinds]
-        return Libraries(found[0].cpu, found[-1].cuda)
+        return Libraries(found[0].cpu, found[-1].cuda, found[0].products)
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None) or len(target_on(_CPU, self.target).devices) > 1:
@@ -240,13 +240,20 @@ def target_on(device: torch.device, target: str | Sequence[str] | None, kernels:
 
 
 def find_libraries(target: Target, kernels: str | Sequence[str]) -> Libraries:
-    """Says what PyTorch's libraries compute of a program for a target: on CUDA what they are faster at where that
-    repays the call, unless ``kernels`` says otherwise; on a CPU where it says so. Code for several devices is compiled
-    whole."""
-    least = 0 if LIBRARY in check_kernels(kernels) else WORTH if kernels == AUTO else None
+    """Says what PyTorch's libraries compute of a program for a target: what they are faster at where that repays the
+    call, unless ``kernels`` says otherwise. Code for several devices is compiled whole."""
+    is_asked = LIBRARY in check_kernels(kernels)
+    if not is_asked and kernels != AUTO:
+        return NO_LIBRARIES
     if target.kinds == ("cuda",):
-        return Libraries(cuda=least)
-    return Libraries(cpu=least) if target.kinds == ("cpu",) and least == 0 else NO_LIBRARIES
+        return Libraries(cuda=0 if is_asked else WORTH)
+    if target.kinds != ("cpu",):
+        return NO_LIBRARIES
+    return (
+        Libraries(cpu=0)
+        if is_asked
+        else Libraries(cpu=WORTH_ON_CPU, products=is_intel() and torch.backends.mkl.is_available())
+    )
 
 
 def tensors_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:

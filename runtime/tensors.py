@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The tensors of a call: what storage a device works on in place, what is copied first, what is refused."""
 
+import math
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch._C._dynamo import guards
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.devices import Device
+from retrograd.runtime.huge_pages import LEAST_BYTES, advise_huge_pages
 
 ALIGNMENT = 64
 """Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""
@@ -66,11 +68,21 @@ def make_allocator(spec: TensorSpec, device: str | torch.device) -> Callable[[],
     stride = torch.empty(shape, device="meta").stride()
     if torch.device(device).type == "cpu":
         # What Inductor's code calls, in a third of the time of torch.empty_strided.
-        return partial(guards._empty_strided_cpu, shape, stride, dtype)  # type: ignore[attr-defined]
+        allocate = partial(guards._empty_strided_cpu, shape, stride, dtype)  # type: ignore[attr-defined]
+        return _with_huge_pages(allocate) if math.prod(shape) * dtype.itemsize >= LEAST_BYTES else allocate
     if torch.device(device).type == "cuda" and torch.cuda.device_count() == 1:
         # That of CUDA asks for no device: it takes the current one.
         return partial(guards._empty_strided_cuda, shape, stride, dtype)  # type: ignore[attr-defined]
     return partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
+
+
+def _with_huge_pages(allocate: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def allocate_huge() -> torch.Tensor:
+        tensor = allocate()
+        advise_huge_pages(tensor)
+        return tensor
+
+    return allocate_huge
 
 
 def is_importable(tensor: torch.Tensor) -> bool:

@@ -36,6 +36,8 @@ def attach_views(graph_module: GraphModule) -> None:
     """Mark what libraries compute now, and bring all that they take and give into the order of memory, in place."""
     graph = graph_module.graph
     marked = mark_library_ops(graph)
+    if marked:
+        _join_permutations(graph)
     for node in marked:
         copies: dict[Node, Node] = {}
         for value in list(node.all_input_nodes):
@@ -48,14 +50,49 @@ def attach_views(graph_module: GraphModule) -> None:
         recompile_when_called(graph_module)
 
 
+def _join_permutations(graph: Graph) -> None:
+    """Make one permutation of those that follow each other, and none where they undo each other, as a weight's turn for
+    a product and the turn back of its gradient do. In compiled code each would be a copy."""
+    for node in graph.nodes:
+        order, source = _permutation(node), node
+        if order is None:
+            continue
+        while (inner := _permutation(source.args[0])) is not None:
+            source = source.args[0]
+            order = [inner[axis] for axis in order]
+        if order == sorted(order):
+            # What is returned is no argument: it has memory of its own.
+            is_argument = source.args[0].op == "placeholder"
+            node.replace_all_uses_with(source.args[0], lambda user, own=is_argument: not (own and user.op == "output"))
+        elif source is not node:
+            node.target, node.args, node.kwargs = aten.permute.default, (source.args[0], order), {}
+
+
+def _permutation(node: Any) -> list[int] | None:
+    """The axes of what a node permutes, in its order; none of a node that does something else."""
+    if not isinstance(node, Node) or not isinstance(node.meta.get("val"), Tensor):
+        return None
+    axes = [*range(node.meta["val"].dim())]
+    if node.target is aten.permute.default:
+        order: Any = node.args[1]
+        return [axis % len(axes) for axis in order]
+    if node.target is aten.t.default:
+        return axes[::-1]
+    if node.target is aten.transpose.int and axes:
+        first, second = node.args[1:]
+        axes[first], axes[second] = axes[second], axes[first]  # type: ignore[index]
+        return axes
+    return None
+
+
 def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Node:
     """Return what the op is to take in place of ``value``: a view of its own, of something contiguous; ``copies`` are
     the views that it has so far."""
-    if _is_contiguous(value):
-        return value
     if value in copies:
         return copies[value]
     source = _source_of(value)
+    if source is None and _is_contiguous(value):
+        return value
     if source is not None:
         argument = _taken(graph, op, source, copies)
         copies[value] = _belongs(graph.node_copy(value, lambda n: argument if n is source else n), op)

@@ -28,6 +28,9 @@ aten = torch.ops.aten
 
 WORTH = 1 << 24
 """Multiplications from which on a step of its own is worth its call from the host, some 50 microseconds."""
+WORTH_ON_CPU = 1 << 26
+"""The same on a CPU, where a step takes half a millisecond from there on: IREE's workers and OpenMP's have the cores by
+turns, and what the step reads and writes is in memory between the two."""
 LIBRARY = "retrograd_library"
 """In a node's ``meta``: the library that computes it, or the op that it is a view for."""
 FLOPS = "retrograd_flops"
@@ -36,10 +39,12 @@ FLOPS = "retrograd_flops"
 
 @dataclass(frozen=True)
 class Libraries:
-    """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not."""
+    """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
+    ``products`` says whether that is so of products on a CPU; those on CUDA are compiled."""
 
     cpu: int | None = None
     cuda: int | None = None
+    products: bool = True
 
     def least(self, device: torch.device) -> int | None:
         """The number for tensors on a device."""
@@ -79,7 +84,14 @@ def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
     return _attention(query, key, value, dropout_p)
 
 
+def _product(a: Tensor, b: Tensor) -> int | None:
+    if a.device.type != "cpu" or not _LIBRARIES.get().products:
+        return None
+    return a.numel() * b.shape[-1]
+
+
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
+    aten.mm.default: LibraryOp(_product, "PyTorch's product"),
     aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution"),
     aten.convolution_backward.default: LibraryOp(_convolution_backward, "PyTorch's convolution"),
     aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(_attention, "PyTorch's attention"),

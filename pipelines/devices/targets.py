@@ -163,3 +163,8 @@ def host_cpu() -> str:
 
         return platform.processor() or platform.machine()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+
+
+def is_intel() -> bool:
+    """Whether the host's CPU is Intel's, for which MKL has its fastest code: with AVX-512, and AMX for bfloat16."""
+    return "Intel" in host_cpu()

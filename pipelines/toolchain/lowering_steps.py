@@ -30,6 +30,7 @@ ALL = Where("all", lambda _: True)
 CPU_AMONG = Where("a CPU among the devices", lambda target: "cpu" in target.kinds)
 CPU_ALONE = Where("a CPU alone", lambda target: target.kinds == ("cpu",))
 CUDA_ALONE = Where("CUDA alone", lambda target: target.kinds == ("cuda",))
+CPU_OR_CUDA = Where("a CPU alone, CUDA alone", lambda target: CPU_ALONE.holds(target) or CUDA_ALONE.holds(target))
 NOT_CPU_ALONE = Where("any but a CPU alone", lambda target: not CPU_ALONE.holds(target))
 NO_CPU = Where("no CPU among the devices", lambda target: not CPU_AMONG.holds(target))
 WIDE_VECTORS = Where("a CPU alone, of vectors of 512 bits", lambda target: target.has_avx512)
@@ -152,7 +153,11 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-narrow-products", MATRIX_UNITS, "matrix units take 16 bits: products before widenings, not after"),
     _convert_to_kernels("rows", "norms and softmaxes along rows"),
     _convert_to_kernels("products", "when products are narrow, and before they are padded for IREE's tiles"),
-    Step("bwd-expand-erf", CUDA_ALONE, "IREE's erf takes longer than its memory; behind our kernels, which have one"),
+    Step(
+        "bwd-expand-erf",
+        CPU_OR_CUDA,
+        "IREE's erf takes longer than its memory; behind our kernels, which have one",
+    ),
     Step("bwd-pad-products", MATRIX_UNITS, "IREE's tiles run over the end of a batch whose sizes they do not divide"),
 )
 

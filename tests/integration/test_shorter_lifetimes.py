@@ -45,7 +45,7 @@ def x() -> Tensor:
 
 @pytest.fixture(scope="module")
 def step(model: Deep, x: Tensor) -> CompiledBackward:
-    return retrograd.compile_backward(model, (x,), partition="default", free_early=True)
+    return retrograd.compile_backward(model, (x,), partition="default", free_early=True, kernels="off")
 
 
 def gradients(model: Deep, loss: Tensor, **options: Any) -> list[Tensor]:
@@ -99,7 +99,7 @@ def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
     # The loss of this test and its gradient, a MiB each, are torch's own.
     assert held_at_most(run) <= report["peak_bytes_predicted"] + (3 << 20)
-    whole = retrograd.compile_backward(model, (x,), partition="default")
+    whole = retrograd.compile_backward(model, (x,), partition="default", kernels="off")
     assert report["peak_bytes_predicted"] < whole.explain().to_dict()["peak_bytes_predicted"] - (1 << 20)
 
 
@@ -141,10 +141,10 @@ def test_through_dynamo(model: Deep, x: Tensor) -> None:
 def test_functions_are_cut_by_themselves_where_that_saves_enough(
     model: Deep, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = retrograd.compile_backward(model, (x,), partition="default")
+    small = retrograd.compile_backward(model, (x,), partition="default", kernels="off")
     assert small.explain().to_dict()["stages"] == 2
     monkeypatch.setattr("retrograd.options._AUTO_GAIN", 1 << 20)
-    large = retrograd.compile_backward(model, (x,), partition="default")
+    large = retrograd.compile_backward(model, (x,), partition="default", kernels="off")
     for loss in (LOSSES["the loss alone"], LOSSES["both outputs"]):
         expected = gradients(model, loss(model(x)))
         assert_close(gradients(model, loss(large(x))), expected)

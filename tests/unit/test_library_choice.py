@@ -10,12 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrograd import options
 from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.attention import score_scale
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries import attention
 from retrograd.frontend.libraries.layouts import WITH
-from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, NO_LIBRARIES, WORTH, Libraries, library_ops
+from retrograd.frontend.libraries.ops import (
+    LIBRARY,
+    LIBRARY_OPS,
+    NO_LIBRARIES,
+    WORTH,
+    WORTH_ON_CPU,
+    Libraries,
+    library_ops,
+)
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.options import BackwardRequest, Request, find_libraries
 from retrograd.pipelines.devices.targets import find_target
@@ -31,14 +40,43 @@ aten = torch.ops.aten
         ("cuda:sm_90", "library", Libraries(cuda=0)),
         ("cuda:sm_90", ["products"], NO_LIBRARIES),
         ("cuda:sm_90", ["products", "library"], Libraries(cuda=0)),
-        ("cpu", "auto", NO_LIBRARIES),
+        ("cpu", "auto", Libraries(cpu=WORTH_ON_CPU, products=False)),
+        ("cpu", "off", NO_LIBRARIES),
+        ("cpu", ["products"], NO_LIBRARIES),
         ("cpu", "library", Libraries(cpu=0)),
         (("cpu", "cuda"), "library", NO_LIBRARIES),
         ("vulkan", "library", NO_LIBRARIES),
     ],
 )
-def test_what_they_are_asked_for(target: Any, kernels: Any, expected: Libraries) -> None:
+def test_what_they_are_asked_for(
+    target: Any, kernels: Any, expected: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "is_intel", lambda: False)
     assert find_libraries(find_target(target), kernels) == expected
+
+
+def test_products_are_for_mkl_on_intels_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "is_intel", lambda: True)
+    has_mkl = torch.backends.mkl.is_available()
+    assert find_libraries(find_target("cpu"), "auto") == Libraries(cpu=WORTH_ON_CPU, products=has_mkl)
+
+
+def test_the_work_of_a_product() -> None:
+    """On a CPU; on CUDA products are kernels of our own."""
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    count = LIBRARY_OPS[aten.mm.default].count
+    with library_ops(Libraries(cpu=0)):
+        assert count(a, b) == 60
+        assert count(a.to("meta"), b.to("meta")) is None
+    with library_ops(Libraries(cpu=0, products=False)):
+        assert count(a, b) is None
+
+
+def test_permutations_that_undo_each_other_are_left_out() -> None:
+    """A weight is turned for its product, and its gradient turned back: no compiled function is to copy either."""
+    graph = capture(Libraries(cpu=0), nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), 3, 4).graph
+    outside = [node for node in graph.nodes if node.target is aten.permute.default and WITH not in node.meta]
+    assert not outside
 
 
 def test_a_budget_does_without_unless_they_are_named() -> None:
@@ -50,7 +88,8 @@ def test_a_budget_does_without_unless_they_are_named() -> None:
 
 
 def test_of_a_backward_on_any_device() -> None:
-    assert BackwardRequest(None, "eager-order", True).libraries == Libraries(cuda=WORTH)
+    products = find_libraries(find_target("cpu"), "auto").products
+    assert BackwardRequest(None, "eager-order", True).libraries == Libraries(WORTH_ON_CPU, WORTH, products)
     assert BackwardRequest(None, "eager-order", True, kernels="library").libraries == Libraries(0, 0)
     assert BackwardRequest("cpu", "eager-order", True, kernels="library").libraries == Libraries(cpu=0)
 
@@ -132,8 +171,8 @@ def test_views_belong_to_ops_that_there_are() -> None:
 @pytest.mark.parametrize("way", ["unpacked", "unbind", "chunk"])
 def test_parts_of_a_projection_are_taken_inside_of_the_island(way: str) -> None:
     """So that nothing is copied on the way."""
-    graph = capture(Libraries(cpu=0), Projected(way), 2, 5, 8).graph
-    for op in (node for node in graph.nodes if node.target in LIBRARY_OPS):
+    graph = capture(Libraries(cpu=0, products=False), Projected(way), 2, 5, 8).graph
+    for op in (node for node in graph.nodes if node.target in LIBRARY_OPS and LIBRARY in node.meta):
         reached, todo = set(), [*op.all_input_nodes]
         while todo:
             node = todo.pop()

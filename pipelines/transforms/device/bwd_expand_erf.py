@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-expand-erf``: the error function on a GPU, in a quarter of the instructions."""
+"""``bwd-expand-erf``: the error function in a fraction of the instructions."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class BwdExpandErf(ModulePass):
     """Writes ``math.erf`` of f32 as one of two polynomials, up to one and beyond.
 
     IREE's own form is a quotient of polynomials whose coefficients are chosen by the argument, some 110 instructions on
-    an H100: the GELU of 12.6 million bfloat16 took 52 us, where moving them takes 20. The error of this form is below
-    1e-7, two units in the last place.
+    an H100: the GELU of 12.6 million bfloat16 took 52 us, where moving them takes 20. With AVX-512 a GELU takes 0.6 ns
+    an element on one core, 0.75 as IREE has it. The error of this form is below 1e-7, two units in the last place.
     """
 
     name: ClassVar[str] = "bwd-expand-erf"
-    description: ClassVar[str] = "Write erf in fewer instructions, for CUDA"
+    description: ClassVar[str] = "Write erf in fewer instructions"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, _form_of)
