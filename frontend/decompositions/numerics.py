@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.sums import computed, sum_of_channels
 
 aten = torch.ops.aten
 
@@ -123,6 +124,44 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim:
     return (g / norms) * (grad - v * (along / (norms * norms))), along / norms
 
 
+def native_batch_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Any:
+    """``aten.native_batch_norm_backward``: the gradients of input, weight and bias.
+
+    With ``g`` the gradient, ``c = x - mean`` and means over all but the channels, training gives
+    ``(g - c * invstd^2 * mean(g * c) - mean(g)) * invstd * weight``.
+    """
+    mean, invstd = save_mean, save_invstd
+    if not train and running_mean is not None and running_var is not None:
+        mean, invstd = computed(running_mean), torch.rsqrt(computed(running_var) + eps)
+    if mean is None or invstd is None or x.dim() < 2:
+        return NotImplemented
+    each = [1, -1, *[1] * (x.dim() - 2)]
+    g = computed(grad)
+    centred = computed(x) - computed(mean).reshape(each)
+    total, along = sum_of_channels(g), sum_of_channels(g * centred)
+    scale = invstd if weight is None else invstd * computed(weight)
+    if train:
+        norm = 1.0 / (x.numel() / x.shape[1])
+        slope = centred * (along * norm * (invstd * invstd)).reshape(each)
+        grad_x = ((g - slope) - (total * norm).reshape(each)) * scale.reshape(each)
+    else:
+        grad_x = g * scale.reshape(each)
+    kind = x.dtype if weight is None else weight.dtype
+    grad_weight = (along * invstd).to(kind) if output_mask[1] else None
+    return grad_x.to(x.dtype), grad_weight, total.to(kind) if output_mask[2] else None
+
+
 def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
     return aten.squeeze.dims(x, axes)
 
@@ -157,6 +196,11 @@ ENTRIES = (
         aten.gelu.default,
         _from_pytorch(aten.gelu.default),
         "torch-mlir's constant of the tanh form is off in the fifth digit",
+    ),
+    Decomposition(
+        aten.native_batch_norm_backward.default,
+        native_batch_norm_backward,
+        "sums of a thousand terms one after the other are a hundred times further from float64 than eager's",
     ),
     *(
         Decomposition(op, _from_pytorch(op), _BATCH_NORM)

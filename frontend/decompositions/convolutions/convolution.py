@@ -19,6 +19,7 @@ from retrograd.frontend.decompositions.convolutions.im2col import is_static
 from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.sums import sum_of_channels
 
 aten = torch.ops.aten
 
@@ -109,7 +110,7 @@ def convolution_backward(
         wide, narrow = (gs, xs) if transposed else (xs, gs)
         grad_weight = weight_gradient(wide, narrow, window, groups).to(weight.dtype)
     if output_mask[2]:
-        grad_bias = gs.sum([0, *range(2, grad.dim())]).to(grad.dtype)
+        grad_bias = sum_of_channels(gs).to(grad.dtype)
     return grad_x, grad_weight, grad_bias
 
 
