@@ -38,7 +38,7 @@ def compile_backward(
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
     free_early: bool | Literal["auto"] = "auto",
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = False,
     cache: bool = True,
     portable: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -83,7 +83,9 @@ def compile_backward(
             is a budget; products where MKL is, on a CPU of Intel's. A saved file has these compiled. ``explain()`` says
             which op took which.
         cuda_graphs: on CUDA, capture forward and backward after some calls, and replay each by one call of the host,
-            for models that keep the host busier than the device. The memory that a half works in stays taken. What
+            for models that keep the host busier than the device. The memory that a half works in stays taken. With
+            ``auto``, three calls of each half are timed, and it is captured where to queue it takes the host most of
+            the time that it takes the device, and where the device has as much memory left as that takes. What
             cannot be captured (ops that run in torch and are no library's, open sizes) runs as without, and
             ``explain()`` says why. Under ``torch.compile``, ``mode="reduce-overhead"`` is the same.
         free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed

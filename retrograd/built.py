@@ -15,12 +15,14 @@ from retrograd.contract.tensors import FunctionSpec
 from retrograd.first_calls import Checks
 from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
 from retrograd.frontend.preparation.narrowing import Packer, narrow_packer
+from retrograd.pipelines.kernels.choice import AUTO
 from retrograd.pipelines.stages.staged import Finished, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.runtime.bound_function import BoundFunction
 from retrograd.runtime.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.compiled import Portable
 from retrograd.runtime.executor import Program
+from retrograd.runtime.host_share import CudaClock, HostShare
 from retrograd.runtime.islands import IslandTimes
 from retrograd.runtime.peak import Half
 from retrograd.runtime.stage_executor import StageExecutor
@@ -91,7 +93,9 @@ class Build:
         call, interface = self._plain_call(name), self.specs.get(name) or self.staged.function(name)
         if not self.work.options.cuda_graphs or not self._is_queued(name) or interface.is_dynamic:
             return call
-        captured = CapturedCall(call, interface, CudaRecorder(self.program.torch_device))
+        device = self.program.torch_device
+        host_share = HostShare(CudaClock(device)) if self.work.options.cuda_graphs == AUTO else None
+        captured = CapturedCall(call, interface, CudaRecorder(device), host_share)
         self.captured.append((name, captured))
         return captured
 

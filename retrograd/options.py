@@ -42,7 +42,8 @@ class Options:
     ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
     that the device has to be there when the program is loaded; ``cut_gain`` how many bytes it has to save to cut
-    functions into stages, and None that they stay whole; ``cuda_graphs`` that each half is replayed as a CUDA graph.
+    functions into stages, and None that they stay whole; ``cuda_graphs`` that each half is replayed as a CUDA graph, or
+    with ``auto`` that it is where the host holds the device back.
     """
 
     target: Target
@@ -56,7 +57,7 @@ class Options:
     hook_schedule: HookSchedule = "eager-order"
     cut_gain: int | None = None
     libraries: Libraries = NO_LIBRARIES
-    cuda_graphs: bool = False
+    cuda_graphs: bool | str = False
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -85,7 +86,7 @@ class Request:
     kernels: str | Sequence[str] = AUTO
     verify: bool | str = FIRST
     free_early: bool | str = AUTO
-    cuda_graphs: bool = False
+    cuda_graphs: bool | str = False
     budget: int | float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ class Request:
         check_flag("cache", self.cache)
         if self.free_early != AUTO:
             check_flag("free_early", self.free_early, AUTO)
-        check_flag("cuda_graphs", self.cuda_graphs)
+        if self.cuda_graphs != AUTO:
+            check_flag("cuda_graphs", self.cuda_graphs, AUTO)
         if self.verify != FIRST:
             check_flag("verify", self.verify, FIRST)
         if not isinstance(self.save_policy, SavePolicy | None):

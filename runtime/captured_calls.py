@@ -21,6 +21,7 @@ from torch import Tensor
 
 from retrograd.contract.roles import BUFFER, OUTPUT, PARAM, SAVED
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.host_share import HostShare
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -37,10 +38,12 @@ _RESULTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 @dataclass(frozen=True)
 class Recording:
-    """Work on a device that was captured: how to do it once more, and the results, which lie where they lay."""
+    """Work on a device that was captured: how to do it once more, the results, which lie where they lay, and how many
+    bytes of the device stay taken for it."""
 
     replay: Callable[[], None]
     results: Sequence[Tensor]
+    taken_bytes: int = 0
 
 
 class Recorder(Protocol):
@@ -55,6 +58,9 @@ class Recorder(Protocol):
     def is_recording(self) -> bool:
         """Whether somebody captures already."""
 
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody has."""
+
 
 class CudaRecorder:
     """Captures CUDA graphs on one device, each with memory of its own."""
@@ -68,11 +74,11 @@ class CudaRecorder:
         Raises:
             RuntimeError: something was done that no graph holds, such as waiting for the device.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self._device)
         # Other threads may allocate meanwhile.
         with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = run()
-        return Recording(graph.replay, results)
+        return Recording(graph.replay, results, torch.cuda.memory_reserved(self._device) - before)
 
     def stream(self) -> int:
         """As :class:`Recorder`."""
@@ -81,6 +87,11 @@ class CudaRecorder:
     def is_recording(self) -> bool:
         """As :class:`Recorder`."""
         return bool(torch.cuda.is_current_stream_capturing())
+
+    def free_bytes(self) -> int:
+        """As :class:`Recorder`; with what torch keeps to give it out again."""
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(torch.cuda.mem_get_info(self._device)[0]) + kept
 
 
 @dataclass
@@ -114,10 +125,16 @@ class _Capture:
 
 class CapturedCall:
     """A function of fixed sizes on a device, replayed where that is safe. Safe in several threads: one replays, and
-    others call it as it is."""
+    others call it as it is.
 
-    def __init__(self, call: Call, function: FunctionSpec, recorder: Recorder) -> None:
-        self._call, self._recorder = call, recorder
+    With ``host_share`` only where the host holds the device back, and where the device has as much memory left as the
+    capture took.
+    """
+
+    def __init__(
+        self, call: Call, function: FunctionSpec, recorder: Recorder, host_share: HostShare | None = None
+    ) -> None:
+        self._call, self._recorder, self._host_share = call, recorder, host_share
         self._lock = threading.Lock()
         self._capture: _Capture | None = None
         self._roles = [argument.role for argument in function.arguments]
@@ -148,6 +165,8 @@ class CapturedCall:
         self._calls += 1
         if self._calls <= _WARM_CALLS or self._recorder.is_recording():
             return self._call(arguments)
+        if self._host_share is not None and not self._host_share.is_bound:
+            return self._timed(self._host_share, arguments)
         capture = self._capture
         if capture is None or (moved := self._find_moved(capture, arguments)):
             if capture is not None and self._has_strayed(moved, arguments):
@@ -166,6 +185,12 @@ class CapturedCall:
         for index in self._copied:
             results[index] = results[index].clone()
         return results
+
+    def _timed(self, host_share: HostShare, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results of a call without a graph; some are timed, and where the device is busy none is captured."""
+        if host_share.is_bound is False:
+            self.reason = f"the device is busy: to queue a call takes {host_share.share:.0%} of its time there"
+        return host_share.run(lambda: self._call(arguments))
 
     def _find_moved(self, capture: _Capture, arguments: Sequence[Tensor]) -> list[int]:
         """The arguments that do not lie where the capture reads them."""
@@ -212,6 +237,10 @@ class CapturedCall:
         taken = {t.untyped_storage().data_ptr() for t in given}
         if any(result.untyped_storage().data_ptr() in taken for result in recording.results):
             self.reason = "it gives an argument as it is"
+            return None
+        if self._host_share is not None and (free := self._recorder.free_bytes()) < recording.taken_bytes:
+            sizes = f"{recording.taken_bytes / 2**20:.0f} MiB, and {free / 2**20:.0f} are left"
+            self.reason = f"it would keep {sizes}"
             return None
         addresses = [t.data_ptr() for t in given]
         self._capture = _Capture(recording, self._recorder.stream(), addresses, copies, given)

@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime import captured_calls
 from retrograd.runtime.captured_calls import CapturedCall, Recording
+from retrograd.runtime.host_share import HostShare
 
 
 class FakeRecorder:
@@ -19,6 +20,7 @@ class FakeRecorder:
 
     def __init__(self) -> None:
         self.current, self.recorded, self.fails = 0, 0, False
+        self.free, self.taken = 100, 10
 
     def record(self, run: Callable[[], Sequence[Tensor]]) -> Recording:
         if self.fails:
@@ -33,13 +35,28 @@ class FakeRecorder:
             for result, value in zip(results, run(), strict=True):
                 result.copy_(value)
 
-        return Recording(replay, results)
+        return Recording(replay, results, self.taken)
 
     def stream(self) -> int:
         return self.current
 
     def is_recording(self) -> bool:
         return False
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+class FakeClock:
+    """Each call takes the share of the device's time that it is told; the device has done it when it is told."""
+
+    def __init__(self, *shares: float, is_done: bool = True) -> None:
+        self.shares, self.is_done, self.timed = list(shares), is_done, 0
+
+    def time(self, run: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], Callable[[], float | None]]:
+        share = self.shares[self.timed]
+        self.timed += 1
+        return run(), lambda: share if self.is_done else None
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +70,16 @@ def specs(roles: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(f"t{i}", role, (4,), "float32") for i, role in enumerate(roles.split()))
 
 
-def make(call: Callable[..., Sequence[Tensor]], roles: str, results: str, recorder: FakeRecorder) -> CapturedCall:
+def make(
+    call: Callable[..., Sequence[Tensor]],
+    roles: str,
+    results: str,
+    recorder: FakeRecorder,
+    clock: FakeClock | None = None,
+) -> CapturedCall:
     function = FunctionSpec("forward", specs(roles), specs(results))
-    return CapturedCall(lambda tensors: call(*tensors), function, recorder)
+    share = None if clock is None else HostShare(clock)
+    return CapturedCall(lambda tensors: call(*tensors), function, recorder, share)
 
 
 def scale(weight: Tensor, x: Tensor) -> list[Tensor]:
@@ -209,3 +233,39 @@ def test_what_always_moves_is_given_up() -> None:
         torch.testing.assert_close(result, weight * x)
         del result
         assert turn < 39 or call.replays or call.reason
+
+
+def test_it_is_captured_where_the_host_holds_the_device_back() -> None:
+    recorder, clock, weight = FakeRecorder(), FakeClock(0.5, 1.0, 0.9), torch.randn(4)
+    call = make(scale, "param input", "grad", recorder, clock)
+    run(call, weight, 6)
+    assert (recorder.recorded, clock.timed) == (0, 3)
+    run(call, weight, 4)
+    assert (recorder.recorded, call.replays) == (1, 4)
+
+
+def test_it_is_not_captured_where_the_device_has_work_waiting() -> None:
+    recorder, clock, weight = FakeRecorder(), FakeClock(0.5, 1.0, 0.6), torch.randn(4)
+    call = make(scale, "param input", "grad", recorder, clock)
+    run(call, weight, 10)
+    assert (recorder.recorded, clock.timed) == (0, 3)
+    assert call.describe() == "not captured: the device is busy: to queue a call takes 60% of its time there"
+
+
+def test_nothing_is_decided_before_the_device_is_done() -> None:
+    recorder, clock, weight = FakeRecorder(), FakeClock(1.0, 1.0, 1.0, is_done=False), torch.randn(4)
+    call = make(scale, "param input", "grad", recorder, clock)
+    run(call, weight, 10)
+    assert (recorder.recorded, clock.timed, call.reason) == (0, 3, None)
+    clock.is_done = True
+    run(call, weight, 2)
+    assert call.replays == 2
+
+
+def test_a_capture_that_leaves_too_little_memory_is_given_back() -> None:
+    recorder, weight = FakeRecorder(), torch.randn(4)
+    recorder.taken, recorder.free = 3 << 20, 2 << 20
+    call = make(scale, "param input", "grad", recorder, FakeClock(1.0, 1.0, 1.0))
+    run(call, weight, 10)
+    assert (recorder.recorded, call.replays) == (1, 0)
+    assert call.describe() == "not captured: it would keep 3 MiB, and 2 are left"
