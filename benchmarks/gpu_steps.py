@@ -59,13 +59,17 @@ ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "inductor": lambda case: torch.compile(case.model),
     "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
     "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
+    "auto": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs="auto"),
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
 }
-WARM_UP_STEPS = 5
+# Compiled as "retrograd" is.
+CAPTURED = ("graphs", "auto")
+# `cuda_graphs="auto"` decides after six.
+WARM_UP_STEPS = 9
 EXPLANATION = """\
 Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
 taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
-with its defaults, with `cuda_graphs=True` (*graphs*), and with `kernels="off"`.
+with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), and with `kernels="off"`.
 
 - *kernels*: the sum of kernel times of a step, by `torch.profiler`.
 - *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,
@@ -140,7 +144,7 @@ def measure(name: str, engines: Sequence[str], repeats: int) -> list[StepRow]:
     for runner in runners:
         kernels = sum(kernel_times(partial(run_step, case, runner.call), 2).values()) / 1e3
         found = distance(gradients(case, runner.call), exact)
-        peak = None if runner.engine == "graphs" else peaks[runner.engine]
+        peak = None if runner.engine in CAPTURED else peaks[runner.engine]
         times = 1e3 * runner.median, runner.median / runners[0].median
         of_eager = None if peak is None else peak / peaks["eager"]
         rows.append(StepRow(name, runner.engine, *times, kernels, peak, of_eager, found))
@@ -174,7 +178,7 @@ def compile_all(jobs: Sequence[tuple[str, str]], at_once: int) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time steps of models at real sizes on a CUDA device.")
     parser.add_argument("--models", nargs="+", default=list(RUNS), metavar="MODEL:PRECISION", help=", ".join(MODELS))
-    default = ["inductor", "retrograd", "graphs"]
+    default = ["inductor", "retrograd", "graphs", "auto"]
     parser.add_argument("--through", nargs="+", choices=ENGINES, default=default, help="beside eager")
     parser.add_argument("--repeats", type=positive, default=11, help="steps timed of each")
     parser.add_argument("--jobs", type=positive, default=min(8, os.cpu_count() or 1), help="compilations at a time")
@@ -195,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     facts = {"command": command_line("gpu_steps.py", arguments), "device": torch.cuda.get_device_name()}
     facts |= {"CUDA": str(torch.version.cuda), "CPU": cpu_model(), "steps timed": str(options.repeats), **releases()}
-    compile_all([(m, e) for m in options.models for e in options.through if e != "graphs"], options.jobs)
+    compile_all([(m, e) for m in options.models for e in options.through if e not in CAPTURED], options.jobs)
     rows: list[StepRow] = []
     for model in options.models:
         for row in measure(model, options.through, options.repeats):

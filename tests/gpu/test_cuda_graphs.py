@@ -68,6 +68,18 @@ def test_training_is_the_same(name: str) -> None:
     assert all("captured" in line for line in compiled.explain().to_dict()["cuda_graphs"])
 
 
+@pytest.mark.parametrize("name", ["mlp", "resnet18"])
+def test_training_is_the_same_where_the_host_is_timed(name: str) -> None:
+    """Whether it is captured hangs on who else has the device."""
+    case = on_device(name)
+    timed = retrograd.compile_backward(case.model, case.args, cuda_graphs="auto")
+    plain = retrograd.compile_backward(case.model, case.args)
+    found, expected = train(case, timed, 14), train(case, plain, 14)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for (_, call), line in zip(timed._parts.captured, timed.explain().to_dict()["cuda_graphs"], strict=True):
+        assert call.replays >= 6 or "the device is busy" in line
+
+
 def test_gradients_that_add_up() -> None:
     case, compiled = make("mlp")
     plain = retrograd.compile_backward(case.model, case.args)
