@@ -139,8 +139,13 @@ def native_batch_norm_backward(
     """``aten.native_batch_norm_backward``: the gradients of input, weight and bias.
 
     With ``g`` the gradient, ``c = x - mean`` and means over all but the channels, training gives
-    ``(g - c * invstd^2 * mean(g * c) - mean(g)) * invstd * weight``.
+    ``(g - c * invstd^2 * mean(g * c) - mean(g)) * invstd * weight``. On a GPU it is PyTorch's own form: with this one a
+    ResNet-50 under autocast took an H100 33.5 ms of kernels for 27.0.
     """
+    if grad.device.type != "cpu":
+        return _from_pytorch(aten.native_batch_norm_backward.default)(
+            grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+        )
     mean, invstd = save_mean, save_invstd
     if not train and running_mean is not None and running_var is not None:
         mean, invstd = computed(running_mean), torch.rsqrt(computed(running_var) + eps)

@@ -39,3 +39,12 @@ def test_terms_are_added_up_by_rows(shape: tuple[int, ...]) -> None:
     sums = [node.args[1] for node in graph.graph.nodes if node.target == aten.sum.dim_IntList]
     assert sums == [[-1], [0, 2]]
     assert_close(graph(*tensors)[2], grad.sum((0, 2, 3)))
+
+
+def test_on_other_devices_they_are_added_up_at_once() -> None:
+    """A GPU's threads have a part of a sum each; the graph is traced on a device that computes nothing."""
+    x, one = torch.empty(4, 8, 14, 14, device="meta"), torch.empty(8, device="meta")
+    op = aten.native_batch_norm_backward.default
+    graph, _ = trace(op, x, x, one, one, one, one, one, True, 1e-5, [True, True, True])
+    sums = [node.args[1] for node in graph.graph.nodes if node.target == aten.sum.dim_IntList]
+    assert sums == [[0, 2, 3], [0, 2, 3]]
