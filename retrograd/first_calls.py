@@ -16,6 +16,7 @@ import torch
 from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
 from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
 from retrograd.frontend.verification.first_comparison import VerificationError
+from retrograd.frontend.verification.from_inputs import Forwards
 from retrograd.options import Options
 from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
@@ -23,7 +24,9 @@ from retrograd.repair import Case, Rebuild, RepairWork, can_repair
 
 _LOG = logging.getLogger(__name__)
 # Programs that passed an older check pass it anew.
-_VERSION = "1"
+_VERSION = "2"
+# What is kept of a program that passed.
+_RIGHT = b"right"
 # Of long texts in warnings.
 _SHOWN = 2000
 
@@ -42,13 +45,14 @@ class Checks:
     rebuild: Rebuild
     calls: list[FirstCall] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    forwards: Forwards = field(default_factory=Forwards)
 
     def check_of(self, name: str, device: torch.device, staged: StagedModule, executable: Executable) -> Check:
         """The check of one function of a staged module, which was compiled to this executable."""
 
         def check(call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
             care = Keeper(self, name, staged, executable, bind)
-            self.calls.append(FirstCall(name, device, call, graph, care))
+            self.calls.append(FirstCall(name, device, call, graph, care, self.forwards))
             return self.calls[-1]
 
         return check
@@ -81,12 +85,12 @@ class Keeper:
     def is_known(self) -> bool:
         """Whether this executable passed before."""
         store = self.checks.store
-        return store is not None and store.get(self._parts()) is not None
+        return store is not None and store.get(self._parts()) == _RIGHT
 
     def remember(self) -> None:
         """It passed."""
         if self.checks.store is not None:
-            self.checks.store.put(self._parts(), b"right")
+            self.checks.store.put(self._parts(), _RIGHT)
 
     def repair(self, fault: Fault) -> RepairWork | None:
         """Warn, and start a repair beside the training.
@@ -94,19 +98,27 @@ class Keeper:
         Raises:
             VerificationError: nothing may run in torch, or ``verify`` is True.
         """
-        options = self.checks.options
         said = f"the compiled @{self.name} gives wrong values, and is not used: {fault.message}"
-        if options.verify is True or options.fallback == "error":
-            raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
-        warnings.warn(
-            f"{said}. It runs in torch, until other code has been found that is right; explain() tells",
-            MiscompiledWarning,
-            stacklevel=2,
-        )
+        self._warn(said, "It runs in torch, until other code has been found that is right; explain() tells")
         if not can_repair(fault):
             return None
         case = Case(self.name, self.staged, self.executable, fault, self.checks.rebuild)
         return RepairWork(case, self.bind, self.checks.say)
+
+    def refuse(self, message: str) -> None:
+        """Warn that neither half is used.
+
+        Raises:
+            VerificationError: nothing may run in torch, or ``verify`` is True.
+        """
+        said = f"the compiled forward and @{self.name} together give wrong gradients, and are not used: {message}"
+        self._warn(said, "Both run in torch; explain() tells")
+
+    def _warn(self, said: str, instead: str) -> None:
+        options = self.checks.options
+        if options.verify is True or options.fallback == "error":
+            raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
+        warnings.warn(f"{said}. {instead}", MiscompiledWarning, stacklevel=3)
 
     def _parts(self) -> dict[str, str]:
         return {

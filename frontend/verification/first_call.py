@@ -29,6 +29,7 @@ from retrograd.frontend.libraries.attention import RUN_AS
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
 from retrograd.frontend.verification.first_comparison import tolerance_of
+from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join
 from retrograd.frontend.verification.judgement import Difference, allowed_errors, find_difference, reruns
 from retrograd.frontend.verification.rounding import find_tolerances
 
@@ -136,6 +137,13 @@ class Care(Protocol):
     def remember(self) -> None:
         """It passed."""
 
+    def refuse(self, message: str) -> None:
+        """Both halves are wrong together, and stay in torch.
+
+        Raises:
+            VerificationError: a fault is an error.
+        """
+
     def repair(self, fault: Fault) -> Repair | None:
         """It did not: start a repair. ``None`` where there can be none.
 
@@ -146,15 +154,18 @@ class Care(Protocol):
 
 @dataclass
 class FirstCall:
-    """Calls a compiled function, whose first call is checked; ``state`` says in words how that went."""
+    """Calls a compiled function, whose first call is checked; ``state`` says in words how that went. ``forwards`` is
+    shared by the two halves of a step."""
 
     name: str
     device: torch.device
     compiled: Call
     graph: Graph | None
     care: Care
+    forwards: Forwards = field(default_factory=Forwards)
     state: str = "not called yet"
     is_wrong: bool = False
+    _verified: str = "verified by its first call"
     _current: Call | None = None
     _repair: Repair | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -200,9 +211,13 @@ class FirstCall:
             _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
             self._settle(compiled, f"not verified: {reason}")
             return results
+        if graph.gradients and (given := self._check_from_inputs(graph, compiled, tensors, results, eager, difference)):
+            return given
         if difference is None:
             self.care.remember()
-            self._settle(compiled, "verified by its first call")
+            self._settle(compiled, self._verified)
+            if not graph.gradients:
+                self.forwards.keep(graph.module, tensors, before, results, lambda: self._run_in_torch(graph))
             return results
         message = f"{graph.describe(difference.place)}: {difference}"
         after = _states(tensors)
@@ -215,6 +230,43 @@ class FirstCall:
         if self._repair is None:
             self._stay(graph)
         return eager
+
+    def _check_from_inputs(
+        self,
+        graph: Graph,
+        compiled: Call,
+        tensors: Sequence[Any],
+        results: list[Any],
+        eager: list[Any],
+        difference: Difference | None,
+    ) -> list[Any] | None:
+        """Judge a backward by gradients computed from the forward's arguments: ``eager`` is computed from what the
+        compiled forward saved, and is wrong where the halves do not fit together. Returns what is right where that
+        decides."""
+        run = self.forwards.find(graph.module, tensors)
+        self.forwards.forget()
+        checked = _compare_from_inputs(graph, self.device, run, tensors, [results, eager])
+        if isinstance(checked, str) or run is None:
+            self._verified += f", with what the forward saved ({checked})"
+            return None
+        right, (message, shared) = checked
+        if message is None and difference is not None and not _is_finite(eager[difference.place]):
+            self.care.remember()
+            self._settle(compiled, f"{self._verified}, from the inputs")
+            return results
+        if message is None or shared is None:
+            return None
+        self.is_wrong = True
+        self.state = f"wrong together with the forward, both run in torch: {message}"
+        self.care.refuse(message)
+        run.replace()
+        self._stay(graph)
+        return right
+
+    def _run_in_torch(self, graph: Graph) -> None:
+        self.is_wrong = True
+        self.state = "gives what the backward's gradients are wrong with, runs in torch"
+        self._stay(graph)
 
     def _check_repaired(self, graph: Graph, repaired: Call | None, tensors: Sequence[Any]) -> list[Any]:
         if repaired is None:
@@ -250,6 +302,42 @@ def _compare(
     difference = graph.find_difference(results, tensors, eager)
     _set_states(after)
     return eager, difference
+
+
+def _compare_from_inputs(
+    graph: Graph, device: torch.device, run: ForwardRun | None, tensors: Sequence[Any], found: Sequence[list[Any]]
+) -> tuple[list[Any], list[str | None]] | str:
+    """The gradients computed from the forward's arguments, and how each of ``found`` differs from them, in words, where
+    the first one does; or, as one text, why they cannot be computed. Random number generators are left as they were."""
+    if run is None:
+        return "the forward that saved it was not the one checked"
+    joined = join(run, graph.module, graph.fill_in(tensors))
+    if isinstance(joined, str):
+        return joined
+    module, arguments = joined
+    joint = Graph(module, True)
+    if (reason := _find_shortage(joint, device, arguments)) is not None:
+        return f"from the inputs, {reason}"
+    after = _states(arguments)
+    messages: list[str | None] = []
+    try:
+        _set_states(run.states)
+        right = joint.run(arguments)
+        for gradients in found:
+            if messages == [None]:
+                return right, [None, None]
+            _set_states(run.states)
+            difference = joint.find_difference(gradients, arguments, right)
+            messages.append(None if difference is None else f"{joint.describe(difference.place)}: {difference}")
+    except (RuntimeError, NotImplementedError) as error:
+        return f"torch does not run both halves at once: {str(error).partition(chr(10))[0]}"
+    finally:
+        _set_states(after)
+    return right, messages
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, Tensor) or bool(value.isfinite().all())
 
 
 def _on_any_strides(graph_module: GraphModule) -> GraphModule:
