@@ -138,7 +138,10 @@ def test_steps_of_other_contents(name: str) -> None:
     assert any("asked before each call" in line for line in step.explain().to_dict()["checks"])
     for turn, contents in enumerate(CONTENTS):
         given = sample(turn, contents)
-        torch.testing.assert_close(gradients(model, step, *given), gradients(model, model, *given))
+        for found, expected in zip(gradients(model, step, *given), gradients(model, model, *given), strict=True):
+            # To the largest element: another machine adds up in another order, and small elements are differences.
+            bound = 1e-5 * float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=bound)
 
 
 def test_a_result_that_is_chosen_by_an_argument() -> None:
