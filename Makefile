@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick bytecode lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test quick bytecode lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ test-budgets: $(STAMP) ## gradients of all models for all partitions and for mem
 
 test-precisions: $(STAMP) ## five steps of all models in bfloat16 and under autocast, beside eager
 	$(BIN)/python -m pytest -s tests/precisions $(ARGS)
+
+long: $(STAMP) ## all that `make test` leaves out and needs no device (hours): what each said is written down in docs/long-runs.md
+	$(MAKE) --keep-going test-budgets test-precisions fuzz coverage models bench bench-memory
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -116,6 +117,7 @@ class ForkServer:
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(request["environment"])
+            refuse_less_than_taken(request["memory"])
             limit(server, request["memory"])
             status = self._tool(request["arguments"])
         # As the interpreter does it for a program of its own.
@@ -136,6 +138,17 @@ def serve(tool: Callable[[Sequence[str]], int]) -> None:
     gc.collect()
     gc.freeze()
     ForkServer(int(sys.argv[1]), int(sys.argv[2]), tool).serve()
+
+
+def refuse_less_than_taken(memory: int) -> None:
+    """Raise :class:`MemoryError` where this process has more address space than ``memory`` bytes already.
+
+    Under such a limit not even the stack may grow: the process would be killed before it could say why.
+    """
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    taken = pages * resource.getpagesize()
+    if taken > memory:
+        raise MemoryError(f"the tool has {taken} bytes of address space before it begins, of {memory} that it may have")
 
 
 def _stand_in(said: int) -> None:

@@ -227,3 +227,10 @@ def test_closing_ends_the_server(tool: WarmTool, tmp_path: Path) -> None:
     assert not is_alive(server)
     # Another one starts where it is needed.
     assert server_of(tool, tmp_path) != server
+
+
+def test_less_memory_than_is_taken_already_is_said(tool: WarmTool, tmp_path: Path) -> None:
+    for _ in range(20):
+        result = tool.run(["pass"], folder=tmp_path, limits=ToolLimits(2**20, 60.0))
+        assert result.returncode == 1
+        assert "MemoryError" in result.stderr
