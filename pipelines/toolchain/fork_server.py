@@ -117,7 +117,7 @@ class ForkServer:
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(request["environment"])
-            refuse_less_than_taken(request["memory"])
+            _refuse_less_than_taken(request["memory"])
             limit(server, request["memory"])
             status = self._tool(request["arguments"])
         # As the interpreter does it for a program of its own.
@@ -140,7 +140,7 @@ def serve(tool: Callable[[Sequence[str]], int]) -> None:
     ForkServer(int(sys.argv[1]), int(sys.argv[2]), tool).serve()
 
 
-def refuse_less_than_taken(memory: int) -> None:
+def _refuse_less_than_taken(memory: int) -> None:
     """Raise :class:`MemoryError` where this process has more address space than ``memory`` bytes already.
 
     Under such a limit not even the stack may grow: the process would be killed before it could say why.
