@@ -12,7 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.frontend.autograd.engine.python_calls import PythonCalls
-from retrograd.frontend.autograd.steps.float64_reference import ExactRun, NoExactValues, is_as_near_as_eager
+from retrograd.frontend.autograd.steps.float64_reference import (
+    ExactRun,
+    NoExactValues,
+    is_as_near_as_eager,
+    is_of_the_same,
+)
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.hooks import hook_ops
@@ -33,6 +38,21 @@ def test_noise_as_large_as_eagers_is_near_and_what_is_off_is_not() -> None:
     assert is_as_near_as_eager(ones.float() * 1.0001, ones.float(), ones, 1e-3)
     assert not is_as_near_as_eager(ones.float() * 1.01, ones.float(), ones, 1e-3)
     assert not is_as_near_as_eager(torch.full((4,), float("nan")), ones.float(), ones, 1e-3)
+
+
+def test_a_trace_that_computes_something_else_is_no_reference() -> None:
+    zero, half = torch.zeros(4, dtype=torch.float64), torch.full((4,), 0.5, dtype=torch.float64)
+    assert is_of_the_same(torch.full((4,), 1e-5), zero, 1e-3, largest=10.0)
+    assert not is_of_the_same(torch.full((4,), 1e-2), zero, 1e-3, largest=10.0)
+    assert not is_of_the_same(torch.ones(4), half, 1e-3, largest=10.0)
+    assert is_of_the_same(torch.full((4,), 0.5002), half, 1e-3, largest=1.0)
+    assert is_of_the_same(torch.tensor([0.5, torch.inf, 0.5, 0.5]), half, 1e-3, largest=1.0)
+
+
+def test_the_largest_value_of_a_run_is_known() -> None:
+    run = ExactRun(traced(lambda x: [(x * 100).exp().log() - x * 100 + x.log()], torch.ones(4)), {})
+    run.compute([torch.tensor([1.0, 2.0, 0.0, 0.0])])
+    assert run.largest == pytest.approx(float(torch.tensor([1e2, 2e2]).double().exp().norm()))
 
 
 def test_all_numbers_are_wide() -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD
-from retrograd.frontend.autograd.steps.float64_reference import ExactRun, is_as_near_as_eager
+from retrograd.frontend.autograd.steps.float64_reference import ExactRun, is_as_near_as_eager, is_of_the_same
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 from retrograd.frontend.verification.rounding import find_tolerances
@@ -111,12 +111,14 @@ class Rehearsal:
         self, mine: torch.Tensor, eager: torch.Tensor, allowed: float, index: int | None, place: int
     ) -> bool:
         """Whether a value that differs from eager's is as near to float64's: of what is accumulated into an input, or
-        of the results."""
+        of the results. Both are of one trace, so that eager's has to be what it computes."""
         exact = self._exact
         if exact is None or mine.shape != eager.shape or mine.dtype != eager.dtype:
             return False
         wanted = exact.results[place] if index is None else exact.gradients[index][place]
-        return is_as_near_as_eager(mine, eager, wanted, max(_tolerance_of(eager.dtype), allowed))
+        tolerance = max(_tolerance_of(eager.dtype), allowed)
+        same = is_of_the_same(eager, wanted, tolerance, exact.largest)
+        return same and is_as_near_as_eager(mine, eager, wanted, tolerance)
 
     @cached_property
     def _exact(self) -> ExactRun | None:

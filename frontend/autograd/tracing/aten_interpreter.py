@@ -27,6 +27,10 @@ _SOURCES: Mapping[str, Callable[[int], Template]] = {
     "scalars": calls.from_scalar,
 }
 
+# The nodes of autograd whose backward asks what was saved whether it requires a gradient, and gives none where it does
+# not. Tensors of a trace do not; a gradient that is not needed is left out of the graph.
+_LOOK_AT_SAVED = frozenset(("LinalgSolveExBackward0",))
+
 
 class AtenInterpreter(torch.fx.Interpreter):
     """Runs the capture on fake tensors under a tracer."""
@@ -88,6 +92,11 @@ class AtenInterpreter(torch.fx.Interpreter):
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> tuple[Any, Any]:
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return (args, kwargs) if self._places is None else self._places.fill(n, args, kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(target, "__name__", None) in _LOOK_AT_SAVED:
+            args = torch.utils._pytree.tree_map(_that_requires_grad, args)
+        return super().call_function(target, args, kwargs)
 
     def _accumulate(self, node: torch.fx.Node) -> None:
         gradient = self.env[node.args[2]] if isinstance(node.args[2], torch.fx.Node) else None
@@ -196,6 +205,11 @@ class _Placeholders:
 
     def __getitem__(self, index: int) -> None:
         return None
+
+
+def _that_requires_grad(value: Any) -> Any:
+    is_number = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return value.detach().requires_grad_() if is_number else value
 
 
 def _without_result(function: Any) -> Any:
