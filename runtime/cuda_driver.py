@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
 
 from retrograd.runtime.tensors import ExecutionError
 
 _MAX_DYNAMIC_SHARED = 8
+# A stream that does not wait for torch's own, and a capture that forbids other threads nothing.
+_NON_BLOCKING, _RELAXED = 1, 2
 _LIBRARY = "libcuda.so.1"
 _P, _U, _N, _D = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -22,6 +26,15 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemsetD16Async": (_D, ctypes.c_ushort, _N, _P),
     "cuMemsetD32Async": (_D, _U, _N, _P),
     "cuMemcpyDtoDAsync_v2": (_D, _D, _N, _P),
+    "cuStreamCreate": (_P, _U),
+    "cuStreamDestroy_v2": (_P,),
+    "cuStreamBeginCapture_v2": (_P, ctypes.c_int),
+    "cuStreamEndCapture": (_P, _P),
+    "cuStreamIsCapturing": (_P, _P),
+    "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
+    "cuGraphDestroy": (_P,),
+    "cuGraphLaunch": (_P, _P),
+    "cuGraphExecDestroy": (_P,),
     "cuGetErrorName": (ctypes.c_int, _P),
 }
 
@@ -38,6 +51,17 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", _P),
         ("attribute_count", _U),
     ]
+
+
+class Graph:
+    """Work that was recorded, to be queued by one call. The driver frees it when nobody holds it, after what runs."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self, handle: ctypes.c_void_p, destroy: Callable[[ctypes.c_void_p], int]) -> None:
+        self.handle = handle
+        # At exit the context may be gone, and with it the graph.
+        weakref.finalize(self, destroy, handle).atexit = False
 
 
 class Driver:
@@ -75,6 +99,43 @@ class Driver:
             what = f"give {name} {shared} bytes of shared memory"
             self.check(self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), what)
         return function
+
+    def record(self, queue: Callable[[int], None]) -> Graph:
+        """A graph of what ``queue`` queues on the stream that it is given; nothing of it runs.
+
+        Raises:
+            ExecutionError: the driver refused something, or ``queue`` raised it.
+        """
+        library, stream, graph, executable = self._library, *(ctypes.c_void_p() for _ in range(3))
+        self.check(library.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING), "make a stream to record on")
+        try:
+            self.check(library.cuStreamBeginCapture_v2(stream, _RELAXED), "begin to record a graph")
+            try:
+                queue(int(stream.value or 0))
+            finally:
+                status = library.cuStreamEndCapture(stream, ctypes.byref(graph))
+            self.check(status, "record a graph")
+            status = library.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, 0)
+            self.check(status, "make a graph ready to be queued")
+        finally:
+            if graph:
+                library.cuGraphDestroy(graph)
+            library.cuStreamDestroy_v2(stream)
+        return Graph(executable, library.cuGraphExecDestroy)
+
+    def replay(self, graph: Graph, stream: int) -> None:
+        """Queue a graph on a stream.
+
+        Raises:
+            ExecutionError: the driver refused it.
+        """
+        self.check(self._library.cuGraphLaunch(graph.handle, stream), "queue a graph")
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether somebody captures what is queued on a stream."""
+        status = ctypes.c_int()
+        self.check(self._library.cuStreamIsCapturing(stream, ctypes.byref(status)), "ask whether a stream is captured")
+        return status.value != 0
 
     def check(self, status: int, what: str) -> None:
         """Raise :class:`ExecutionError` where the driver failed to do ``what``."""

@@ -22,6 +22,7 @@ from retrograd.runtime.cuda_driver import Driver
 from retrograd.runtime.declaration import ELEMENT_DTYPES
 from retrograd.runtime.prepared_plan import PreparedPlan
 from retrograd.runtime.queued_call import QueuedCall
+from retrograd.runtime.replayed_plan import ReplayedPlan
 from retrograd.runtime.tensors import ExecutionError
 
 _address_of = torch.Tensor.data_ptr
@@ -93,7 +94,7 @@ class Launcher:
             return torch.empty(size, dtype=torch.uint8, device=place)
 
         current, stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-        return QueuedCall(prepared, device, self._lock, current, stream, allocate)
+        return QueuedCall(ReplayedPlan(prepared, self._driver), device, self._lock, current, stream, allocate)
 
     def _initialize(self) -> tuple[dict[str, int], list[torch.Tensor]]:
         """Run all initializers; where one fails, the next call runs them anew."""

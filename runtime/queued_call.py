@@ -11,30 +11,31 @@ from typing import Any
 import torch
 
 from retrograd.runtime.declaration import ELEMENT_DTYPES
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.tensors import ALIGNMENT, PLAIN_TYPES
+from retrograd.runtime.replayed_plan import ReplayedPlan
+from retrograd.runtime.tensors import ALIGNMENT, PLAIN_TYPES, as_it_is_read
 
 
 class QueuedCall:
     """Queues a plan on the current stream for arguments as they come and results that were just allocated, if the
-    plan takes all of them as they lie. Most calls are such, and this is all that is done for them.
+    plan takes all of them, those that it cannot read as they lie as copies. Most calls are such, and this is all that
+    is done for them.
 
     ``device`` is the number of the plan's device, and ``current`` asks for that of the calling thread; ``stream`` gives
     the handle of a device's current stream, ``allocate`` scratch memory of so many bytes. ``lock`` is held for a call.
     """
 
-    __slots__ = ("_allocate", "_current", "_device", "_expected", "_lock", "_plan", "_scratch", "_stream")
+    __slots__ = ("_allocate", "_current", "_device", "_expected", "_lock", "_scratch", "_stream", "plan")
 
     def __init__(
         self,
-        plan: PreparedPlan,
+        plan: ReplayedPlan,
         device: int,
         lock: threading.Lock,
         current: Callable[[], int],
         stream: Callable[[int], int],
         allocate: Callable[[int], torch.Tensor],
     ) -> None:
-        self._plan, self._device, self._lock = plan, device, lock
+        self.plan, self._device, self._lock = plan, device, lock
         self._current, self._stream, self._allocate = current, stream, allocate
         self._scratch = plan.plan.scratch
         self._expected = [
@@ -49,7 +50,7 @@ class QueuedCall:
         """
         if self._current() != self._device or len(arguments) + len(results) != len(self._expected):
             return False
-        device, addresses = self._device, list[int]()
+        device, addresses, copies = self._device, list[int](), list[torch.Tensor]()
         try:
             for tensor, (dtypes, shape, size) in zip(arguments, self._expected, strict=False):
                 if (
@@ -57,18 +58,18 @@ class QueuedCall:
                     or (dtypes is not None and tensor.dtype not in dtypes)
                     or (tensor.shape != shape if shape is not None else tensor.nbytes < size)
                     or tensor.get_device() != device
-                    or not tensor.is_contiguous()
-                    or tensor.is_neg()
-                    or tensor.is_conj()
                 ):
                     return False
                 address = tensor.data_ptr()
                 # Zeros for which torch keeps no memory, or a storage that was freed, are at address 0.
-                if not address or address % ALIGNMENT:
+                if not address:
                     return False
+                if address % ALIGNMENT or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+                    copies.append(as_it_is_read(tensor))
+                    address = copies[-1].data_ptr()
                 addresses.append(address)
         except RuntimeError:
-            # It has no memory of its own, as inside of a transform of torch.func.
+            # It has no memory of its own, as inside of a transform of torch.func, or there is none for a copy.
             return False
         addresses += [tensor.data_ptr() for tensor in results]
         with self._lock:
@@ -77,5 +78,5 @@ class QueuedCall:
             except torch.OutOfMemoryError:
                 return False
             addresses.append(scratch.data_ptr())
-            self._plan.run(addresses, self._stream(device))
+            self.plan.run(addresses, self._stream(device))
         return True

@@ -117,7 +117,12 @@ def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, res
         return tensor
     if not tensor.data_ptr():
         raise ExecutionError(f"{name}: the memory of argument {index} was freed; give its storage a size and values")
-    return tensor.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    return as_it_is_read(tensor)
+
+
+def as_it_is_read(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor that lies as compiled code reads it, without its autograd history."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
 
 
 def is_beside(tensor: torch.Tensor, place: torch.device) -> bool:

@@ -14,7 +14,7 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.doors.capture import CapturedGraph
-from retrograd.frontend.libraries.attention import LibraryInterpreter
+from retrograd.frontend.libraries.run_as import LibraryInterpreter
 from retrograd.frontend.verification.first_comparison import relative_error, to_double, tolerance_of
 from retrograd.frontend.verification.rounding import find_tolerances
 

@@ -8,13 +8,11 @@ ones), which keep no matrix of scores. What none of them takes is computed by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Interpreter
 from torch.nn.attention import SDPBackend
 
 from retrograd.frontend.decompositions.attention import (
@@ -138,18 +136,3 @@ def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     length = key.shape[2]
     padded = F.pad(mask.expand(*mask.shape[:-1], length), (0, -length % _MASK_STEP))[..., :length]
     return padded.expand(query.shape[0], query.shape[1], query.shape[2], length)
-
-
-RUN_AS: Mapping[Any, Callable[..., Any]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
-}
-"""Maps ops to the functions that an island runs in their place."""
-
-
-class LibraryInterpreter(Interpreter):
-    """Runs a graph on the device that its tensors are on, whichever its ops were traced for."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op as an island would."""
-        return super().call_function(RUN_AS.get(target, target), args, kwargs)

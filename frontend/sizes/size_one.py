@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.sizes import evaluate_size, holds
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
 from retrograd.frontend.islands.eager_values import find_primals
-from retrograd.frontend.libraries.attention import LibraryInterpreter
+from retrograd.frontend.libraries.run_as import LibraryInterpreter
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.sizes.dynamic_shapes import OpenSizes
 from retrograd.frontend.verification.first_comparison import relative_error, tolerance_of

@@ -25,7 +25,7 @@ from torch.utils._pytree import arg_tree_leaves
 from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
 from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
-from retrograd.frontend.libraries.attention import RUN_AS
+from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
 from retrograd.frontend.verification.first_comparison import tolerance_of

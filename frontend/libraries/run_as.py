@@ -1,0 +1,41 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What an island runs in the place of a traced op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Interpreter
+
+from retrograd.frontend.libraries.attention import attention, attention_backward
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another type, as ``prims.convert_element_type`` gives it."""
+    return tensor.to(dtype, copy=True)
+
+
+RUN_AS: Mapping[Any, Callable[..., Any]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+    # PyTorch runs these in Python, and makes a class at each call: 0.15 ms each, where the op of the same arguments
+    # takes microseconds.
+    prims.squeeze.default: aten.squeeze.dims,
+    prims.transpose.default: aten.permute.default,
+    prims.convert_element_type.default: converted,
+}
+"""Maps ops to the functions that an island runs in their place."""
+
+
+class LibraryInterpreter(Interpreter):
+    """Runs a graph on the device that its tensors are on, whichever its ops were traced for."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op as an island would."""
+        return super().call_function(RUN_AS.get(target, target), args, kwargs)
