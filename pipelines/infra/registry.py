@@ -50,6 +50,7 @@ PASSES: dict[str, str] = {
     "bwd-sink-recompute": "retrograd.pipelines.transforms.torch.bwd_sink_recompute:BwdSinkRecompute",
     "bwd-split-long-products": "retrograd.pipelines.transforms.device.bwd_split_long_products:BwdSplitLongProducts",
     "bwd-split-columns": "retrograd.pipelines.transforms.device.bwd_split_columns:BwdSplitColumns",
+    "bwd-stack-joins": "retrograd.pipelines.transforms.device.bwd_stack_joins:BwdStackJoins",
     "bwd-verify-legality": "retrograd.pipelines.transforms.torch.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",

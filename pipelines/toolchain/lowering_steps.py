@@ -158,6 +158,7 @@ LOWERING: tuple[Step, ...] = (
         CPU_OR_CUDA,
         "IREE's erf takes longer than its memory; behind our kernels, which have one",
     ),
+    Step("bwd-stack-joins", NO_CPU, "IREE copies what is joined along an inner axis, row by row"),
     Step("bwd-pad-products", MATRIX_UNITS, "IREE's tiles run over the end of a batch whose sizes they do not divide"),
 )
 

@@ -53,8 +53,20 @@ def check(function: Callable[..., Any], *args: Tensor) -> None:
         lambda x, rows: x.new_zeros(10, 12).index_add(0, rows, x * 2),
         lambda x, rows: x.scatter_add(1, rows.expand(8, 8), x[:, :8].tanh()),
         lambda x, rows: F.embedding(rows, x, padding_idx=1),
+        lambda x, rows: torch.cat([x[:, :6].tanh() * x[:, 6:], x[:, 6:].exp() - x[:, :6]], -1),
     ],
-    ids=["layer_norm", "batch_norm", "softmax", "cumsum", "sums", "rows", "index_add", "scatter_add", "embedding"],
+    ids=[
+        "layer_norm",
+        "batch_norm",
+        "softmax",
+        "cumsum",
+        "sums",
+        "rows",
+        "index_add",
+        "scatter_add",
+        "embedding",
+        "halves",
+    ],
 )
 def test_types(function: Callable[..., Any], dtype: torch.dtype) -> None:
     check(function, random(8, 12, dtype=dtype), torch.tensor(ROWS, device="cuda"))

@@ -108,3 +108,18 @@ def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytes
     path = tmp_path / "entropy.rgd"
     compiled.save(path)
     assert any(name.startswith("rows_map") for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels)
+
+
+def rotated(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+    """Both halves of rows, computed of both halves, as a query is rotated by its place."""
+    left, right = (x * turned).chunk(2, -1)
+    return torch.cat([left * turned - right, right * turned + left], -1).to(torch.bfloat16)
+
+
+def test_halves_of_rows_are_joined_without_copies(tmp_path: Path) -> None:
+    x, turned = torch.randn(2, 3, 8, 16, requires_grad=True), torch.randn(8, 1)
+    path = tmp_path / "rotated.rgd"
+    compile_backward(rotated, (x, turned), target="cuda", kernels="off", cache=False).save(path)
+    kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
+    assert kernels
+    assert not [name for name in kernels if "memcpy" in name]
