@@ -119,3 +119,45 @@ def test_a_tensor_that_was_written_to_is_looked_at_again() -> None:
         assert check.find_problem(untracked) is None
         untracked.fill_(3)
         assert check.find_problem(untracked) is not None
+
+
+class Device:
+    """Answers when it is told to, or waited for; ``waits`` counts that."""
+
+    def __init__(self) -> None:
+        self.ready, self.waits = False, 0
+
+    def ask(self, extremes: Tensor) -> Callable[[bool], tuple[int, int] | None]:
+        low, high = extremes.tolist()
+
+        def read(wait: bool) -> tuple[int, int] | None:
+            self.waits += wait
+            return (low, high) if wait or self.ready else None
+
+        return read
+
+
+def test_on_a_device_the_first_tensor_alone_is_waited_for() -> None:
+    device = Device()
+    check = IndexCheck(IndexBound(0, 0, 2), device.ask)
+    assert check.find_problem(torch.tensor([3])) == "the index 3 is out of range: from 0 to 2"
+    assert check.find_problem(torch.tensor([2])) is None
+    wrong = torch.tensor([1, 5])
+    assert check.find_problem(wrong) is None
+    assert check.find_problem(wrong) is None
+    device.ready = True
+    told = "the index 5 is out of range: from 0 to 2, in an earlier call, which gave NaN for what it leads to"
+    assert check.find_problem(torch.tensor([0])) == told
+    # The tensor of that call was not looked at, and the wrong one did not pass.
+    assert check.find_problem(wrong) is None
+    assert check.find_problem(torch.tensor([0])) == told
+    assert check.find_problem(torch.tensor([0])) is None
+    assert not device.waits
+
+
+def test_a_host_that_is_far_ahead_waits() -> None:
+    device = Device()
+    check = IndexCheck(IndexBound(0, 0, 2), device.ask)
+    for _ in range(12):
+        assert check.find_problem(torch.tensor([2])) is None
+    assert device.waits == 2
