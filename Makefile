@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 TYPED  := build/typecheck/retrograd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick bytecode lint types lit unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test quick bytecode lint types lit lit-then-unit lit-then-all unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,9 +23,9 @@ $(STAMP): requirements-dev.txt requirements-models.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-models.txt
-	@# To bytecode on all cores, where pip takes one: half of it, less what is hardly imported. Files that are no Python
-	@# but templates of it do not compile.
-	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|pandas|sklearn|fontTools|tests?|timm|transformers/models)/' $(VENV)/lib || true
+	@# To bytecode on all cores, where pip takes one: half of it, less what is hardly imported (pandas is: OR-Tools does it).
+	@# Files that are no Python but templates of it do not compile.
+	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|sklearn|fontTools|tests?|timm|transformers/models)/' $(VENV)/lib || true
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
@@ -34,13 +34,17 @@ setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
 demo: $(STAMP) ## train two small networks on handwritten digits, through retrograd and in eager
 	$(BIN)/python examples/digits.py
 
-quick: bytecode ## what tells most in a minute or two: lint, types, lit and unit tests
-	$(MAKE) --jobs=2 lint types lit
+# mypy takes one core for most of a minute, beside lit and the first of the tests: they keep all cores busy, and end last.
+quick: bytecode lint ## what tells most in a minute or two: lint, types, lit and unit tests
+	$(MAKE) --jobs=2 types lit-then-unit
+
+test: bytecode lint ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+	$(MAKE) --jobs=2 types lit-then-all
+
+lit-then-unit: lit
 	$(PYTEST) tests/unit
 
-test: bytecode ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
-	@# mypy takes one core.
-	$(MAKE) --jobs=2 lint types lit
+lit-then-all: lit
 	@# Those that take long come first: at the end no core waits for another's last.
 	$(PYTEST) tests/integration tests/unit tests/upstream
 

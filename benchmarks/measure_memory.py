@@ -15,8 +15,6 @@ import torch
 from measure import WARM_UP_STEPS, Contender, eager, first_line, gradients, inductor, run_step, time_in_turn
 from models import MODELS, Case
 from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx
 
 import retrograd
 from retrograd.runtime.compiled import CompiledBackward
@@ -110,6 +108,9 @@ def halved_inductor(case: Case) -> Contender:
     Raises:
         RuntimeError: it cannot compile.
     """
+    # It takes longer to import than all else here.
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         with functorch_config.patch(activation_memory_budget=0.5), inductor_config.patch(force_disable_caches=True):

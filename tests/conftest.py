@@ -1,8 +1,9 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What holds for every test: a share of the cores, a compile cache that starts empty, numbers that are the same in each
-run, and few walks for garbage."""
+"""What holds for every test: a share of the cores, a compile cache that starts empty, a folder for temporary files that
+goes with the run, numbers that are the same in each run, and few walks for garbage."""
 
+import contextlib
 import gc
 import os
 import random
@@ -35,10 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Workers inherit the variable, so that one run shares one cache, and no run sees what an earlier one left.
+    # Workers inherit the variables, so that one run shares one cache, no run sees what an earlier one left, and what is
+    # kept for the user to replay (of the failures that tests provoke) does not stay.
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        folder = tempfile.mkdtemp(prefix="retrograd-test-cache-")
-        os.environ[CACHE_VARIABLE] = folder
+        # What pytest keeps of the last runs, `tmp_path`, stays where it was.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        folder = tempfile.mkdtemp(prefix="retrograd-tests-")
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        os.environ[CACHE_VARIABLE] = os.path.join(folder, "cache")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.pluginmanager.register(FewCollections())
     if config.getoption("--cpu-times"):
@@ -98,7 +103,7 @@ class FewCollections:
 
 
 class CpuTimes:
-    """Measures the CPU seconds of each test, of this process and of those that it waited for, and lists them.
+    """Measures the CPU seconds of each test, of this process and of those that it started, and lists them.
 
     Unlike a test's wall time they say little of what else runs on the machine.
     """
@@ -139,4 +144,18 @@ class CpuTimes:
 
 def _cpu_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    return sum(u.ru_utime + u.ru_stime for u in used) + _seconds_of_servers()
+
+
+def _seconds_of_servers() -> float:
+    """CPU seconds of the processes that were started here and run on, and of those that they waited for: the servers
+    that tools are forked from."""
+    ticks = 0
+    # Linux alone tells which they are; one may end meanwhile.
+    for task in Path("/proc/self/task").glob("*/children"):
+        for child in task.read_text(encoding="ascii").split():
+            with contextlib.suppress(OSError):
+                # After the name, which may hold anything: user and system time, and the same of its children.
+                fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")

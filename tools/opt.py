@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from retrograd.dialects.context import dialect_names, make_context
 from retrograd.pipelines.infra.opt_driver import OptOptions, OptResult, Source, UsageError, list_passes, process
@@ -17,8 +18,9 @@ PROGRAM = "retrograd-opt"
 STANDARD_STREAM = "-"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool; returns 0, 1 if the input or the pipeline failed, 2 for options that make no sense."""
+def main(argv: Sequence[str] | None = None, context: Any = None) -> int:
+    """Run the tool, in a `context` that is its alone where there is one; returns 0, 1 if the input or the pipeline
+    failed, 2 for options that make no sense."""
     arguments = build_parser().parse_args(argv)
     if arguments.list_passes:
         sys.stdout.write(describe_passes() if arguments.markdown else list_passes())
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         source = read_source(arguments.input)
-        result = process(source, read_options(arguments))
+        result = process(source, read_options(arguments), context)
         report(result)
         if result.ok and not arguments.verify_diagnostics:
             write_output(arguments.o, result.output)

@@ -85,8 +85,8 @@ class UsageError(RetrogradError, ValueError):
     """Options that do not go together, or input that is not MLIR."""
 
 
-def process(source: Source, options: OptOptions) -> OptResult:
-    """Do what `options` say with `source`.
+def process(source: Source, options: OptOptions, context: Any = None) -> OptResult:
+    """Do what `options` say with `source`; a `context` that was made for this call alone saves making one.
 
     With ``verify_diagnostics`` the result is ok if the diagnostics are those that the text's comments announce.
 
@@ -95,7 +95,8 @@ def process(source: Source, options: OptOptions) -> OptResult:
             several parts are to be written as bytecode.
     """
     chunks = split_source(source, options)
-    outputs = [_process_chunk(chunk, source, options) for chunk in chunks]
+    contexts = [context, *[None] * (len(chunks) - 1)]
+    outputs = [_process_chunk(chunk, source, options, own) for chunk, own in zip(chunks, contexts, strict=True)]
     found = tuple(diagnostic for chunk in chunks for diagnostic in chunk.diagnostics)
     tracebacks = "".join(chunk.traceback for chunk in chunks)
     if options.verify_diagnostics:
@@ -137,9 +138,10 @@ def _decode(source: Source) -> str:
         raise UsageError(f"{source.name}: neither MLIR bytecode nor UTF-8 text (byte {error.start})") from error
 
 
-def _process_chunk(chunk: _Chunk, source: Source, options: OptOptions) -> bytes | None:
+def _process_chunk(chunk: _Chunk, source: Source, options: OptOptions, context: Any) -> bytes | None:
     """The chunk's output, or None if it has errors."""
-    context = make_context(allow_unregistered_dialects=options.allow_unregistered_dialect)
+    context = context or make_context()
+    context.allow_unregistered_dialects = options.allow_unregistered_dialect
     with context, _collect_diagnostics(context, chunk, source.name):
         try:
             # From the file itself where that can be: MLIR then puts its name into locations.

@@ -82,7 +82,8 @@ class ModulePass:
         Raises:
             PassOptionError: no such option, or not a value of its type; the message lists the options.
         """
-        kinds = typing.get_type_hints(cls)
+        # To read annotations takes longer than all else here, and most passes have no options.
+        kinds = typing.get_type_hints(cls) if options else {}
         fields = {_option_name(field): field for field in cls._option_fields()}
         values: dict[str, Any] = {}
         for name, text in options.items():

@@ -48,7 +48,7 @@ BORDERS = {
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
     "tools/opt.py": border("dialects", "pipelines"),
     "tools/lower.py": border("tools"),
-    "tools/lowering_server.py": border("pipelines", "tools"),
+    "tools/lowering_server.py": border("dialects", "pipelines", "tools"),
     "tools/ptx.py": border("pipelines", others="triton"),
     "tools/iree_compile.py": border("pipelines", others="iree.compiler"),
     "tools/iree_compile_server.py": border("pipelines", "tools"),

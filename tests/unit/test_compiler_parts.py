@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 
@@ -35,6 +36,13 @@ def test_the_frontend_of_torch_stays_for_its_ops() -> None:
     flags = select_parts(SORTED, find_target("cpu"), {})
     assert "--iree-input-type=tm_tensor" in flags
     assert "--iree-plugin=-input_torch" not in flags
+
+
+def test_kernels_for_packed_products_stay_where_products_are_packed() -> None:
+    packed = f"{PLAIN} // {{{PACKING_MARK}}}"
+    assert "--iree-llvmcpu-enable-ukernels=none" in select_parts(PLAIN, find_target("cpu"), {})
+    assert "--iree-llvmcpu-enable-ukernels=none" not in select_parts(packed, find_target("cpu"), {})
+    assert "--iree-llvmcpu-enable-ukernels=none" not in select_parts(PLAIN, find_target("vulkan"), {})
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(None, False), ("1", True), ("4", False)])

@@ -95,6 +95,21 @@ print(*[name for name, count in looked_for.items() if count > 1])
     assert "tm_tensor.scan" in (tmp_path / "linalg.mlir").read_text()
 
 
+def test_the_server_warms_up_with_all_that_a_cpu_is_lowered_with() -> None:
+    """And has one thread, or what another holds would be locked in each child."""
+    script = """
+import os
+from retrograd.tools.lowering_server import warm_up
+from retrograd.dialects.context import make_context
+assert warm_up()
+context = make_context()
+print(*os.listdir("/proc/self/task"))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.split()) == 1
+
+
 def test_without_locations(scratch: Path) -> None:
     assert "loc(" not in lower_to_linalg(GOOD.encode(), locations=False)
 

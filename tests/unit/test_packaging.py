@@ -58,6 +58,16 @@ def test_mapped_folders_lie_where_their_names_say() -> None:
     }
 
 
+def test_every_folder_of_tests_has_its_mark() -> None:
+    folders = {file.parent.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").rglob("test_*.py")}
+    marks = {mark.partition(":")[0] for mark in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    assert marks == folders
+
+
+def test_a_test_is_marked_with_its_folder(request: pytest.FixtureRequest) -> None:
+    assert [mark.name for mark in request.node.iter_markers()] == ["unit"]
+
+
 def test_sources_start_with_the_licence() -> None:
     sources = [
         file
