@@ -23,7 +23,7 @@ _MOST_GRAPHS = 4
 # Of addresses that were seen once, so many are remembered.
 _REMEMBERED = 2 * _MOST_GRAPHS
 # A plan whose addresses keep changing is not recorded any more.
-_MOST_RECORDINGS = 4 * _MOST_GRAPHS
+_MOST_RECORDINGS = 2 * _MOST_GRAPHS
 
 
 class ReplayedPlan:
