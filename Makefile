@@ -89,7 +89,10 @@ vulkan-driver: ## install Debian's software Vulkan driver, lavapipe, where there
 test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no CUDA device to run on")'
 	@$(BIN)/python -c 'import torch; print("device:", torch.cuda.get_device_name())'
-	$(BIN)/python -m pytest tests/gpu
+	@# Tests of two processes need a device for each.
+	@devices=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
+	if [ $$devices -lt 2 ]; then echo "one device: tests/gpu/test_two_gpus.py is left out"; two=--ignore=tests/gpu/test_two_gpus.py; fi; \
+	echo $(BIN)/python -m pytest tests/gpu $$two; $(BIN)/python -m pytest tests/gpu $$two
 
 test-budgets: $(STAMP) ## gradients of all models for all partitions and for memory budgets from 10% to 100% (half an hour)
 	$(BIN)/python -m pytest tests/budgets $(ARGS)

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
@@ -48,7 +49,7 @@ def compile_with_dynamo(
 
     A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
     writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
-    next may be a tensor and a view of it.
+    next may be a tensor and a view of it; and one that takes objects, as those of tensor parallel models take meshes.
 
     Raises:
         CaptureError: a size that depends on data.
@@ -67,7 +68,7 @@ def compile_with_dynamo(
     try:
         return _compile(graph_module, example_inputs, build)
     except _Refused as refused:
-        if isinstance(refused.error, SharedMemoryError):
+        if isinstance(refused.error, (SharedMemoryError, _TakesObjects)):
             _LOG.warning("run in eager: %s", refused.error.message)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
@@ -79,6 +80,20 @@ class _Refused(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class _TakesObjects(CaptureError):
+    """A graph has arguments that are no tensors and no sizes, which compiled functions have no place for."""
+
+
+def _refuse_objects(traced: torch.fx.GraphModule) -> None:
+    values = [node.meta.get("val") for node in traced.graph.find_nodes(op="placeholder")]
+    found = [value for value in values if isinstance(value, FakeScriptObject)]
+    if found:
+        kind = type(found[0].real_obj).__name__
+        raise _TakesObjects(
+            f"the graph takes a {kind}, as DTensors do", "compile the parts of the model that have plain tensors alone"
+        )
 
 
 def _compile(
@@ -95,6 +110,7 @@ def _compile(
 
     def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
         try:
+            _refuse_objects(traced)
             prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
             sizes.update(size_values(traced))
             return build(Captured.of(traced, name, is_part=True))
