@@ -258,7 +258,8 @@ def _find_owners(plan: StagePlan) -> list[_Owner]:
 
 def _is_last_look(step: Step) -> bool:
     is_post_hook = isinstance(step, CallHook) and step.kind == POST
-    return is_post_hook and len(uses(step)) == 1 and not gives(step)
+    # It may take others too, which it has to wait for.
+    return is_post_hook and bool(uses(step)) and not gives(step)
 
 
 def _gather(places: Sequence[int]) -> _Gather:

@@ -25,8 +25,8 @@ class Captured:
     on what to save may be about another one.
 
     A backward that was captured as it ran, ``as_it_ran``, has hooks and calls of Python among its ops: ``bodies`` are
-    the graphs of hooks that are part of it, by the name of the function, and ``communication`` the numbers of those
-    that start some.
+    the graphs of hooks that are part of it, by the name of the function, and ``communication`` the kinds and numbers of
+    the hooks and custom functions that start some.
     """
 
     graph_module: GraphModule
@@ -36,7 +36,7 @@ class Captured:
     is_part: bool = False
     as_it_ran: bool = False
     bodies: Mapping[str, GraphModule] = field(default_factory=dict)
-    communication: Collection[int] = ()
+    communication: Collection[tuple[str, int]] = ()
 
     @classmethod
     def of(

@@ -15,6 +15,8 @@ _INLINEABLE = "_retrograd_inlineable"
 _COMMUNICATION = "_retrograd_communication"
 # Whose hooks reduce gradients or gather parameters.
 _DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.distributed")
+# Whose hooks do both.
+_SHARDED = "torch.distributed.fsdp."
 
 
 def inlineable(hook: _Hook) -> _Hook:
@@ -56,14 +58,23 @@ def is_inlineable(hook: Any) -> bool:
     return getattr(hook, _INLINEABLE, False) is True or isinstance(hook, torch.fx.GraphModule)
 
 
-def is_communication(hook: Any) -> bool:
-    """Whether a hook is marked as starting communication, or is one of DDP's or FSDP's own."""
-    if getattr(hook, _COMMUNICATION, False) is True:
-        return True
-    while isinstance(hook, partial):
-        hook = hook.func
-    module = getattr(getattr(hook, "__func__", hook), "__module__", None) or ""
-    return module.startswith(_DISTRIBUTED)
+def is_communication(call: Any) -> bool:
+    """Whether a hook is marked as starting communication, or is one of DDP's or FSDP's own; or a custom function, given
+    as the context of its backward, is."""
+    return getattr(call, _COMMUNICATION, False) is True or _module_of(call).startswith(_DISTRIBUTED)
+
+
+def frees_memory(call: Any) -> bool:
+    """Whether a hook or custom function may give back the memory of parameters, as FSDP's do."""
+    return _module_of(call).startswith(_SHARDED)
+
+
+def _module_of(call: Any) -> str:
+    """The module of a hook's code, or of a custom function."""
+    while isinstance(call, partial):
+        call = call.func
+    call = getattr(type(call), "_forward_cls", call)
+    return getattr(getattr(call, "__func__", call), "__module__", None) or ""
 
 
 def describe_hook(hook: Any) -> str:

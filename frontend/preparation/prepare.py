@@ -29,7 +29,8 @@ class Traced:
 
     ``sizes`` are the names of its open sizes. Of a joint graph, ``hooks`` are those around the model that pack what is
     saved, and ``is_joint`` says that it is one. ``is_dynamo`` says that Dynamo has put numbers in it. ``written`` are
-    placeholders that hooks may write to, but for the hooks of the numbers ``inlined``, which are a part of the graph.
+    placeholders that hooks may write to, but for the hooks of the numbers ``inlined``, which are a part of the graph;
+    ``freeing`` are the kinds and numbers of calls that may give back their memory.
     """
 
     graph_module: GraphModule
@@ -39,6 +40,7 @@ class Traced:
     is_dynamo: bool = False
     written: Collection[Node] = ()
     inlined: Collection[int] = ()
+    freeing: Collection[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def _respell_quotients(traced: Traced) -> None:
 
 def _finish_reads(traced: Traced) -> None:
     if traced.written:
-        finish_reads(traced.graph_module.graph, traced.written, traced.inlined)
+        finish_reads(traced.graph_module.graph, traced.written, traced.inlined, traced.freeing)
 
 
 def _mark_values(traced: Traced) -> None:

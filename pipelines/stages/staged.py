@@ -211,12 +211,13 @@ def mark_module(module: ir.Module, policy: SavePolicy, *, unmatched: Literal["er
 
 
 def stage_backward(
-    module: ir.Module, hook_schedule: HookSchedule, progress: Progress, communication: Collection[int] = ()
+    module: ir.Module, hook_schedule: HookSchedule, progress: Progress, communication: Collection[tuple[str, int]] = ()
 ) -> StagedBackward:
     """Run the passes of every stage on an imported ``@backward``, in place.
 
-    ``hook_schedule`` is a policy of bwd-schedule-hooks; ``communication`` are the numbers of the hooks that start
-    something that goes on while other work is done. Hooks to be inlined are ``@hook_N`` with ``bwd.inline``.
+    ``hook_schedule`` is a policy of bwd-schedule-hooks; ``communication`` are the kinds and numbers of the hooks
+    and custom functions that start something that goes on while other work is done. Hooks to be inlined are
+    ``@hook_N`` with ``bwd.inline``.
 
     Raises:
         PipelineError: a pass refused the module; names the op, its location and the command that replays it.

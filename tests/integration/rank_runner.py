@@ -24,7 +24,7 @@ class Rank:
     text: str
 
 
-def run_ranks(script: Path, arguments: Sequence[str], folder: Path, seconds: float = 300) -> list[Rank]:
+def run_ranks(script: Path, arguments: Sequence[str], folder: Path, seconds: float = 600) -> list[Rank]:
     """Run ``script`` in two processes, with the arguments, a file to meet at and the number of the process.
 
     Whatever runs after ``seconds``, or half a minute after the other failed, is killed.

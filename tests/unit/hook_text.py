@@ -3,7 +3,8 @@
 """Backwards with effects from a few lines of text, and random ones, for tests of hook scheduling.
 
 y = x            compute: takes x, gives y; names that no line gives are arguments
-h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication, `*` large values
+h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication, `*` large values; of an
+                 accumulation `~` half of the bytes that are sent together
 acc 0: y         one that gives nothing, an accumulation into parameter 0
 return y h
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.hooks.hook_graph import Effect, HookGraph, Task
+from retrograd.pipelines.analysis.hooks.hook_schedule import JOINED_BYTES
 
 KINDS = ("tensor_pre", "pre", "post", "post_acc_grad", "unpack", "accumulate_grad", "call_backward")
 SHORT = {"acc": "accumulate_grad", "post_acc": "post_acc_grad", "backward": "call_backward", "final": "final_callbacks"}
@@ -51,7 +53,9 @@ class TextGraph:
 
 def _parse_effect(text: str) -> Effect:
     kind, _, number = text.strip().partition(" ")
-    return Effect(SHORT.get(kind, kind), int(number.strip("!*") or 0), "!" in number, large="*" in number)
+    size = JOINED_BYTES // 2 if "~" in number else 0
+    kind = SHORT.get(kind, kind)
+    return Effect(kind, int(number.strip("!*~") or 0), "!" in number, large="*" in number, bytes=size)
 
 
 @st.composite

@@ -106,8 +106,13 @@ def test_unpack_hooks_of_one_node_keep_their_order() -> None:
         ("b = g\na = b\npost 0: b\nreturn a", "a", "post0"),
         ("acc 0: g\npost_acc 1:\npost 2: g", "post_acc1", "post2"),
         ("a = g\nreturn a\nfinal 0:", "a", "final0"),
+        ("b = k\na = g\nx = tensor_pre 0!: a\ny = tensor_pre 1!: b\nreturn x y", "x", "y"),
+        ("a = g\nacc 0: a\nx = backward 1!: k\nreturn x", "acc0", "x"),
     ],
-    ids=["registration", "custom functions", "post-accumulate", "same parameter", "post", "post after all", "final"],
+    ids=[
+        *["registration", "custom functions", "post-accumulate", "same parameter", "post", "post after all", "final"],
+        *["collectives", "gradients that are sent"],
+    ],
 )
 def test_true_dependencies(policy: HookSchedule, text: str, before: str, after: str) -> None:
     order = schedule(text, policy).split()
@@ -135,6 +140,26 @@ def test_large_gradients_are_accumulated_before_the_next_is_worked_out() -> None
     assert schedule(layers, "asap") == "w0 acc0* g1 b0 w1 acc9 acc1* g2 b1 w2 acc10 acc2* b2 acc11"
     followed = "w = g\nacc 0*: w\npost_acc 0: w\nlate = g\nacc 1: late"
     assert schedule(followed, "eager-order") == "w acc0* post_acc0 late acc1"
+
+
+def sent(marks: str) -> str:
+    """Layers whose gradients are sent when they are there; of each, what stands behind the accumulation's number."""
+    lines = [
+        f"g{i + 1} = g{i}\nw{i} = g{i}\nacc {i}{'' if mark == '-' else mark}: w{i}\npost {i}!: w{i}"
+        for i, mark in enumerate(marks)
+    ]
+    return "\n".join(lines)
+
+
+def test_overlap_works_out_small_gradients_that_are_sent_in_one_stage() -> None:
+    assert schedule(sent("--"), "asap") == "w0 acc0 post0! g1 w1 acc1 post1!"
+    assert schedule(sent("--"), "overlap") == "g1 w0 w1 acc0 post0! acc1 post1!"
+    # A large one is sent before the next is worked out, and so is what makes a bucket.
+    assert schedule(sent("*-"), "overlap") == "w0 acc0* post0! g1 w1 acc1 post1!"
+    assert schedule(sent("~~-"), "overlap") == "g1 w0 w1 acc0~ post0! acc1~ post1! g2 w2 acc2 post2!"
+    # What is not sent waits, and so does what a hook that gives something comes before.
+    assert schedule(sent("--").replace("post 0!: w0", "post 0: w0"), "overlap") == "g1 w1 acc1 post1! w0 acc0 post0"
+    assert schedule(sent("--").replace("post 0!", "p = post 0!"), "overlap") == "w0 acc0 p g1 w1 acc1 post1!"
 
 
 def test_nothing_at_all() -> None:

@@ -99,7 +99,9 @@ class Program:
         operation = f'torch.operator "torch.retrograd.final_callbacks"(%t{n - 1}) : ({TOKEN}) -> {TOKEN}'
         self.lines.append(f"%t{n} = {operation}")
 
-    def stage(self, policy: HookSchedule, *results: str, communication: tuple[int, ...] = ()) -> StagedBackward:
+    def stage(
+        self, policy: HookSchedule, *results: str, communication: tuple[tuple[str, int], ...] = ()
+    ) -> StagedBackward:
         arguments = ", ".join(
             f'%{a}: {TENSOR} {{bwd.role = "saved", bwd.name = "{a}", bwd.value = "{a}"}}' for a in self.arguments
         )
@@ -226,7 +228,7 @@ def test_fewest_stages_log() -> None:
 
 
 def test_overlap_log() -> None:
-    log, gradients, _ = run(two_layers().stage("overlap", "dy", communication=(2,)), VALUES)
+    log, gradients, _ = run(two_layers().stage("overlap", "dy", communication=(("pre", 2),)), VALUES)
     assert log[:2] == ["tensor_pre.1", "pre.2"]
     assert gradients == GRADIENTS
 

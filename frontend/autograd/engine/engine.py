@@ -168,6 +168,7 @@ class Engine:
                 return _Outcome.FREES_TOO_EARLY, None
             except Exception as error:
                 if running.began:
+                    _name_rank(error)
                     raise
                 return _Outcome.REFUSED, error
             if running.is_held:
@@ -266,6 +267,14 @@ class _Outcome(Enum):
     COMPILED = auto()
     FREES_TOO_EARLY = auto()
     REFUSED = auto()
+
+
+def _name_rank(error: Exception) -> None:
+    """Say on an error which of several processes it was raised in: all write to one terminal, and those that wait for
+    this one fail as well."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        error.add_note(f"in a backward under retrograd.enable(), in the process of rank {rank} of {count}")
 
 
 def _is_transformed(gradients: Sequence[Any] | None) -> bool:

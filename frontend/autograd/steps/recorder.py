@@ -43,7 +43,7 @@ from retrograd.frontend.autograd.hooks.hook_inlining import (
     watch_hook,
 )
 from retrograd.frontend.autograd.tracing.compiler import NODE_NUMBER
-from retrograd.frontend.hooks.hook_marks import describe_hook, is_communication, is_inlineable
+from retrograd.frontend.hooks.hook_marks import describe_hook, frees_memory, is_communication, is_inlineable
 
 # The kind of each hook in the graph, by what compiled autograd calls it.
 HOOK_KINDS = {
@@ -109,8 +109,8 @@ class Recorder(torch.fx.Interpreter):
     ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
     those whose memory hooks gave back, ``may_free`` those whose memory they may give back at another step. ``inlined``
     are the hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that
-    should be are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks that start
-    communication.
+    should be are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks and custom
+    functions that start communication, ``freeing`` those of the ones that may give back the memory of parameters.
 
     What fails here and not in PyTorch's own node, which ``find_node`` gives by its number, that node computes, so that
     the step is done, and no hook is called twice; ``failure`` then says what failed.
@@ -132,6 +132,7 @@ class Recorder(torch.fx.Interpreter):
         self.notes: list[str] = []
         self.setting_up = False
         self.communication: set[str] = set()
+        self.freeing: set[str] = set()
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.gradients: dict[int, list[torch.Tensor]] = {}
@@ -186,7 +187,16 @@ class Recorder(torch.fx.Interpreter):
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
         return result
 
+    def _look_at(self, node: torch.fx.Node, call: Any) -> None:
+        """Note what is known of a hook, or of a custom function's context."""
+        if is_communication(call):
+            self.communication.add(node.name)
+        if frees_memory(call):
+            self.freeing.add(node.name)
+
     def _compute(self, node: torch.fx.Node) -> Any:
+        if node.target is call_custom_backward:
+            self._look_at(node, self.env[node.args[0]] if isinstance(node.args[0], torch.fx.Node) else None)
         try:
             return super().run_node(node)
         except Exception as error:
@@ -243,8 +253,7 @@ class Recorder(torch.fx.Interpreter):
 
     def _call_hook(self, node: torch.fx.Node) -> Any:
         (hook, *args), kwargs = self.fetch_args_kwargs_from_env(node)
-        if is_communication(hook):
-            self.communication.add(node.name)
+        self._look_at(node, hook)
         call = partial(call_user_hook, hook, *args, **kwargs)
         if not is_inlineable(hook):
             return call()

@@ -48,11 +48,14 @@ class AtenInterpreter(torch.fx.Interpreter):
         # What calls give, where sizes are open: by node, and the shapes by kind and number.
         self.declared: Mapping[str, list[torch.Tensor]] = {}
         self.given: dict[tuple[str, int], list[Sequence[int | torch.SymInt]]] = {}
-        self.recorded, self._communicates, self._hooks = recorded.results, recorded.communication, hooks
+        self.recorded, self._hooks = recorded.results, hooks
+        self._communicates, self._frees = recorded.communication, recorded.freeing
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
         self.calls = PythonCalls()
-        self.communication: list[int] = []
+        # By kind and number, as calls are known: those that start communication, and those that may free parameters.
+        self.communication: list[tuple[str, int]] = []
+        self.freeing: list[tuple[str, int]] = []
         # What calls of Python take from the inputs, and not from the graph.
         self.kept_inputs: set[int] = set()
         self.params: list[int] = []
@@ -63,6 +66,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         """The backward's results that are tensors."""
         self.calls.calls.clear()
         self.communication.clear()
+        self.freeing.clear()
         self.params.clear()
         self.result_numbers.clear()
         self._results = []
@@ -160,7 +164,9 @@ class AtenInterpreter(torch.fx.Interpreter):
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         self.calls.calls[kind, number] = call
         if node.name in self._communicates:
-            self.communication.append(number)
+            self.communication.append((kind, number))
+        if node.name in self._frees:
+            self.freeing.append((kind, number))
         declared = self.calls.declarations()
         if self._places is not None:
             declared[kind, number] = self.declared[node.name] if results else ()

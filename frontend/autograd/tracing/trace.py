@@ -125,7 +125,7 @@ def trace_backward(
     borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
     inlined = [number_of_hook(name) for name in hooks.bodies()]
     written = [node for number, node in enumerate(placeholders) if number in borrowed]
-    prepare(Traced(graph_module, names, written=written, inlined=inlined))
+    prepare(Traced(graph_module, names, written=written, inlined=inlined, freeing=interpreter.freeing))
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
     communication = tuple(interpreter.communication)

@@ -22,10 +22,10 @@ class Effect:
     """A task's effect besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
     an update of an input by a hook that was inlined, or ops that run in torch (an island).
 
-    ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook
-    starts something that goes on while other work is done, ``random`` that the island draws random numbers, ``large``
-    that the new value of an update, or the gradient of an accumulation, is worth a stage of its own, so as not to be in
-    memory longer than it must.
+    ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook or
+    custom backward starts something that goes on while other work is done, ``random`` that the island draws random
+    numbers, ``large`` that the new value of an update, or the gradient of an accumulation, is worth a stage of its own,
+    so as not to be in memory longer than it must. ``bytes`` are those of an accumulation's gradient.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class Effect:
     communication: bool = False
     random: bool = False
     large: bool = False
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ class HookGraph:
         - an update of an input follows whatever was captured before it and takes the input or a view of it, though not
           what takes the new value;
         - islands that draw random numbers, among themselves; other islands are compute that happens to run in torch;
+        - what starts communication, among itself: each process is to start the same in the same order, whatever its
+          schedule, and one that runs eagerly has the captured order;
+        - a custom backward that starts communication follows all accumulations captured before it: what it sends are
+          gradients that it finds in ``.grad``, such as FSDP's of one block;
         - final callbacks follow everything captured before them, and effects captured after them follow them.
         """
         return tuple(
@@ -151,6 +156,10 @@ class HookGraph:
         effect = self.tasks[number].effect
         return effect is not None and effect.random
 
+    def _communicates(self, number: int) -> bool:
+        effect = self.tasks[number].effect
+        return effect is not None and effect.communication
+
     def _accumulations_into(self, param: int) -> Iterator[int]:
         for number in self.effects:
             effect = self.tasks[number].effect
@@ -172,6 +181,9 @@ class HookGraph:
         needed = {e for e in self.effects if self.kind(e) == FINAL_CALLBACKS}
         if kind != UNPACK:
             needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK, ISLAND)}
+        if task.effect.communication:
+            sent = {ACCUMULATE} if kind == CALL_BACKWARD else set[str]()
+            needed |= {e for e in self.effects if self._communicates(e) or self.kind(e) in sent}
         if kind == CALL_BACKWARD:
             needed |= {e for e in self.effects if self.kind(e) == CALL_BACKWARD}
         elif kind == ACCUMULATE:

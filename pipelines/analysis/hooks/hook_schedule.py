@@ -21,11 +21,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal
 
-from retrograd.contract.hooks import UNPACK
+from retrograd.contract.hooks import POST, POST_ACCUMULATE, UNPACK
 from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, HookGraph
 
 Order = tuple[int, ...]
 _Key = tuple[float, ...]
+# DDP's first bucket, the smallest.
+JOINED_BYTES = 1 << 20
+# The kinds of hooks that are called when a gradient is there.
+_AFTER_SUMS = (POST, POST_ACCUMULATE)
 
 
 def find_eager_order(graph: HookGraph) -> Order:
@@ -52,10 +56,15 @@ def find_asap_order(graph: HookGraph) -> Order:
 def find_overlap_order(graph: HookGraph) -> Order:
     """Communication starts as early as it can: nothing precedes it but what it needs. All else, as for asap, follows
     while it goes on.
+
+    Small gradients that are sent one after the other, as DDP's reducer is told of each, are worked out in one stage, up
+    to ``JOINED_BYTES`` of them: what is sent of them are buckets of more. Their calls keep their order, and nothing is
+    computed from what these calls give, since they give nothing.
     """
     ready = _ready_times(graph)
     urgent = _with_ancestors(graph, (e for e in graph.effects if _communicates(graph, e)))
-    return _schedule(graph, {e: (e not in urgent, _first_use(graph, e, ready[e]), e) for e in graph.effects})
+    keys = {e: (e not in urgent, _first_use(graph, e, ready[e]), e) for e in graph.effects}
+    return _schedule(graph, keys, lambda group, e: e in urgent and _sends_on(graph, group, e))
 
 
 def find_fewest_stages_order(graph: HookGraph) -> Order:
@@ -144,10 +153,13 @@ def find_order_problem(graph: HookGraph, order: Sequence[int]) -> str | None:
     return None
 
 
-def _schedule(graph: HookGraph, keys: Mapping[int, _Key]) -> Order:
-    """Effects by least key among those that could be next; before each group of them the compute that it needs."""
+def _schedule(
+    graph: HookGraph, keys: Mapping[int, _Key], may_join: Callable[[Sequence[int], int], bool] = lambda group, e: False
+) -> Order:
+    """Effects by least key among those that could be next; before each group of them the compute that it needs.
+    ``may_join`` says whether a group may have the next effect too, where it need not."""
     placed: dict[int, None] = {}
-    groups = _group_effects(graph, _order_effects(graph, keys))
+    groups = _group_effects(graph, _order_effects(graph, keys), may_join)
     for group in groups:
         wanted: Iterable[int] = group
         if group is groups[-1] and graph.kind(group[-1]) == ACCUMULATE:
@@ -159,13 +171,19 @@ def _schedule(graph: HookGraph, keys: Mapping[int, _Key]) -> Order:
     return (*placed, *rest)
 
 
-def _group_effects(graph: HookGraph, order: Iterable[int]) -> list[list[int]]:
+def _group_effects(
+    graph: HookGraph, order: Iterable[int], may_join: Callable[[Sequence[int], int], bool]
+) -> list[list[int]]:
     """Accumulations with the effect that follows them, but for large gradients: no code of the user's runs in between.
     What one hook updates is a group, but for large values; what two update is not: the new values of one are written
     before those of the next exist."""
     groups: list[list[int]] = []
     for effect in order:
-        if groups and (_goes_on(graph, groups[-1][-1]) or _updates_together(graph, groups[-1], effect)):
+        if groups and (
+            _goes_on(graph, groups[-1][-1])
+            or _updates_together(graph, groups[-1], effect)
+            or may_join(groups[-1], effect)
+        ):
             groups[-1].append(effect)
         else:
             groups.append([effect])
@@ -176,6 +194,17 @@ def _goes_on(graph: HookGraph, number: int) -> bool:
     """Whether a group goes on after an effect, whatever comes next."""
     effect = graph.tasks[number].effect
     return effect is not None and effect.kind == ACCUMULATE and not effect.large
+
+
+def _sends_on(graph: HookGraph, group: Sequence[int], number: int) -> bool:
+    """Whether a group is small gradients with the calls that send them, and has room for one more accumulation."""
+    effects = [effect for n in group if (effect := graph.tasks[n].effect) is not None]
+    sums, calls = [e for e in effects if e.kind == ACCUMULATE], [e for e in effects if e.kind != ACCUMULATE]
+    gives_nothing = not any(graph.tasks[n].gives for n in group)
+    small = not any(e.large for e in sums) and sum(e.bytes for e in sums) < JOINED_BYTES
+    if graph.kind(number) != ACCUMULATE or not sums or not small:
+        return False
+    return gives_nothing and all(e.communication and e.kind in _AFTER_SUMS for e in calls)
 
 
 def _updates_together(graph: HookGraph, group: Sequence[int], number: int) -> bool:

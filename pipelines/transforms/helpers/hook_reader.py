@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from retrograd.contract.attributes import BWD_ISLAND, BWD_RANDOM, ISLAND_OP
-from retrograd.contract.hooks import POST_ACCUMULATE
+from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import (
     ACCUMULATE,
@@ -95,14 +95,23 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
     return ReadHooks(graph, tuple(task_ops), source)
 
 
-def mark_communication(module: ir.Operation, hooks: Collection[int]) -> None:
-    """Mark the calls of these hooks: they start something that goes on while other work is done."""
+def mark_communication(module: ir.Operation, calls: Collection[tuple[str, int]]) -> None:
+    """Mark these calls, of hooks of a kind and a number and of custom functions: they start something that goes on
+    while other work is done."""
     for func in functions(module):
         for view in func.regions[0].blocks[0].operations:
-            op = view.operation
-            if op.name == "bwd.call_hook" and ir.IntegerAttr(op.attributes["hook"]).value in hooks:
-                with op.context:
-                    op.attributes[COMMUNICATION] = ir.UnitAttr.get()
+            if _call_of(view.operation) in calls:
+                with view.operation.context:
+                    view.operation.attributes[COMMUNICATION] = ir.UnitAttr.get()
+
+
+def _call_of(op: ir.Operation) -> tuple[str, int] | None:
+    """The kind and number of what an op calls in Python."""
+    if op.name == "bwd.call_hook":
+        return ir.StringAttr(op.attributes["kind"]).value, ir.IntegerAttr(op.attributes["hook"]).value
+    if op.name == "bwd.call_backward":
+        return CUSTOM_BACKWARD, ir.IntegerAttr(op.attributes["function"]).value
+    return None
 
 
 def returned_values(read: ReadHooks, func: ir.Operation) -> tuple[int, ...]:
@@ -153,8 +162,9 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
         "bwd.update_input": UPDATE,
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
-    large = kind in (UPDATE, ACCUMULATE) and graph.values[takes[-1 if kind == ACCUMULATE else 1]].bytes >= LARGE_BYTES
-    return Task(takes, gives, Effect(kind, index, COMMUNICATION in op.attributes, large=large)), tuple(ops)
+    size = graph.values[takes[-1 if kind == ACCUMULATE else 1]].bytes if kind in (UPDATE, ACCUMULATE) else 0
+    effect = Effect(kind, index, COMMUNICATION in op.attributes, large=size >= LARGE_BYTES, bytes=size)
+    return Task(takes, gives, effect), tuple(ops)
 
 
 def has_islands(func: ir.Operation) -> bool:

@@ -159,6 +159,44 @@ module @ddp {
 // -----
 
 !t = !torch.vtensor<[2],f32>
+
+// A custom function that communicates, as FSDP's does when a block has its gradients, sends what was accumulated before
+// it, of which its operands say nothing. Communication keeps its order, the one of a process that runs eagerly: of hook
+// 1, what it needs is there later than what hook 2 does.
+// OVERLAP-LABEL: module @fsdp
+// OVERLAP: torch.aten.sin
+// OVERLAP: %[[ACC:.*]] = "bwd.accumulate_grad"
+// OVERLAP-NEXT: torch.prim.TupleConstruct
+// OVERLAP-NEXT: %[[SENT:.*]]:2 = "bwd.call_backward"({{.*}}, %[[ACC]])
+// OVERLAP: torch.aten.neg
+// OVERLAP: %[[FIRST:.*]]:2 = "bwd.call_hook"({{.*}}, %[[SENT]]#1) {bwd.communication, hook = 1
+// OVERLAP: "bwd.call_hook"({{.*}}, %[[FIRST]]#1) {bwd.communication, hook = 2
+// OVERLAP: torch.aten.exp
+// OVERLAP: hook = 0 : i64, kind = "tensor_pre"
+// FEWEST-LABEL: module @fsdp
+// FEWEST: "bwd.accumulate_grad"
+// FEWEST: "bwd.call_backward"
+// FEWEST: bwd.communication, hook = 1
+// FEWEST: bwd.communication, hook = 2
+module @fsdp {
+  func.func @backward(%g: !t, %k: !t) -> (!t, !t, !t, !t) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %x = torch.aten.exp %g : !t -> !t
+    %h:2 = "bwd.call_hook"(%x, %start) {kind = "tensor_pre", hook = 0 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    %w = torch.aten.sin %g : !t -> !t
+    %acc = "bwd.accumulate_grad"(%w, %h#1) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+    %one = torch.prim.TupleConstruct %k : !t -> !torch.tuple<vtensor<[2],f32>>
+    %sent:2 = "bwd.call_backward"(%one, %acc) {bwd.communication, function = 0 : i64} : (!torch.tuple<vtensor<[2],f32>>, !bwd.token) -> (!t, !bwd.token)
+    %y = torch.aten.neg %g : !t -> !t
+    %p:2 = "bwd.call_hook"(%y, %sent#1) {bwd.communication, kind = "tensor_pre", hook = 1 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    %q:2 = "bwd.call_hook"(%k, %p#1) {bwd.communication, kind = "tensor_pre", hook = 2 : i64} : (!t, !bwd.token) -> (!t, !bwd.token)
+    return %h#0, %sent#0, %p#0, %q#0 : !t, !t, !t, !t
+  }
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
 !pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
 !triple = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>, vtensor<[2],f32>>
 

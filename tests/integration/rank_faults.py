@@ -1,0 +1,105 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Two processes of which one fails, or takes longer: ``python rank_faults.py NAME cpu STORE RANK`` is one of them.
+
+A process that sees an error prints it with its notes, and ends with status 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank_programs import COMPILED, compare, ddp, describe, joined, make_model
+from torch import Tensor
+
+import retrograd
+from retrograd import scope
+from retrograd.frontend.autograd.steps.captured import CapturedBackward
+
+FAILED = 3
+FAILING_STEP = 3
+SECONDS_LATE = 3
+
+
+def train(model: Any, step: int, scope: Any = retrograd.enable) -> None:
+    torch.manual_seed(10 * step + dist.get_rank())
+    model.zero_grad()
+    with scope():
+        model(torch.randn(5, 4)).square().mean().backward()
+
+
+def fail_in_a_hook() -> None:
+    """The second process raises in the middle of a compiled backward."""
+    failing: list[int] = []
+
+    def hook(_gradient: Tensor) -> None:
+        if failing:
+            raise ValueError("this hook fails")
+
+    model = ddp(make_model())
+    model.module[2].up.bias.register_hook(hook)
+    for step in range(FAILING_STEP + 1):
+        if step == FAILING_STEP and dist.get_rank():
+            assert describe(0) == COMPILED
+            failing.append(step)
+        train(model, step)
+
+
+def fail_in_a_forward() -> None:
+    """The second process raises before a backward that the first one is in."""
+    model = ddp(make_model())
+    for step in range(FAILING_STEP + 1):
+        if step == FAILING_STEP and dist.get_rank():
+            raise ValueError("this forward fails")
+        train(model, step)
+
+
+def compile_late() -> None:
+    """The second process takes some seconds to find that it cannot compile what the first one can: it goes on in eager,
+    beside one whose backward is compiled."""
+
+    def build(*_arguments: Any) -> Any:
+        time.sleep(SECONDS_LATE)
+        raise RuntimeError("this process cannot compile it")
+
+    if dist.get_rank():
+        client: Any = scope._CLIENT
+        client.receive = lambda capture: CapturedBackward(capture, client.history, scope._active_options, build).run
+    torch.manual_seed(0)
+    plain = make_model()
+    eager, ours = ddp(copy.deepcopy(plain)), ddp(plain)
+    for step in range(4):
+        train(eager, step, contextlib.nullcontext)
+        train(ours, step)
+        compare(eager, ours, 2e-5)
+    print(describe(0), flush=True)
+
+
+PROGRAMS: Mapping[str, Callable[[], None]] = {
+    "hook": fail_in_a_hook,
+    "forward": fail_in_a_forward,
+    "late": compile_late,
+}
+
+
+if __name__ == "__main__":
+    _, name, kind, store, rank = sys.argv
+    with joined(kind, store, int(rank)):
+        try:
+            PROGRAMS[name]()
+        except Exception:  # noqa: BLE001 (whatever it is, the test reads it)
+            traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+            # Not by way of the group's end, which waits for the other.
+            os._exit(FAILED)
+    sys.stdout.flush()
+    os._exit(0)
