@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def _local(gradient: Any) -> Tensor:
     return result
 
 
-def profile_steps(runner: Runner, batch: tuple[Tensor, Tensor], half: bool) -> tuple[list[Interval], list[Interval]]:
+def profile_steps(runner: Runner, batch: tuple[Tensor, Tensor], half: bool) -> list[list[Interval]]:
     """When kernels of NCCL ran in some steps, and when others did, in milliseconds."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -219,7 +220,7 @@ def measure(wrapper: str, sizes: Sizes, schedules: Sequence[Any], half: bool, re
     batch = tokens.to(device()), targets.to(device())
     scopes: dict[str, Callable[[], AbstractContextManager[Any]]] = {"eager": contextlib.nullcontext}
     for schedule in schedules:
-        scopes[schedule] = lambda schedule=schedule: retrograd.enable(hook_schedule=schedule)
+        scopes[schedule] = partial(retrograd.enable, hook_schedule=schedule)
     runners = [Runner(wrapper, how, WRAPPERS[wrapper](copy.deepcopy(plain), half), s) for how, s in scopes.items()]
     told: dict[str, tuple[str, ...]] = {}
     errors: dict[str, float] = {}

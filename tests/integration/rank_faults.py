@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_programs import COMPILED, compare, ddp, describe, joined, make_model
+from rank_programs import COMPILED, compare, ddp, describe, joined, make_model, ran
 from torch import Tensor
 
 import retrograd
@@ -33,6 +33,7 @@ SECONDS_LATE = 3
 def train(model: Any, step: int, scope: Any = retrograd.enable) -> None:
     torch.manual_seed(10 * step + dist.get_rank())
     model.zero_grad()
+    ran.clear()
     with scope():
         model(torch.randn(5, 4)).square().mean().backward()
 

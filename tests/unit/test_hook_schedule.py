@@ -156,6 +156,7 @@ def test_overlap_works_out_small_gradients_that_are_sent_in_one_stage() -> None:
     assert schedule(sent("--"), "overlap") == "g1 w0 w1 acc0 post0! acc1 post1!"
     # A large one is sent before the next is worked out, and so is what makes a bucket.
     assert schedule(sent("*-"), "overlap") == "w0 acc0* post0! g1 w1 acc1 post1!"
+    assert schedule(sent("-*"), "overlap") == "w0 acc0 post0! g1 w1 acc1* post1!"
     assert schedule(sent("~~-"), "overlap") == "g1 w0 w1 acc0~ post0! acc1~ post1! g2 w2 acc2 post2!"
     # What is not sent waits, and so does what a hook that gives something comes before.
     assert schedule(sent("--").replace("post 0!: w0", "post 0: w0"), "overlap") == "g1 w1 acc1 post1! w0 acc0 post0"

@@ -70,19 +70,37 @@ def _take_over(model: DistributedDataParallel) -> str | None:
         return "parameters were frozen since the model was wrapped, which changes their places: wrap it anew"
     nodes: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
     reducer._remove_autograd_hooks()
+    told = _Told(reducer, len(parameters), knows_last=not (model.find_unused_parameters or model.static_graph))
     for place, node in enumerate(nodes):
-        node.register_hook(communication(partial(_tell, reducer, place)))
+        node.register_hook(communication(partial(told.tell, place)))
     _taken_over[model] = nodes
     return None
 
 
-def _tell(reducer: Any, place: int, *_gradients: Any) -> None:
-    """Tell a reducer that a parameter has its gradient."""
-    tell = partial(reducer._autograd_hook, place)
-    if compiled_autograd.in_compiled_autograd_region:
-        _run_in_backward(tell)
-    else:
-        tell()
+class _Told:
+    """What a reducer was told in the backward that runs.
+
+    It queues its callback when the last of its ``count`` parameters has a gradient. Where it counts those as well that
+    none is computed for, or only counts in a first step, it is not known which one that is (``knows_last``).
+    """
+
+    def __init__(self, reducer: Any, count: int, knows_last: bool) -> None:
+        self._reducer, self._count, self._knows_last = reducer, count, knows_last
+        self._task = -1
+        self._places: set[int] = set()
+
+    def tell(self, place: int, *_gradients: Any) -> None:
+        """Tell that a parameter has its gradient."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._places = task, set()
+        self._places.add(place)
+        is_last = len(self._places) == self._count or not self._knows_last
+        tell = partial(self._reducer._autograd_hook, place)
+        if compiled_autograd.in_compiled_autograd_region and is_last:
+            _run_in_backward(tell)
+        else:
+            tell()
 
 
 def _run_in_backward(function: Callable[[], None]) -> None:

@@ -197,12 +197,14 @@ def _goes_on(graph: HookGraph, number: int) -> bool:
 
 
 def _sends_on(graph: HookGraph, group: Sequence[int], number: int) -> bool:
-    """Whether a group is small gradients with the calls that send them, and has room for one more accumulation."""
+    """Whether a group is small gradients with the calls that send them, and has room for one more accumulation, of
+    another small one."""
+    added = graph.tasks[number].effect
     effects = [effect for n in group if (effect := graph.tasks[n].effect) is not None]
     sums, calls = [e for e in effects if e.kind == ACCUMULATE], [e for e in effects if e.kind != ACCUMULATE]
     gives_nothing = not any(graph.tasks[n].gives for n in group)
     small = not any(e.large for e in sums) and sum(e.bytes for e in sums) < JOINED_BYTES
-    if graph.kind(number) != ACCUMULATE or not sums or not small:
+    if added is None or added.kind != ACCUMULATE or added.large or not sums or not small:
         return False
     return gives_nothing and all(e.communication and e.kind in _AFTER_SUMS for e in calls)
 

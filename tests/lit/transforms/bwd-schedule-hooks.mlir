@@ -197,6 +197,53 @@ module @fsdp {
 // -----
 
 !t = !torch.vtensor<[2],f32>
+!one = !torch.tuple<vtensor<[2],f32>>
+!large = !torch.vtensor<[512,512],f32>
+!large_one = !torch.tuple<vtensor<[512,512],f32>>
+
+// Small gradients that are sent one after the other are worked out in one stage; a large one is sent before what follows
+// it is worked out.
+// OVERLAP-LABEL: module @buckets
+// OVERLAP: torch.aten.neg
+// OVERLAP-NEXT: torch.aten.exp
+// OVERLAP-NEXT: torch.aten.sin
+// OVERLAP: "bwd.accumulate_grad"{{.*}} {param = 0
+// OVERLAP: hook = 0
+// OVERLAP: "bwd.accumulate_grad"{{.*}} {param = 1
+// OVERLAP: hook = 1
+// OVERLAP: torch.aten.neg
+// OVERLAP: "bwd.accumulate_grad"{{.*}} {param = 2
+// OVERLAP: hook = 2
+// OVERLAP: torch.aten.cos
+// OVERLAP: "bwd.accumulate_grad"{{.*}} {param = 3
+// OVERLAP: hook = 3
+module @buckets {
+  func.func @backward(%g: !t, %l: !large) {
+    %start = "bwd.create_token"() : () -> !bwd.token
+    %w0 = torch.aten.neg %g : !t -> !t
+    %acc0 = "bwd.accumulate_grad"(%w0, %start) {param = 0 : i64} : (!t, !bwd.token) -> !bwd.token
+    %one0 = torch.prim.TupleConstruct %w0 : !t -> !one
+    %p0:2 = "bwd.call_hook"(%one0, %acc0) {bwd.communication, kind = "post", hook = 0 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    %g1 = torch.aten.exp %g : !t -> !t
+    %w1 = torch.aten.sin %g1 : !t -> !t
+    %acc1 = "bwd.accumulate_grad"(%w1, %p0#1) {param = 1 : i64} : (!t, !bwd.token) -> !bwd.token
+    %one1 = torch.prim.TupleConstruct %w1 : !t -> !one
+    %p1:2 = "bwd.call_hook"(%one1, %acc1) {bwd.communication, kind = "post", hook = 1 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    %w2 = torch.aten.neg %l : !large -> !large
+    %acc2 = "bwd.accumulate_grad"(%w2, %p1#1) {param = 2 : i64} : (!large, !bwd.token) -> !bwd.token
+    %one2 = torch.prim.TupleConstruct %w2 : !large -> !large_one
+    %p2:2 = "bwd.call_hook"(%one2, %acc2) {bwd.communication, kind = "post", hook = 2 : i64} : (!large_one, !bwd.token) -> (!torch.none, !bwd.token)
+    %w3 = torch.aten.cos %g1 : !t -> !t
+    %acc3 = "bwd.accumulate_grad"(%w3, %p2#1) {param = 3 : i64} : (!t, !bwd.token) -> !bwd.token
+    %one3 = torch.prim.TupleConstruct %w3 : !t -> !one
+    %p3:2 = "bwd.call_hook"(%one3, %acc3) {bwd.communication, kind = "post", hook = 3 : i64} : (!one, !bwd.token) -> (!torch.none, !bwd.token)
+    return
+  }
+}
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
 !pair = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>>
 !triple = !torch.tuple<vtensor<[2],f32>, vtensor<[2],f32>, vtensor<[2],f32>>
 
