@@ -273,13 +273,14 @@ ran: list[bool] = []
 
 def count_compiled() -> None:
     """Have `ran` filled from here on."""
-    original = variants.run_compiled
+    module: Any = variants
+    original = module.run_compiled
 
     def run(*arguments: Any) -> Any:
         ran.append(True)
         return original(*arguments)
 
-    variants.run_compiled = run
+    module.run_compiled = run
 
 
 def describe(before: int) -> str:
