@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -31,11 +32,16 @@ def run_ranks(script: Path, arguments: Sequence[str], folder: Path, seconds: flo
     """
     store, logs = folder / "store", [folder / f"rank{number}.log" for number in range(RANKS)]
     command = [sys.executable, "-W", "ignore", str(script), *arguments, str(store)]
+    # Programs import what is beside them, also where Python is told not to look there by itself.
+    paths = [str(script.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for number, log in enumerate(logs):
             with log.open("wb") as stream:
-                processes.append(subprocess.Popen([*command, str(number)], stdout=stream, stderr=subprocess.STDOUT))
+                processes.append(
+                    subprocess.Popen([*command, str(number)], stdout=stream, stderr=subprocess.STDOUT, env=environment)
+                )
         _wait(processes, seconds)
     finally:
         for process in processes:
