@@ -34,12 +34,13 @@ setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
 demo: $(STAMP) ## train two small networks on handwritten digits, through retrograd and in eager
 	$(BIN)/python examples/digits.py
 
-# mypy takes one core for most of a minute, beside lit and the first of the tests: they keep all cores busy, and end last.
+# mypy takes one core for most of a minute, beside lit and the first of the tests: they keep all cores busy, and end last,
+# with pytest's summary in the last line.
 quick: bytecode lint ## what tells most in a minute or two: lint, types, lit and unit tests
-	$(MAKE) --jobs=2 types lit-then-unit
+	$(MAKE) --no-print-directory --jobs=2 types lit-then-unit
 
 test: bytecode lint ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
-	$(MAKE) --jobs=2 types lit-then-all
+	$(MAKE) --no-print-directory --jobs=2 types lit-then-all
 
 lit-then-unit: lit
 	$(PYTEST) tests/unit

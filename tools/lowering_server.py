@@ -3,7 +3,7 @@
 """``python -m retrograd.tools.lowering_server SOCKET PARENT`` lowers modules for the process that started it.
 
 It has the bindings, the passes and their tables loaded and a context made, and forks a child for each module: a small
-one takes a third of the CPU time that a program of its own does. What becomes of a child is no matter to the others. It
+one takes a fifth of the CPU time that a program of its own does. What becomes of a child is no matter to the others. It
 ends with the process that started it, of the number ``PARENT``, when that closes the other end of ``SOCKET``, and after
 a minute with nothing to do.
 """
@@ -13,8 +13,8 @@ from retrograd.pipelines.toolchain.fork_server import serve
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.tools.lower import main as lower
 
-# The backward of a linear layer and its activation: what it leaves unloaded, each child loads anew. An op by itself
-# left a third of what a child then took.
+# The backward of a linear layer and its activation: what it leaves unloaded, each child loads anew. With an op by
+# itself a child took a third longer.
 _MODULE = b"""
 func.func @backward(
     %x: !torch.vtensor<[3,4],f32> {bwd.role = "input", bwd.name = "x"},

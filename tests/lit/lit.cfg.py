@@ -20,7 +20,10 @@ lit_config: Any
 
 PYTHON = f"{shlex.quote(sys.executable)} -I -S"
 # pip's lit brings no `not`: succeed where the command ends with an error, and fail where a signal ended it.
-NOT = "import subprocess, sys; sys.exit(not 0 < subprocess.run(sys.argv[1:]).returncode < 128)"
+NOT = (
+    "import os, sys; child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ); "
+    "sys.exit(not 0 < os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 128)"
+)
 WARM_TOOLS = Path(__file__).with_name("warm_tools.py")
 
 
