@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._functorch._aot_autograd import graph_compile
+from torch._logging._internal import trace_log
 from torch.fx import Graph, GraphModule
 
 from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
+from retrograd.frontend.preparation.fx_partition import bind_traced
 
 MAKERS: list[Callable[[torch.nn.Module, Graph], GraphModule]] = [GraphModule, make_graph_module]
 X = torch.tensor([0.5, 2.0])
@@ -71,3 +74,21 @@ def test_no_code_is_written_before_a_call(make: Callable[..., GraphModule], monk
     for _ in range(3):
         graph_module(X)
     assert len(written) == 1
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_graphs_are_written_out_where_a_log_takes_them(read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[GraphModule] = []
+
+    def write(graph_module: GraphModule, **_: object) -> str:
+        written.append(graph_module)
+        return ""
+
+    monkeypatch.setattr(GraphModule, "print_readable", write)
+    # PyTorch's own handler leaves with the first message, where there is nowhere to write.
+    monkeypatch.setattr(trace_log, "handlers", [])
+    monkeypatch.setattr(graph_compile.aot_graphs_log, "isEnabledFor", lambda _: read)
+    model = torch.nn.Linear(2, 2)
+    (output,) = bind_traced(model, (X,), None)([*model.parameters(), X])
+    torch.testing.assert_close(output, model(X))
+    assert bool(written) == read
