@@ -8,7 +8,6 @@ fails, and loaded. :func:`build` is this skeleton; doors differ in what they cap
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.doors.port_roles import describe_graph
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
+from retrograd.frontend.python.user_lines import warn_user
 from retrograd.options import BackwardRequest, Options
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
@@ -127,7 +127,7 @@ def _checks_of(options: Options, store: ExecutableStore | None) -> Checks:
 def tell_notes(built: Build) -> None:
     """Warn of what the compiler had to note."""
     for note in built.executable.notes:
-        warnings.warn(note, stacklevel=4)
+        warn_user(note, UserWarning)
 
 
 def build_functions(captured: Captured, options: Options) -> Mapping[str, CompiledFunction]:

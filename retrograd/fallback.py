@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from retrograd.frontend.islands.island_choice import (
 from retrograd.frontend.islands.island_graphs import extract_islands
 from retrograd.frontend.preparation.importer import ImportFailure
 from retrograd.frontend.python.source_locations import source_place
+from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.sizes.size_nodes import find_heads
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
@@ -116,10 +116,9 @@ class Fallback:
         if self.store is not None:
             self.store.put(self._key(graph_module), json.dumps(dict(reasons)).encode())
         shown = ", ".join(dict.fromkeys(op for island in islands if not island.is_library for op in island.ops))
-        warnings.warn(
+        warn_user(
             f"not compiled, and run in torch: {shown[:300]}; explain() says why, and fallback='error' refuses instead",
             EagerIslandWarning,
-            stacklevel=7,
         )
 
     def _recall(self, graph_module: torch.fx.GraphModule) -> dict[str, str]:

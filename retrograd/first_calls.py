@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
+from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
 from retrograd.frontend.verification.first_comparison import VerificationError
 from retrograd.frontend.verification.from_inputs import Forwards
@@ -65,7 +65,7 @@ class Checks:
         """Tell the user what came of a repair."""
         self.notes.append(text)
         _LOG.info("%s", text)
-        warnings.warn(text[:_SHOWN], MiscompiledWarning, stacklevel=2)
+        warn_user(text[:_SHOWN], MiscompiledWarning)
 
     def find_wrong(self) -> str | None:
         """Says what is wrong with a function that was found to be wrong."""
@@ -118,7 +118,7 @@ class Keeper:
         options = self.checks.options
         if options.verify is True or options.fallback == "error":
             raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
-        warnings.warn(f"{said}. {instead}", MiscompiledWarning, stacklevel=3)
+        warn_user(f"{said}. {instead}", MiscompiledWarning)
 
     def _parts(self) -> dict[str, str]:
         return {

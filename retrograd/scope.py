@@ -15,7 +15,7 @@ from retrograd.build import build_backward
 from retrograd.compilation import COMPILING
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
-from retrograd.frontend.autograd.steps.history import History, Recompile
+from retrograd.frontend.autograd.steps.history import History, Recompiles
 from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.options import BackwardRequest
@@ -44,10 +44,10 @@ class _Client:
         return run_with_libraries
 
     def refuse(self, error: Exception) -> None:
-        self.history.add_reason(f"PyTorch cannot capture it: {error}")
+        self.history.add_reason("runs eagerly", f"PyTorch cannot capture it: {error}")
 
     def leave(self, reason: str) -> None:
-        self.history.add_reason(reason)
+        self.history.add_reason("is left to PyTorch's engine", reason)
 
 
 _CLIENT = _Client()
@@ -115,10 +115,10 @@ def enable(
     return Scope(request)
 
 
-def explain_recompiles() -> list[Recompile]:
+def explain_recompiles() -> Recompiles:
     """Lists what :func:`enable` compiled so far, in order, each with why nothing compiled before served; and what runs
-    eagerly, and why. Each prints as one line."""
-    return list(_CLIENT.history.entries)
+    eagerly, and why. Each prints as one line, that of the user's code first."""
+    return Recompiles(_CLIENT.history.entries)
 
 
 def _active_options() -> BackwardRequest:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.hooks.pack_hooks import HookPair
 from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.user_lines import warn_user
 from retrograd.runtime.calling import ArgumentError, OtherAnswersError, OtherProgramError
 from retrograd.runtime.compiled import CompiledBackward
 
@@ -110,7 +110,7 @@ class Specializations:
             raise ArgumentError(f"{message}; {_REMEDY}")
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{message}; such calls run in eager: {_REMEDY}", SpecializationWarning, stacklevel=4)
+            warn_user(f"{message}; such calls run in eager: {_REMEDY}", SpecializationWarning)
         with ExitStack() as stack:
             self._open_hooks(stack)
             return self.model(*args, **kwargs)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
 from retrograd.fallback import EagerIslandWarning
 from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.first_call import Graph
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
@@ -91,10 +91,9 @@ class BackwardVariants:
             if self.work.options.fallback == "error":
                 raise
             reason = str(error).strip().partition("\n")[0]
-            warnings.warn(
+            warn_user(
                 f"the backward of all outputs is not compiled, and runs in torch: {reason}; that of the loss alone is",
                 EagerIslandWarning,
-                stacklevel=2,
             )
             return graph.run
         return bind(function) if function.check is None else function.check(bind(function), graph, bind)
@@ -129,11 +128,10 @@ class BackwardVariants:
             self.texts.append(f"without {names}")
             return function
         self.texts.append(f"zeros for {names}: {reason}")
-        warnings.warn(
+        warn_user(
             f"the backward without {names} is not compiled, and zeros are taken for their gradients: {reason}; detach "
             "these outputs, or leave them out of the model",
             ZeroTangentWarning,
-            stacklevel=2,
         )
         return None
 

@@ -228,8 +228,10 @@ def test_gradients_of_gradients_run_eagerly() -> None:
     for context in (contextlib.nullcontext(), retrograd.enable()):
         with context:
             (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            told = [str(entry) for entry in retrograd.explain_recompiles()]
             results.append(torch.autograd.grad(slope.square().sum(), list(model.parameters()), allow_unused=True))
     torch.testing.assert_close(results[1], results[0])
+    assert told[-1].startswith("test_enable.py:") and "is left to PyTorch's engine: it makes a graph of its" in told[-1]
 
 
 def test_an_exception_in_a_hook_reaches_the_caller() -> None:

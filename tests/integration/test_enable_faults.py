@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch._dynamo.compiled_autograd import Op
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
@@ -487,6 +488,141 @@ def saved_tensors_are_unpacked_when_asked_for(log: Log) -> Step:
             loss = (function(w.exp(), log) * w).sum()
         loss.backward()
         log.append(values([w.grad]))
+
+    return step
+
+
+@case
+def unpack_hook_that_asks_for_its_node(log: Log) -> Step:
+    """As those do that bring activations back from another device: what they register runs after the node."""
+    w = leaf(3)
+
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        node = torch._C._current_autograd_node()
+        node.register_hook(lambda inputs, outputs: log.append(("after", node.name())))
+        return packed
+
+    def step() -> None:
+        # Between them one of like roots, which is compiled: the graph of neither may be freed too early.
+        for hooks in ((lambda x: x, unpack), None, (lambda x: x, unpack)):
+            w.grad = None
+            with torch.autograd.graph.saved_tensors_hooks(*hooks) if hooks else contextlib.nullcontext():
+                loss = (w.exp() * w).sin().sum()
+            loss.backward()
+            log.append(values([w.grad]))
+
+    return step
+
+
+@case
+def sparse_matrix_that_gets_a_dense_gradient(log: Log) -> Step:
+    w, v = torch.eye(3).to_sparse().requires_grad_(), leaf(3, 3)
+
+    def step() -> None:
+        w.grad = v.grad = None
+        for left in (w, v, w):
+            torch.mm(left, v).sin().sum().backward()
+            log.append(values([w.grad, v.grad]))
+        assert w.grad is not None
+        log.append(w.grad.layout)
+
+    return step
+
+
+class GivesSparse(torch.autograd.Function):
+    """Gives a sparse gradient, and says where its values are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, left: list[int]) -> torch.Tensor:
+        ctx.left = left
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        rows, parts = torch.tensor([[0, 2]]), gradient.expand(2, 3).clone()
+        ctx.left.append(parts.data_ptr())
+        return torch.sparse_coo_tensor(rows, parts, (4, 3)), None
+
+
+@case
+def sparse_gradient_is_handed_over(log: Log) -> Step:
+    w, addresses = leaf(4, 3), list[int]()
+    function: Any = GivesSparse.apply
+
+    def step() -> None:
+        w.grad = None
+        function(w, addresses).sin().backward()
+        assert w.grad is not None
+        log.append((values([w.grad]), w.grad._values().data_ptr() == addresses.pop()))
+
+    return step
+
+
+class MarksOutputs(torch.autograd.Function):
+    """Has a result that is not differentiable, and asks for None as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx._materialize_non_diff_grads = False
+        order = x.argsort()
+        ctx.mark_non_differentiable(order)
+        ctx.log = log
+        return x * 2, order
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, of_order: torch.Tensor | None) -> tuple[torch.Tensor, None]:
+        ctx.log.append(of_order is None)
+        return gradient * 2, None
+
+
+@case
+def no_gradient_of_a_result_that_is_not_differentiable(log: Log) -> Step:
+    function: Any = MarksOutputs.apply
+
+    def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        doubled, _ = function(w * v, log)
+        total: torch.Tensor = (doubled * v).sum()
+        return total
+
+    return step_of(log, loss)
+
+
+@case
+def products_of_groups_in_bf16(log: Log) -> Step:
+    """A mixture of experts' rows: the product takes bfloat16 alone, which float64 is not to reach."""
+    w = torch.randn(2, 8, 8, dtype=torch.bfloat16, requires_grad=True)
+    v, ends = torch.randn(6, 8), torch.tensor([2, 6], dtype=torch.int32)
+
+    def step() -> None:
+        w.grad = None
+        rows = v.clone().requires_grad_()
+        torch._grouped_mm(rows.to(torch.bfloat16), w, offs=ends).float().square().sum().backward()
+        assert rows.grad is not None and w.grad is not None
+        # To the precision of the type.
+        log.append(values([(rows.grad / 64).round(), (w.grad.float() / 64).round()]))
+
+    return step
+
+
+@case
+def unused_random_op_under_a_compiled_forward(log: Log) -> Step:
+    w = leaf(3)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.dropout(x, 0.5)
+        torch.rand(3)
+        return x.sin() * torch.rand_like(x)
+
+    torch._dynamo.reset()
+    forward = torch.compile(
+        lambda x: torch.utils.checkpoint.checkpoint(block, x * x, use_reentrant=False), backend="aot_eager"
+    )
+
+    def step() -> None:
+        w.grad = None
+        torch.manual_seed(1)
+        forward(w).sum().backward()
+        log.append(values([w.grad, torch.rand(1)]))
 
     return step
 

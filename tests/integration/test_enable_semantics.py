@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import retrograd
+from retrograd.frontend.autograd.steps.variants import rehearse
 
 Log = list[Any]
 Step = Callable[[int], Any]
@@ -275,6 +276,27 @@ def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert "the gradient of input" in str(entry)
 
 
+def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any, one set of them is all that the first step takes besides what eager has."""
+    kept: list[dict[int, list[torch.Tensor]]] = []
+
+    def watch(*arguments: Any) -> str | None:
+        kept.append(arguments[2].gradients)
+        return rehearse(*arguments)
+
+    monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.rehearse", watch)
+    for hooked in (False, True):
+        w = leaf(3)
+        if hooked:
+            w.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2))
+        with retrograd.enable():
+            w.cos().cos().sum().backward()
+        assert w.grad is not None
+        (gradient,) = [gradient for given in kept.pop().values() for gradient in given]
+        torch.testing.assert_close(gradient * (2 if hooked else 1), w.grad)
+        assert (gradient.data_ptr() == w.grad.data_ptr()) != hooked
+
+
 def test_anomaly_mode_runs_eagerly_and_names_the_op() -> None:
     w = leaf(3)
     captures = len(retrograd.explain_recompiles())
@@ -283,7 +305,9 @@ def test_anomaly_mode_runs_eagerly_and_names_the_op() -> None:
         assert w.grad is not None and w.grad.tolist() == [2.0] * 3
         with pytest.raises(RuntimeError, match="'MulBackward0' returned nan"):
             (w * 0).sqrt().sum().backward()
-    assert len(retrograd.explain_recompiles()) == captures
+    assert {str(e).partition(": ")[2] for e in retrograd.explain_recompiles()[captures:]} == {
+        "backward is left to PyTorch's engine: anomaly mode is on"
+    }
 
 
 def test_steps_leave_nothing_behind() -> None:

@@ -267,6 +267,17 @@ def test_a_number_that_an_op_takes_as_such_is_compiled_in(monkeypatch: pytest.Mo
     assert "from now on for any axis 0" in entries[2] and "compiled for 2 sets" in entries[3]
 
 
+def test_a_number_that_begins_at_zero_and_one() -> None:
+    """As a jacobian's rows do: nothing is left open before another number is met, and then for good."""
+
+    def loss(model: Any, row: int) -> torch.Tensor:
+        found: torch.Tensor = model(torch.ones(7, 3))[row].sin().sum()
+        return found
+
+    entries = train(nn.Linear(3, 2), loss, [0, 1, 2, 3, 4, 5, 6, 0], keep=1)
+    assert count(entries) <= 3, entries
+
+
 def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each set of sizes by itself then, and of these a limited number in one capture; both are told."""
 

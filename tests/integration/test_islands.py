@@ -252,9 +252,11 @@ def test_torch_compile_and_enable_use_islands() -> None:
     expected = gradients(distance, [x], x)
     assert_same(gradients(torch.compile(distance, backend="retrograd"), [x], x), expected)
     known = len(retrograd.explain_recompiles())
-    with retrograd.enable():
+    with retrograd.enable(cache=False), pytest.warns(retrograd.EagerIslandWarning) as caught:
         for _ in range(2):
             assert_same(gradients(distance, [x], x), expected)
+    # The line that runs the backward, in `gradients`.
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
     (entry,) = retrograd.explain_recompiles()[known:]
     assert entry.outcome == "compiled"
     assert any("runs in torch: aten._cdist_backward" in reason for reason in entry.reasons)

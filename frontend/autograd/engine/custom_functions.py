@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.graph import Node
 
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
+_OF_NON_DIFFERENTIABLE = "_materialize_non_diff_grads"
 
 
 class _Context(FakeBackwardCFunction):
@@ -107,12 +108,22 @@ def _backward_of(function: Any) -> Callable[..., Any]:
 def _takes_zeros(function: Any) -> bool:
     """Whether absent gradients are zeros to a function. PyTorch keeps what ``set_materialize_grads`` was told to
     itself; a function that calls it has asked for None."""
+    return not _names(function, _SETTER)
+
+
+def _names(function: Any, attribute: str) -> bool:
+    """Whether a function's forward names an attribute of its context."""
     codes = [getattr(getattr(function, name, None), "__code__", None) for name in ("forward", "setup_context")]
-    return all(code is None or _SETTER not in code.co_names for code in codes)
+    return any(code is not None and attribute in code.co_names for code in codes)
 
 
-def _zeros(ctx: Any, number: int) -> torch.Tensor:
+def _zeros(ctx: Any, number: int) -> torch.Tensor | None:
+    """The gradient of a result that has none; PyTorch keeps nothing of results that are not differentiable, whose
+    function may have asked for None."""
     like = ctx._input_metadata[number]
+    is_unknown = not like.shape and like.dtype is torch.get_default_dtype() and like.device.type == "cpu"
+    if is_unknown and _names(ctx._forward_cls, _OF_NON_DIFFERENTIABLE):
+        return None
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 

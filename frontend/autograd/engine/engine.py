@@ -22,6 +22,7 @@ from torch import _C
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import compiled_autograd
 from torch._dynamo.eval_frame import skip_code
+from torch._guards import TracingContext
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -30,6 +31,7 @@ from retrograd.frontend.autograd.tracing.compiler import (
     BackwardCall,
     BackwardRun,
     FreesTooEarly,
+    NeedsEngine,
     OrderedCompiler,
     RunsCompiled,
     RunsEagerly,
@@ -82,6 +84,8 @@ class Engine:
         self._running: _Running | None = None
         # Of backwards by their roots, whether they ran compiled the last time.
         self._compiled: dict[Hashable, bool] = {}
+        # Of which roots there are backwards that PyTorch's engine has to run, whatever else of these roots is compiled.
+        self._kept: set[Hashable] = set()
 
     def run_backward(self, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """As ``torch._C._EngineBase.run_backward``: (tensors, grad_tensors, keep_graph, create_graph, inputs)."""
@@ -97,22 +101,20 @@ class Engine:
         # By place or by name, as torch.autograd.backward and grad do.
         create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
         is_nested = self._running is not None or torch._C._current_graph_task_id() != -1
-        if is_nested or create_graph or torch.is_anomaly_enabled() or not self._client.is_active():
+        if not self._client.is_active():
             return self._engine.run_backward(tensors, *args, **kwargs)
-        if torch._C._len_torch_dispatch_stack():
-            modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
-            self._client.leave(f"{modes} is open, which is to see each op")
-            return self._engine.run_backward(tensors, *args, **kwargs)
-        if _is_transformed(args[0] if args else kwargs.get("grad_tensors")):
-            self._client.leave("it is part of a transform, such as vmap or is_grads_batched")
+        if reason := _why_eager(is_nested, create_graph, args[0] if args else kwargs.get("grad_tensors")):
+            # A trace of Dynamo's runs backwards too, which are none of the user's.
+            if TracingContext.try_get() is None:
+                self._client.leave(reason)
             return self._engine.run_backward(tensors, *args, **kwargs)
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         return self._run_active(BackwardCall(tensors, inputs), args, kwargs)
 
-    def _run_active(self, call: BackwardCall, args: Any, kwargs: Any) -> Any:
-        """Run what is to be captured, if it can be."""
+    def _run_active(self, call: BackwardCall, args: Any, kwargs: Any, is_known: bool = False) -> Any:
+        """Run what is to be captured, if it can be; what is known to be compiled need not keep its graph."""
         keeps, roots = _keeps_graph(args, kwargs), _describe_roots(call.roots)
-        is_held = not keeps and not self._compiled.get(roots, False)
+        is_held = not (keeps or is_known) and (roots in self._kept or not self._compiled.get(roots, False))
         running = _Running(call, is_held, keeps or is_held)
         outcome, given = self._attempt(running, args, kwargs)
         # Not where an exception is handled, whose frames have the tensors of the backward.
@@ -123,12 +125,14 @@ class Engine:
                 return given
             case _Outcome.COMPILED:
                 self._remember(roots, True)
-                return self._run_active(call, args, kwargs)
+                return self._run_active(call, args, kwargs, is_known=True)
             case _Outcome.FREES_TOO_EARLY:
                 self._remember(roots, False)
                 return self._run_active(call, args, kwargs)
             case _Outcome.EAGER:
                 self._remember(roots, False)
+                if isinstance(given, NeedsEngine):
+                    self._kept.add(roots)
             case _Outcome.REFUSED:
                 refusal = take_over_reducers(given, call.roots)
                 if refusal is None:
@@ -140,6 +144,7 @@ class Engine:
         """Keep how a backward of these roots ran."""
         if len(self._compiled) >= MOST_ROOTS:
             self._compiled.clear()
+            self._kept.clear()
         self._compiled[roots] = was_compiled
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
@@ -160,8 +165,8 @@ class Engine:
         try:
             try:
                 results = self._run_switched(running, *keeping)
-            except RunsEagerly:
-                return _Outcome.EAGER, None
+            except RunsEagerly as outcome:
+                return _Outcome.EAGER, outcome.with_traceback(None)
             except RunsCompiled:
                 return _Outcome.COMPILED, None
             except FreesTooEarly:
@@ -275,6 +280,22 @@ def _name_rank(error: Exception) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
         error.add_note(f"in a backward under retrograd.enable(), in the process of rank {rank} of {count}")
+
+
+def _why_eager(is_nested: bool, create_graph: bool, gradients: Sequence[Any] | None) -> str | None:
+    """Why a backward is left to PyTorch's engine; None where it is not."""
+    if is_nested:
+        return "it runs inside of another backward"
+    if create_graph:
+        return "it makes a graph of its own, for gradients of gradients (create_graph=True)"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode is on"
+    if torch._C._len_torch_dispatch_stack():
+        modes = ", ".join(type(mode).__name__ for mode in _get_current_dispatch_mode_stack())
+        return f"{modes} is open, which is to see each op"
+    if _is_transformed(gradients):
+        return "it is part of a transform, such as vmap or is_grads_batched"
+    return None
 
 
 def _is_transformed(gradients: Sequence[Any] | None) -> bool:

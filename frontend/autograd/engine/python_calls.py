@@ -254,12 +254,22 @@ def accumulate_into(
     """
     if gradient is None:
         return variable.grad
+    if owned and variable.grad is None and _is_sparse_and_whole(gradient):
+        # Eager's, a shallow copy: what the tensor is made of is not copied.
+        parts = gradient._indices(), gradient._values()
+        variable.grad = torch.sparse_coo_tensor(*parts, gradient.shape, check_invariants=False)
+        return variable.grad
     if owned and variable.grad is None and obeys_layout(gradient, variable):
         variable.grad = gradient.detach() if has_post_hooks else gradient
         return variable.grad
     accumulate = compiled_autograd.ops.get("AccumulateGrad")
     (variable.grad,) = accumulate([gradient], variable, variable.grad, has_post_hooks)
     return variable.grad
+
+
+def _is_sparse_and_whole(gradient: torch.Tensor) -> bool:
+    is_sparse = gradient.layout is torch.sparse_coo and not torch.is_grad_enabled()
+    return is_sparse and gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
 def obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:

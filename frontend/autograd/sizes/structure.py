@@ -9,7 +9,7 @@ shapes of what opaque calls gave are a sample; what differs between samples is o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,11 +92,15 @@ class Structure:
     is_borrowed: bool = False
 
     def learn(self, sample: Sample) -> None:
-        """Take a sample into account, if it differs from what was known to differ."""
+        """Take a sample into account, if it differs from what was known to differ, or is the first to trace with."""
         if self.samples and sample.rank() != self.samples[0].rank():
             self.refusal = "what a hook or function gives has another number of axes"
-        elif len(self.samples) < MOST_SAMPLES and not self.covers(sample):
+        elif len(self.samples) < MOST_SAMPLES and not (self.covers(sample) and self._has_example_without(sample)):
             self.samples.append(sample)
+
+    def _has_example_without(self, sample: Sample) -> bool:
+        """Whether a sample is not needed to trace with."""
+        return self.example() is not None or replace(self, samples=[*self.samples, sample]).example() is None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -126,8 +130,10 @@ class Structure:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything differs from step to step, and may be left open."""
-        return self.refusal is None and self.fixed_floats is None and len(self.samples) > 1
+        """Whether anything differs from step to step, and may be left open: not as long as nothing was met but 0 and
+        1, of which a trace would take more for granted."""
+        may_be = self.refusal is None and self.fixed_floats is None and len(self.samples) > 1
+        return may_be and self.example() is not None
 
     @property
     def has_open_floats(self) -> bool:

@@ -19,6 +19,7 @@ from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
 from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
+from retrograd.frontend.autograd.steps.engine_only import find_engine_only
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.history import History
 from retrograd.frontend.autograd.steps.python_side import Compiled
@@ -26,7 +27,13 @@ from retrograd.frontend.autograd.steps.recompile_reasons import Situation, descr
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
-from retrograd.frontend.autograd.tracing.compiler import BackwardRun, RunsCompiled, RunsEagerly, RuntimeCapture
+from retrograd.frontend.autograd.tracing.compiler import (
+    BackwardRun,
+    NeedsEngine,
+    RunsCompiled,
+    RunsEagerly,
+    RuntimeCapture,
+)
 from retrograd.frontend.autograd.tracing.trace import TracedBackward, trace_backward
 from retrograd.frontend.hooks.hook_marks import describe_hook
 from retrograd.frontend.python.source_locations import CaptureError
@@ -73,6 +80,7 @@ class CapturedBackward:
         # What ran at the last step that found something.
         self._last: Use | None = None
         self._is_full = False
+        self._needs_engine = False
         self._set_ups = 0
 
     def run(
@@ -112,10 +120,13 @@ class CapturedBackward:
                 if run.is_held:
                     raise RunsCompiled
                 return use.run(frame)
+            if use is None and key not in self._uses and (reason := find_engine_only(self._module.graph, frame)):
+                self._needs_engine = True
+                self._refuse(key, reason)
             waits = key in self._uses if use is None else not use.is_done
             if waits or not (use or self._has_room(frame)):
                 if run.can_restart:
-                    raise RunsEagerly
+                    raise NeedsEngine if self._needs_engine else RunsEagerly
                 run.was_eager = True
                 return list(self._module.forward(frame.inputs, sizes, frame.scalars, hooks, packed))
             identity = identity or HookIdentity()
@@ -198,7 +209,10 @@ class CapturedBackward:
     def _describe(self, frame: Frame, key: StepKey) -> Situation:
         """Describe the capture that is compiled now, in the words of the user's code."""
         hooks = [describe_hook(frame.hooks[site.hook]) for site in self._sites]
-        return describe_situation(self._nodes, hooks, self._skeleton.floats, frame.inputs, key)
+        results: Any = self._module.graph.output_node().args[0]
+        returned = sum(result is not None for result in results)
+        numbers = [(s.node, s.constant) for s in self._skeleton.slots if s.constant is not None]
+        return describe_situation(self._nodes, hooks, returned, numbers, frame.inputs, key)
 
     def _compile(self, recorder: Recorder, frame: Frame, key: StepKey) -> None:
         """Compile what was recorded: for all sizes that differ as they did so far, or else for these alone. What cannot

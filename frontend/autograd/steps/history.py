@@ -5,25 +5,25 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
 from retrograd.frontend.autograd.sizes.structure import Sample
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.variants import CompiledStructure
+from retrograd.frontend.python.user_lines import find_user_line
 
 # With how many of the compiled backwards a new one is compared, to say why it is new.
 MOST_SITUATIONS = 64
+# With what PyTorch begins the frames of its C++ code, in errors of it.
+_BACKTRACE = "\nException raised from "
 # Of how many structures the sizes are remembered: of those that were met last.
 MOST_STRUCTURES = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recompile:
     """One compilation of a backward, or the decision to run it eagerly.
 
@@ -38,10 +38,21 @@ class Recompile:
     line: str = ""
 
     def __str__(self) -> str:
-        named = ", ".join(self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
-        where = f" of {len(self.nodes)} nodes ({named})" if self.nodes else ""
-        line = f" at {self.line}" if self.line else ""
-        return f"{self.number}: backward{line}{where} {self.outcome}: {'; '.join(self.reasons)}"
+        where = f"{self.line}: " if self.line else ""
+        nodes = f" of {len(self.nodes)} nodes" if self.nodes else ""
+        return f"{where}backward{nodes} {self.outcome}: {'; '.join(self.reasons)}"
+
+    # A list of them is read as it is printed, and a backward has hundreds of nodes.
+    __repr__ = __str__
+
+
+class Recompiles(list[Recompile]):
+    """Entries in order; they print as one line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    __repr__ = __str__
 
 
 @dataclass
@@ -52,21 +63,25 @@ class History:
     entries: list[Recompile] = field(default_factory=list)
     # What was compiled, the last of it.
     situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
+    # What was told of backwards that were not captured.
+    _told: set[tuple[str, str, str]] = field(default_factory=set)
     _structures: OrderedDict[Hashable, CompiledStructure] = field(default_factory=OrderedDict)
     # By what structures have in common that differ in where their numbers come from: the last sample, and its skeleton.
     _last: OrderedDict[Hashable, tuple[Sample, Skeleton]] = field(default_factory=OrderedDict)
 
     def add(self, outcome: str, nodes: Sequence[str], reasons: Sequence[str]) -> None:
         """Add an entry."""
-        # One cause is told once.
-        told = tuple(dict.fromkeys(reasons))
-        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), told, find_line()))
+        # One cause is told once, in one line.
+        told = tuple(dict.fromkeys(" ".join(reason.partition(_BACKTRACE)[0].split()) for reason in reasons))
+        self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), told, find_user_line()))
         self.log.info("%s", self.entries[-1])
 
-    def add_reason(self, reason: str) -> None:
-        """Add a backward that was not captured; the same reason is told once."""
-        if all(entry.reasons != (reason,) for entry in self.entries):
-            self.add("runs eagerly", (), (reason,))
+    def add_reason(self, outcome: str, reason: str) -> None:
+        """Add a backward that was not captured; the same reason is told once for each line that runs one."""
+        key = (outcome, reason, find_user_line())
+        if key not in self._told:
+            self._told.add(key)
+            self.add(outcome, (), (reason,))
 
     def structure(self, key: Hashable) -> CompiledStructure:
         """Look up a structure; begins one if there is none."""
@@ -83,13 +98,3 @@ class History:
         if len(self._last) > MOST_STRUCTURES:
             self._last.popitem(last=False)
         return before
-
-
-def find_line() -> str:
-    """The line of the user's code that is running: the innermost that is neither PyTorch's nor ours."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(("torch.", "retrograd.", "contextlib")):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

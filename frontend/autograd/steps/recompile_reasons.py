@@ -14,6 +14,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.frontend.autograd.steps.step_key import StepKey
+from retrograd.frontend.python.user_lines import find_user_line
 
 # Names of parameters; None for those that were part of no module when they were looked for, which takes a look at every
 # object there is.
@@ -24,46 +25,63 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Situation:
-    """Describes what a backward was compiled for, to explain compilations: its nodes in the order of execution, hooks
-    as their authors know them, the identities of those that are inlined, its tensors (name, shape, dtype), how many of
-    them are gradients that are there already, sizes and numbers, and the options."""
+    """Describes what a backward was compiled for, to explain compilations: the line of the user's code that ran it, its
+    nodes in the order of execution, hooks as their authors know them, the identities of those that are inlined, its
+    tensors (name, shape, dtype), how many of them are gradients that are there already, how many gradients are
+    returned, as by ``torch.autograd.grad``, sizes and numbers (of which node), and the options."""
 
+    line: str
     nodes: tuple[str, ...]
     hooks: tuple[str, ...]
     inlined: Hashable
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
     gradients: int
+    returned: int
     sizes: tuple[int, ...]
-    numbers: tuple[float, ...]
+    numbers: tuple[tuple[str, int | float], ...]
     options: Hashable
 
 
 def describe_situation(
-    nodes: Sequence[str], hooks: Sequence[str], floats: Sequence[float], inputs: Sequence[torch.Tensor], key: StepKey
+    nodes: Sequence[str],
+    hooks: Sequence[str],
+    returned: int,
+    numbers: Sequence[tuple[str, int | float]],
+    inputs: Sequence[torch.Tensor],
+    key: StepKey,
 ) -> Situation:
     """Describe what a capture is compiled for at a step of this key."""
     names = name_tensors(inputs)
     gradients = {id(t.grad) for t in inputs if t.is_leaf and t.requires_grad}
     return Situation(
+        find_user_line(),
         tuple(nodes),
         tuple(hooks),
         key.inlined,
         tuple([(name, tuple(t.shape), t.dtype) for name, t in zip(names, inputs, strict=True)]),
         sum(id(t) in gradients for t in inputs),
+        returned,
         key.sizes,
-        (*key.scalars, *floats),
+        (*[("a function in C++", scalar) for scalar in key.scalars], *numbers),
         key.options,
     )
 
 
 def explain_difference(now: Situation, earlier: Sequence[Situation]) -> tuple[str, ...]:
-    """Explain how ``now`` differs from the most alike of the earlier ones."""
+    """Explain how ``now`` differs from the most alike of the earlier ones, of the same line if there are any."""
     if not earlier:
         return ("it is the first",)
-    closest = max(earlier, key=lambda before: _likeness(before, now))
+    same_line = [before for before in earlier if before.line == now.line]
+    closest = max(same_line or earlier, key=lambda before: _likeness(before, now))
+    differences = tuple(_differences(closest, now))
+    if not differences:
+        where = "one before" if same_line or not closest.line else f"that at {closest.line}"
+        return (f"it is like {where}, and PyTorch traced it anew",)
+    if not same_line:
+        return ("it is the first at this line",)
     if _likeness(closest, now)[0] < 0.5:
-        return ("nothing like it was compiled before",)
-    return tuple(_differences(closest, now)) or ("it is like one before, which PyTorch captured by itself",)
+        return ("nothing like it ran at this line before",)
+    return differences
 
 
 def _likeness(before: Situation, now: Situation) -> tuple[float, int, int, int, int]:
@@ -74,33 +92,55 @@ def _likeness(before: Situation, now: Situation) -> tuple[float, int, int, int, 
 
 
 def _differences(before: Situation, now: Situation) -> Iterator[str]:
-    yield from _sequence_differences("node", before.nodes, now.nodes)
+    if before.options != now.options:
+        yield f"options are {now.options}"
+    if before.nodes != now.nodes:
+        # The tensors and numbers of other nodes are others.
+        yield from _sequence_differences("node", before.nodes, now.nodes)
+        return
     yield from _sequence_differences("hook", before.hooks, now.hooks)
     if before.hooks == now.hooks and before.inlined != now.inlined:
         yield "an inlined hook is another one, or reads another number or tensor than before"
-    if before.gradients != now.gradients:
-        yield f"{now.gradients} gradients are there already, where it were {before.gradients}"
-    if len(before.tensors) == len(now.tensors):
+    if before.returned != now.returned:
+        yield f"it returns {_count(now.returned)} ({before.returned or 'none'} before)"
+    elif before.gradients != now.gradients:
+        there = f"{_count(now.gradients)} that {_are(now.gradients)} there"
+        yield f"it adds to {there} ({before.gradients or 'none'} before)"
+    if before.tensors != now.tensors and len(before.tensors) == len(now.tensors):
+        # Sizes and numbers follow.
         yield from _tensor_differences(before, now)
-    for what, old, new in (("size", before.sizes, now.sizes), ("number", before.numbers, now.numbers)):
-        if len(old) == len(new):
-            changed = dict.fromkeys(f"a {what} is {b} instead of {a}" for a, b in zip(old, new, strict=True) if a != b)
-            yield from list(changed)[:MOST_NAMED]
-    if before.options != now.options:
-        yield f"options are {now.options}"
+        return
+    sizes = [("a size", a, b) for a, b in zip(before.sizes, now.sizes, strict=False)]
+    numbers = [(f"a number of {n}", a, b) for (_, a), (n, b) in zip(before.numbers, now.numbers, strict=False)]
+    changed = dict.fromkeys(f"{what} is {b} instead of {a}" for what, a, b in (*sizes, *numbers) if a != b)
+    yield from list(changed)[:MOST_NAMED]
+
+
+def _count(gradients: int) -> str:
+    return f"{gradients or 'no'} gradient{'' if gradients == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _sequence_differences(what: str, before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
     changes = [c for c in SequenceMatcher(None, before, now, autojunk=False).get_opcodes() if c[0] != "equal"]
     for tag, a, b, c, d in changes[:MOST_NAMED]:
-        old, new = _name_some(before[a:b]), _name_some(now[c:d])
+        named = _name_some(what, before[a:b] if tag == "delete" else now[c:d])
         if tag == "replace":
-            yield f"{what} {new} is where {old} was"
+            yield f"{named} {_are(d - c)} where {_join(before[a:b])} {'was' if b - a == 1 else 'were'}"
         else:
-            yield f"{what} {new} is new" if new else f"{what} {old} is gone"
+            yield f"{named} {_are(b - a)} gone" if tag == "delete" else f"{named} {_are(d - c)} new"
+    if len(changes) > MOST_NAMED:
+        yield f"and {len(changes) - MOST_NAMED} more such changes"
 
 
-def _name_some(names: Sequence[str]) -> str:
+def _name_some(what: str, names: Sequence[str]) -> str:
+    return f"{what}{'s' if len(names) > 1 else ''} {_join(names)}"
+
+
+def _join(names: Sequence[str]) -> str:
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

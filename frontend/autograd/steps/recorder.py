@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
 from typing import Any
@@ -160,7 +161,7 @@ class Recorder(torch.fx.Interpreter):
         self.freed = {number: copied for number, copied in self.freed.items() if is_freed(inputs[number])}
         self.watched, self._accumulated = dict(self.inlined), self.gradients
         self._settle_accumulations()
-        self.outputs = [_copy(result) for result in results]
+        self.outputs = [self._keep(result) for result in results]
         return results
 
     def with_calls(self, called: Mapping[str, str]) -> Recorder:
@@ -225,10 +226,14 @@ class Recorder(torch.fx.Interpreter):
         if gradient is None:
             return variable.grad
         if isinstance(place, torch.fx.Node) and isinstance(place.args[-1], int):
-            self.gradients.setdefault(place.args[-1], []).append(_copy(gradient))
+            self.gradients.setdefault(place.args[-1], []).append(self._keep(gradient))
         # Here, in the graph's environment, and as the argument of the question.
         owned = getrefcount(gradient) <= 3 and gradient._use_count() == 1 and not self._is_needed(node)
         return accumulate_into(variable, before, gradient, *has_post_hooks, owned=owned)
+
+    def _keep(self, value: Any) -> Any:
+        """What a gradient is now; no copy where no Python runs that could write to it before the rehearsal is over."""
+        return _copy(value) if self._frame.hooks or not isinstance(value, torch.Tensor) else value.detach()
 
     @staticmethod
     def _is_needed(node: torch.fx.Node) -> bool:
@@ -286,11 +291,24 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and not tensor.untyped_storage().size()
 
 
+@dataclass(frozen=True)
+class OtherLayout:
+    """Stands for a tensor that no graph takes."""
+
+    layout: torch.layout
+
+    def __str__(self) -> str:
+        return f"tensor of layout {self.layout}"
+
+
 def _copy(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _describe(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+    if not isinstance(leaf, torch.Tensor):
         return leaf
+    if leaf.layout is not torch.strided:
+        # Not the tensor itself, which a gradient's accumulation then could not hand over.
+        return OtherLayout(leaf.layout)
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")

@@ -6,7 +6,9 @@ it has to give. Hooks and functions are not called again; they give what they ga
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -23,13 +25,26 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, tor
 _LEAST = 1e-6
 
 
+@dataclass(frozen=True)
+class _Doubt:
+    """A gradient that is not as recorded: of which input, which of its gradients, and how it differs."""
+
+    index: int
+    place: int
+    gradient: torch.Tensor
+    error: str
+
+
 class Rehearsal:
-    """Stands for the Python side of a backward; keeps the gradients instead of accumulating them."""
+    """Stands for the Python side of a backward; compares the gradients instead of accumulating them, each as it comes:
+    to keep those that are right would take the memory of all parameters."""
 
     def __init__(self, traced: TracedBackward, recorded: Recorder) -> None:
         self._traced, self._recorded = traced, recorded
         self._updated: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.gradients: dict[int, list[torch.Tensor]] = {}
+        # How many gradients came, by the number of the input.
+        self._counts: Counter[int] = Counter()
+        self._doubts: list[_Doubt] = []
         self._arguments: list[torch.Tensor | int] = []
         graph = traced.graph_module.graph
         tolerances = find_tolerances(graph, _tolerance_of)
@@ -71,8 +86,14 @@ class Rehearsal:
         return self._given(CUSTOM_BACKWARD, function)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
-        """Keep the gradient."""
-        self.gradients.setdefault(self._traced.params[param], []).append(gradient)
+        """Compare the gradient with the one that was recorded."""
+        index = self._traced.params[param]
+        place, expected = self._counts[index], self._recorded.gradients.get(index, [])
+        self._counts[index] += 1
+        if place < len(expected):
+            error = _error(gradient, expected[place], self._allowed_gradients.get(index, 0.0))
+            if error is not None:
+                self._doubts.append(_Doubt(index, place, gradient, error))
 
     def final_callbacks(self) -> None:
         """Nothing."""
@@ -87,14 +108,13 @@ class Rehearsal:
     def find_difference(self, results: Sequence[torch.Tensor]) -> str | None:
         """Where the gradients, or these results, are not those recorded."""
         for index, expected in self._recorded.gradients.items():
-            found = self.gradients.get(index, [])
-            if len(found) != len(expected):
-                return f"input {index} gets {len(found)} gradients instead of {len(expected)}"
+            if self._counts[index] != len(expected):
+                return f"input {index} gets {self._counts[index]} gradients instead of {len(expected)}"
+        for doubt in self._doubts:
+            index, eager = doubt.index, self._recorded.gradients[doubt.index][doubt.place]
             allowed = self._allowed_gradients.get(index, 0.0)
-            for place, (mine, eager) in enumerate(zip(found, expected, strict=True)):
-                error = _error(mine, eager, allowed)
-                if error is not None and not self._is_rounding(mine, eager, allowed, index, place):
-                    return f"the gradient of input {index}, of shape {list(eager.shape)}, {error}"
+            if not self._is_rounding(doubt.gradient, eager, allowed, index, doubt.place):
+                return f"the gradient of input {index}, of shape {list(eager.shape)}, {doubt.error}"
         for after, mine in self._updated:
             if (error := _error(mine, after, self._allowed)) is not None:
                 return f"what a hook writes to a tensor of shape {list(after.shape)} {error}"

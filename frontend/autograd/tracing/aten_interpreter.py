@@ -15,7 +15,7 @@ from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCa
 from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces
 from retrograd.frontend.autograd.sizes.skeleton import Path, leaves_of
-from retrograd.frontend.autograd.steps.recorder import Recorder, opaque_kind
+from retrograd.frontend.autograd.steps.recorder import OtherLayout, Recorder, opaque_kind
 from retrograd.frontend.hooks import hook_ops
 from retrograd.frontend.python.source_locations import CaptureError
 
@@ -226,4 +226,4 @@ def _without_result(function: Any) -> Any:
 
 
 def _kind_of(leaf: Any) -> str:
-    return f"tensor of layout {leaf.layout}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    return str(leaf) if isinstance(leaf, OtherLayout) else type(leaf).__name__

@@ -54,6 +54,10 @@ class RunsEagerly(Exception):
     """A captured backward is to run in PyTorch's engine; nothing of it has run."""
 
 
+class NeedsEngine(RunsEagerly):
+    """It is to run in PyTorch's engine each time: the capture, run eagerly, is not enough."""
+
+
 class FreesTooEarly(Exception):
     """A backward was not captured before, and its graph would free what it saved before it is known whether it can be
     compiled; nothing of it has run."""
