@@ -306,7 +306,7 @@ def test_anomaly_mode_runs_eagerly_and_names_the_op() -> None:
         with pytest.raises(RuntimeError, match="'MulBackward0' returned nan"):
             (w * 0).sqrt().sum().backward()
     assert {str(e).partition(": ")[2] for e in retrograd.explain_recompiles()[captures:]} == {
-        "backward is left to PyTorch's engine: anomaly mode is on"
+        "a backward is left to PyTorch's engine: anomaly mode is on"
     }
 
 

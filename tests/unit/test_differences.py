@@ -90,7 +90,7 @@ def test_entries_print_as_lines_with_the_users_line_first() -> None:
             "runs eagerly", "not implemented: Identity\nException raised from f (most recent call first):"
         )
     printed = repr(Recompiles(history.entries)).splitlines()
-    place = rf"{Path(__file__).name}:\d+: backward"
+    place = rf"{Path(__file__).name}:\d+: a backward"
     assert [re.sub(place, "...", line) for line in printed] == [
         "... of 300 nodes compiled: an op fails remedy: none",
         "... runs eagerly: not implemented: Identity",

@@ -40,7 +40,7 @@ class Recompile:
     def __str__(self) -> str:
         where = f"{self.line}: " if self.line else ""
         nodes = f" of {len(self.nodes)} nodes" if self.nodes else ""
-        return f"{where}backward{nodes} {self.outcome}: {'; '.join(self.reasons)}"
+        return f"{where}a backward{nodes} {self.outcome}: {'; '.join(self.reasons)}"
 
     # A list of them is read as it is printed, and a backward has hundreds of nodes.
     __repr__ = __str__
