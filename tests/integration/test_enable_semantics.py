@@ -276,6 +276,11 @@ def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert "the gradient of input" in str(entry)
 
 
+def double_in_place(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
 def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any, one set of them is all that the first step takes besides what eager has."""
     kept: list[dict[int, list[torch.Tensor]]] = []
@@ -288,7 +293,7 @@ def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.Monkey
     for hooked in (False, True):
         w = leaf(3)
         if hooked:
-            w.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2))
+            w.register_post_accumulate_grad_hook(double_in_place)
         with retrograd.enable():
             w.cos().cos().sum().backward()
         assert w.grad is not None

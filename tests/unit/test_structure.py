@@ -90,14 +90,14 @@ def test_no_trace_begins_at_a_size_of_one() -> None:
     assert learned(sample(4), sample(1)).example() == sample(4)
     ones = learned(sample(1), sample(4, tokens=1))
     # Nothing to trace with yet: the next size may be it.
-    assert ones.example() is None and not ones.is_open
+    assert (ones.example(), ones.is_open) == (None, False)
     with pytest.raises(CaptureError, match="begin with greater sizes"):
         OpenSizes(ones)
     # It is known to differ, and is learned all the same.
     assert ones.covers(sample(5)) and len(ones.samples) == 2
     ones.learn(sample(1, tokens=1))
     ones.learn(sample(5))
-    assert ones.is_open and ones.example() == sample(5) and len(ones.samples) == 3
+    assert (ones.example(), ones.is_open, len(ones.samples)) == (sample(5), True, 3)
 
 
 def test_results_of_another_rank_close_it() -> None:
