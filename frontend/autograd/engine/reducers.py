@@ -108,4 +108,8 @@ def _run_in_backward(function: Callable[[], None]) -> None:
     engine knows of: of this one, since a captured backward has none that it would run."""
     tensor = torch.zeros((), requires_grad=True)
     tensor.register_hook(lambda _gradient: function())
-    tensor.backward()
+    # PyTorch's engine itself: that it runs inside of another backward is nothing to tell the user.
+    nothing: tuple[torch.Tensor, ...] = ()
+    torch._C._ImperativeEngine().run_backward(
+        (tensor,), (torch.ones(()),), False, False, nothing, allow_unreachable=True, accumulate_grad=True
+    )
