@@ -112,7 +112,7 @@ class FlatModule(torch.nn.Module):
             HookTracker(),
             SourceTracker(self.made.note),
             given,
-            contained(self.model) as changed,
+            contained(self.model, self.made.place_of) as changed,
             noting,
             compiling(),
             watched as of,
@@ -129,7 +129,7 @@ class FlatModule(torch.nn.Module):
             with (
                 HookTracker(),
                 SourceTracker(self.made.note),
-                contained(self.model),
+                contained(self.model, self.made.place_of),
                 compiling(),
                 self._watched(tensors, here),
             ):

@@ -386,7 +386,10 @@ class Keeping(nn.Module):
                 self.store.last = x.sin()
             return x * positions(4) if "cache" in places else x
 
-        self.keep, self.kept = keep, lambda: (hidden, losses)
+        def kept() -> tuple[dict[str, Tensor], list[Tensor]]:
+            return hidden, losses
+
+        self.keep, self.kept = keep, kept
 
     def forward(self, x: Tensor) -> Tensor:
         return self.keep(self.layer(x)).cos()
