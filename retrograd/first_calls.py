@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 _VERSION = "2"
 # What is kept of a program that passed.
 _RIGHT = b"right"
+_WRONG = b"wrong"
 # Of long texts in warnings.
 _SHOWN = 2000
 
@@ -91,6 +92,11 @@ class Keeper:
         """It passed."""
         if self.checks.store is not None:
             self.checks.store.put(self._parts(), _RIGHT)
+
+    def forget(self) -> None:
+        """It passed, and is wrong: what it saved led to wrong gradients."""
+        if self.checks.store is not None:
+            self.checks.store.put(self._parts(), _WRONG)
 
     def repair(self, fault: Fault) -> RepairWork | None:
         """Warn, and start a repair beside the training.

@@ -28,9 +28,16 @@ from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
+from retrograd.frontend.verification.compared_numbers import find_comparisons
 from retrograd.frontend.verification.first_comparison import tolerance_of
 from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join
-from retrograd.frontend.verification.judgement import Difference, allowed_errors, find_difference, reruns
+from retrograd.frontend.verification.judgement import (
+    Difference,
+    allowed_errors,
+    find_difference,
+    reruns,
+)
+from retrograd.frontend.verification.other_roundings import move_all
 from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +47,32 @@ _SHARE = 0.8
 Call = Callable[..., list[Any]]
 # Of random number generators, by device; of the CPU's by None.
 _States = dict[torch.device | None, Tensor]
+
+
+@dataclass(frozen=True)
+class Others:
+    """Other runs of a graph; ``restart`` is called before each, to have random ops draw what they drew."""
+
+    module: GraphModule
+    arguments: Sequence[Any]
+    restart: Callable[[], None]
+
+    def again(self) -> Iterator[list[Any] | None]:
+        """The results with other precision and rounding, as :func:`reruns` has them."""
+        for run in reruns(self.module, self.arguments, self.restart):
+            yield None if run is None else arg_tree_leaves(run)
+
+    def compare(self, places: Sequence[int]) -> Iterator[Sequence[Any]]:
+        """The results at these places, which are no floats: as they are, and as rounding may have them."""
+        found = find_comparisons(self.module, places)
+        if found is not None:
+            self.restart()
+            yield from found.run(self.arguments, lambda: move_all(self.arguments))
+
+    def move(self) -> Sequence[Any]:
+        """All results, from arguments that are off by rounding."""
+        self.restart()
+        return list(arg_tree_leaves(self.module(*move_all(self.arguments))))
 
 
 @dataclass
@@ -79,9 +112,12 @@ class Graph:
     def find_difference(self, found: Sequence[Any], tensors: Sequence[Any], eager: Sequence[Any]) -> Difference | None:
         """How ``found`` differs from ``eager``, which :meth:`run` gives for ``tensors``; ``None`` where it does not."""
         arguments, before = self.fill_in(tensors), _states(tensors)
-        runs = _flat(reruns(self.runnable, arguments, partial(_set_states, before)))
+        return self.judge(found, eager, Others(self.runnable, arguments, partial(_set_states, before)))
+
+    def judge(self, found: Sequence[Any], eager: Sequence[Any], others: Others) -> Difference | None:
+        """As :meth:`find_difference`, by ``others``, other runs of the graph."""
         with torch.no_grad(), torch._C._DisableAutocast():
-            return find_difference(found, eager, self.allowed(), lambda: runs, gradients=self.gradients)
+            return find_difference(found, eager, self.allowed(), others.again, gradients=self.gradients, first=others)
 
     def allowed(self) -> list[float]:
         """The relative error that rounding explains of each result."""
@@ -110,11 +146,7 @@ class Fault:
 
     def find_difference(self, found: Sequence[Any]) -> Difference | None:
         """How these results for ``arguments`` differ from what the graph gave; draws no random numbers."""
-        with torch.no_grad(), torch._C._DisableAutocast():
-            runs = _flat(reruns(self.fixed, self.arguments, _restart_nothing))
-            return find_difference(
-                found, self.eager, self.graph.allowed(), lambda: runs, gradients=self.graph.gradients
-            )
+        return self.graph.judge(found, self.eager, Others(self.fixed, self.arguments, _restart_nothing))
 
 
 class Repair(Protocol):
@@ -136,6 +168,9 @@ class Care(Protocol):
 
     def remember(self) -> None:
         """It passed."""
+
+    def forget(self) -> None:
+        """It passed, and is wrong: what it saved led to wrong gradients."""
 
     def refuse(self, message: str) -> None:
         """Both halves are wrong together, and stay in torch.
@@ -165,14 +200,20 @@ class FirstCall:
     forwards: Forwards = field(default_factory=Forwards)
     state: str = "not called yet"
     is_wrong: bool = False
+    _is_known: bool = False
     _verified: str = "verified by its first call"
     _current: Call | None = None
     _repair: Repair | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        if self.care.is_known():
-            self._settle(self.compiled, "verified, by an earlier program from the cache")
+        self._is_known = self.care.is_known()
+        if not self._is_known:
+            return
+        self.state = "verified, by an earlier program from the cache"
+        if self.graph is None or self.graph.gradients:
+            self.forwards.is_settled = True
+            self._settle(self.compiled, self.state)
 
     def __call__(self, tensors: list[Any]) -> list[Any]:
         """Call the function, or, where it is wrong, the graph; the list of arguments may be emptied."""
@@ -189,11 +230,24 @@ class FirstCall:
             if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
                 # Traced once more, by compiled autograd say: nothing is computed.
                 return self.compiled(tensors)
+            if self._is_known:
+                return self._call_known(graph, tensors)
             if self._repair is None:
                 return self._check(graph, self.compiled, tensors)
             if self._repair.is_done:
                 return self._check_repaired(graph, self._repair.result(), tensors)
         return graph.run(tensors)
+
+    def _call_known(self, graph: Graph, tensors: list[Any]) -> list[Any]:
+        """Call a forward that passed before. Its arguments are kept for its backward's first call, unless that passed
+        too: an earlier program may have ended between the two."""
+        self._settle(self.compiled, self.state)
+        if self.forwards.is_settled:
+            return self.compiled(tensors)
+        given, before = [*tensors], _states(tensors)
+        results = self.compiled(tensors)
+        self.forwards.keep(graph.module, given, before, results, lambda: self._run_in_torch(graph))
+        return results
 
     def _check(self, graph: Graph, compiled: Call, tensors: list[Any]) -> list[Any]:
         if (reason := _find_shortage(graph, self.device, tensors)) is not None:
@@ -266,6 +320,7 @@ class FirstCall:
     def _run_in_torch(self, graph: Graph) -> None:
         self.is_wrong = True
         self.state = "gives what the backward's gradients are wrong with, runs in torch"
+        self.care.forget()
         self._stay(graph)
 
     def _check_repaired(self, graph: Graph, repaired: Call | None, tensors: Sequence[Any]) -> list[Any]:
@@ -403,11 +458,6 @@ def _find_shortage(graph: Graph, device: torch.device, tensors: Sequence[Any]) -
 def _bytes_of(node: Node) -> int:
     value = node.meta.get("val")
     return hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else 0
-
-
-def _flat(runs: Iterator[Any]) -> Iterator[list[Any] | None]:
-    for run in runs:
-        yield None if run is None else arg_tree_leaves(run)
 
 
 def _states(tensors: Sequence[Any]) -> _States:

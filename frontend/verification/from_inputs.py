@@ -35,11 +35,13 @@ class ForwardRun:
 
 
 class Forwards:
-    """Remembers the forward's first call until the backward's; forgets it where what it saved is freed."""
+    """Remembers the forward's first call until the backward's; forgets it where what it saved is freed. ``is_settled``
+    says that a backward passed before, for which none is needed."""
 
     def __init__(self) -> None:
         self._run: ForwardRun | None = None
         self._watched: weakref.ref[Any] | None = None
+        self.is_settled = False
 
     def keep(
         self,

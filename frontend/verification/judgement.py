@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Whether what compiled code gives is what the traced graph gives in torch, but for rounding.
 
-Where the two are close, they agree. Where they part, the graph is run in float64, which says how far eager itself is
-off, and then with every op rounded another way (:class:`Rounded`): what cancels in a sum, or decides a comparison, may
-be anything within that.
+Where the two are close, they agree. Where they part, what costs least is asked first: the numbers that a comparison
+hangs on, moved by rounding, and one more run of the graph, from arguments that are. What that does not explain, the
+graph in float64 may, which says how far eager itself is off, and then runs with every op rounded another way
+(:class:`Rounded`): what cancels in a sum, or decides a comparison, may be anything within that.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_map
 
-from retrograd.frontend.verification.first_comparison import TOLERANCES, to_double, tolerance_of
+from retrograd.frontend.verification.distances import error_of, norm_of
+from retrograd.frontend.verification.first_comparison import TOLERANCES, tolerance_of
 from retrograd.frontend.verification.other_roundings import Rounded, move
 
 # How many times eager's own distance from float64 the compiled program's may be.
@@ -33,8 +35,6 @@ COARSE_SHAKES = 16
 # the size that people train takes seconds. Where rounding decides many, as in a deep network under autocast, each run
 # has some that no other has: eager's count, and SLACK times as many are allowed.
 _FEW = 1e-5
-# The largest error of one element, over the largest element, counts as this much less than that of the norm.
-_OF_LARGEST = 0.1
 # A gradient that is zero but for rounding is measured against the others.
 _OF_OTHERS = 1e-2
 # Coarse rounding is off by this much of what the dtype's tolerance is, which is for many ops.
@@ -56,6 +56,17 @@ class Difference:
         return f"it differs from eager's by {self.error:.1e} (relative; eager itself is off by {self.own:.1e})"
 
 
+class FirstRuns(Protocol):
+    """What is asked first where values part, since it costs no more than the graph's run did."""
+
+    def compare(self, places: Sequence[int]) -> Iterator[Sequence[Any]]:
+        """The results at these places, which are no floats: as they are, then as rounding of the numbers that they hang
+        on may have them; nothing where that cannot be told."""
+
+    def move(self) -> Sequence[Any]:
+        """All results, from arguments that are off by rounding."""
+
+
 def find_difference(
     found: Sequence[Any],
     eager: Sequence[Any],
@@ -63,12 +74,13 @@ def find_difference(
     again: Callable[[], Iterator[Sequence[Any] | None]],
     *,
     gradients: bool = False,
+    first: FirstRuns | None = None,
 ) -> Difference | None:
     """The first of ``found`` that is not ``eager``'s by more than rounding explains; what is no tensor counts as right.
 
     ``allowed`` is the relative error that rounding explains, by result. ``again`` runs eager in other ways, as
-    :func:`reruns`, and is asked only where the two part. ``gradients`` that are zero but for rounding are measured
-    against the others.
+    :func:`reruns`, and is asked only where the two part and ``first`` does not explain it. ``gradients`` that are zero
+    but for rounding are measured against the others.
     """
     places = [i for i, (a, b) in enumerate(zip(found, eager, strict=True)) if _are_tensors(a, b)]
     other = next((i for i in places if found[i].shape != eager[i].shape or found[i].dtype != eager[i].dtype), None)
@@ -76,11 +88,57 @@ def find_difference(
         return Difference(other, float("inf"), 0.0)
     floor = 0.0
     if gradients:
-        floor = _OF_OTHERS * max((_norm(eager[i]) for i in places if eager[i].is_floating_point()), default=0.0)
-    suspects = [i for i in places if not error_of(found[i], eager[i], floor) <= allowed[i]]
+        floor = _OF_OTHERS * max((norm_of(eager[i]) for i in places if eager[i].is_floating_point()), default=0.0)
+    errors = {i: _error_of(found[i], eager[i], floor) for i in places}
+    suspects = [i for i in places if not errors[i] <= allowed[i]]
+    if suspects and first is not None:
+        suspects = _find_unexplained(found, eager, errors, suspects, floor, first)
     if not suspects:
         return None
     return _judge_again(found, eager, allowed, suspects, floor, again())
+
+
+def _error_of(found: Tensor, eager: Tensor, floor: float) -> float:
+    """As :func:`error_of`; of numbers that are no floats none where so few differ that no run need show it."""
+    if _hangs_on_rounding(found):
+        return 0.0 if found is eager or _share_of_false(found == eager) <= _FEW else float("inf")
+    return error_of(found, eager, floor)
+
+
+def _find_unexplained(
+    found: Sequence[Any],
+    eager: Sequence[Any],
+    errors: Mapping[int, float],
+    suspects: Sequence[int],
+    floor: float,
+    first: FirstRuns,
+) -> list[int]:
+    """Those of the ``suspects`` that the first runs do not explain."""
+    choices = [i for i in suspects if _hangs_on_rounding(found[i])]
+    others = [i for i in suspects if i not in choices]
+    choices = _find_undecided(found, eager, choices, first) if choices else []
+    if not others:
+        return choices
+    moved = first.move()
+    own = {i: error_of(moved[i], eager[i], floor) for i in others}
+    # What is infinite says nothing.
+    return sorted(choices + [i for i in others if not errors[i] <= SLACK * own[i] < float("inf")])
+
+
+def _find_undecided(found: Sequence[Any], eager: Sequence[Any], choices: Sequence[int], first: FirstRuns) -> list[int]:
+    """Those of the ``choices``, which are no floats, of which more elements differ than hang on rounding of the numbers
+    that are compared for them."""
+    runs = first.compare(choices)
+    # What does not come out the same when it is computed again tells nothing.
+    computed = next(runs, None) or [None] * len(choices)
+    telling = [i for i, given in zip(choices, computed, strict=True) if given is not None and given.equal(eager[i])]
+    alike = {i: found[i] == eager[i] for i in telling}
+    undecided = telling
+    while undecided and (run := next(runs, None)) is not None:
+        for i in undecided:
+            alike[i] |= found[i] == run[choices.index(i)]
+        undecided = [i for i in undecided if _share_of_false(alike[i]) > _FEW]
+    return [i for i in choices if i in undecided or i not in telling]
 
 
 def _judge_again(
@@ -203,28 +261,6 @@ def _widen(value: Any) -> Any:
     return tree_map(widen, value)
 
 
-def error_of(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
-    """The relative error: norm of the difference over the norm of ``expected``, or ``floor`` if that is larger, or the
-    same of the largest elements, which count less; infinite if shapes differ, or if infinities or NaNs are in other
-    places."""
-    if found.shape != expected.shape:
-        return float("inf")
-    a, b = (to_double(tensor) for tensor in (found, expected))
-    difference = a - b
-    if not bool(difference.isfinite().all()):
-        same = (a == b) | (a.isnan() & b.isnan())
-        finite = a.isfinite() & b.isfinite()
-        if not bool((finite | same).all()):
-            return float("inf")
-        difference, b = difference[finite], b[finite]
-    off = float(difference.norm())
-    if off == 0.0:
-        return 0.0
-    least = max(floor, 1e-300)
-    largest = float(difference.abs().max()) / max(float(b.abs().max()), least)
-    return max(off / max(float(b.norm()), least), _OF_LARGEST * largest)
-
-
 def allowed_errors(nodes: Sequence[Any], tolerances: Mapping[Node, float]) -> list[float]:
     """Find the error that rounding explains of each result of a graph: what its dtype is allowed, or what it is
     computed from."""
@@ -238,7 +274,3 @@ def allowed_errors(nodes: Sequence[Any], tolerances: Mapping[Node, float]) -> li
 
 def _are_tensors(found: Any, eager: Any) -> bool:
     return isinstance(found, Tensor) and isinstance(eager, Tensor)
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(to_double(tensor).norm())

@@ -17,7 +17,8 @@ from rounding import Rounded
 from torch import Tensor
 
 import retrograd
-from retrograd.frontend.verification.judgement import SHAKES, SLACK, error_of
+from retrograd.frontend.verification.distances import error_of
+from retrograd.frontend.verification.judgement import SHAKES, SLACK
 
 # Relative error that rounding explains, by dtype, whatever eager's own is: less than what a first call is allowed,
 # whose graphs are those of whole models.

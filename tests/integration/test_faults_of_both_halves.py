@@ -60,6 +60,24 @@ def test_torn_comparison_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong together with the forward" in str(step.explain().to_dict()["verification"])
 
 
+@pytest.mark.parametrize("ended", ["after its first step", "after its forward"])
+def test_torn_comparison_is_caught_by_programs_that_find_it_in_the_cache(
+    ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward passed, whether the earlier program came to its backward or not."""
+    tear(monkeypatch)
+    arguments = given()
+    theirs = torch.autograd.grad(chosen(*arguments), arguments)
+    loss = retrograd.compile_backward(chosen, arguments)(*arguments)
+    if ended == "after its first step":
+        with pytest.warns(retrograd.MiscompiledWarning, match="together give wrong gradients"):
+            torch.autograd.grad(loss, arguments)
+    later = retrograd.compile_backward(chosen, arguments)
+    with pytest.warns(retrograd.MiscompiledWarning, match="together give wrong gradients"):
+        ours = torch.autograd.grad(later(*arguments), arguments)
+    torch.testing.assert_close(ours, theirs)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
     "batch norm, evaluated": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(),

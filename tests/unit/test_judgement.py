@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
+from retrograd.frontend.verification import distances
+from retrograd.frontend.verification.distances import error_of, norm_of
 from retrograd.frontend.verification.judgement import (
     COARSE_SHAKES,
     SHAKES,
     Difference,
-    error_of,
     find_difference,
     reruns,
 )
@@ -159,3 +161,56 @@ def test_memory_of_a_graph() -> None:
     assert peak_bytes(graph_module) == 8000
     free = available_bytes(torch.device("cpu"))
     assert free is None or free > 0
+
+
+@dataclass
+class Firsts:
+    """First runs of a graph, which are asked for once."""
+
+    compared: list[list[Tensor]]
+    moved: list[Tensor]
+
+    def compare(self, _places: Sequence[int]) -> Iterator[Sequence[Any]]:
+        return iter(self.compared)
+
+    def move(self) -> Sequence[Any]:
+        return self.moved
+
+
+def test_arguments_off_by_rounding_explain_numbers_first() -> None:
+    x = torch.linspace(0.1, 1, 10)
+    first = Firsts([], [x * (1 + 1e-3)])
+    assert find_difference([x * (1 + 1e-2)], [x], [1e-4], never, first=first) is None
+    with pytest.raises(AssertionError, match="not run again"):
+        find_difference([x * 1.1], [x], [1e-4], never, first=first)
+    infinite = Firsts([], [x * float("inf")])
+    with pytest.raises(AssertionError, match="not run again"):
+        find_difference([x * float("nan")], [x], [1e-4], never, first=infinite)
+
+
+def test_numbers_that_are_compared_explain_choices_first() -> None:
+    x = torch.arange(8) > 3
+    found = x ^ (torch.arange(8) == 3) ^ (torch.arange(8) == 4)
+    runs = [x, x ^ (torch.arange(8) == 3), x ^ (torch.arange(8) == 4)]
+    assert find_difference([found], [x], [0.0], never, first=Firsts([[run] for run in runs], [])) is None
+    for told in ([], [[~x], *[[run] for run in runs]], [[run] for run in runs[:2]]):
+        with pytest.raises(AssertionError, match="not run again"):
+            find_difference([found], [x], [0.0], never, first=Firsts(told, []))
+
+
+def test_distances_of_large_tensors_are_those_of_their_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(3, 5, 7, 4, dtype=torch.complex64), torch.randn(3, 5, 7, 4, dtype=torch.complex64)
+    b[1, 2, 3, 0] = a[1, 2, 3, 0] = float("inf")
+    pairs = [
+        (a, b),
+        (a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)),
+        (a, b.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)),
+    ]
+    whole = [error_of(found, expected) for found, expected in pairs]
+    monkeypatch.setattr(distances, "_PIECE", 11)
+    assert [error_of(found, expected) for found, expected in pairs] == pytest.approx(whole)
+    assert whole == pytest.approx([whole[0]] * 3)
+    assert whole[0] > 0.5
+    monkeypatch.undo()
+    finite = torch.randn(1000)
+    assert norm_of(finite) == pytest.approx(float(finite.double().norm()))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from retrograd.frontend.verification import other_roundings
-from retrograd.frontend.verification.other_roundings import Rounded, move
+from retrograd.frontend.verification.other_roundings import Rounded, move, move_all
 
 SIZES = pytest.mark.parametrize("large", [False, True])
 
@@ -32,7 +32,7 @@ def test_another_seed_moves_otherwise() -> None:
 
 
 def test_noise_is_spread_evenly() -> None:
-    spread = other_roundings._spread(torch.arange(100_000), 5)
+    spread = other_roundings.spread(torch.arange(100_000), 5)
     counts = torch.histc(spread, 10, 0, 1)
     assert spread.min() >= 0
     assert spread.max() < 1
@@ -66,3 +66,21 @@ def test_samples_of_a_large_tensor_are_in_it(count: int) -> None:
     """In float32 the last place of such a tensor is the one behind it."""
     values = torch.zeros(1).expand(count)
     assert not other_roundings._find_taken_over(values, [values[:1], torch.zeros(1)], False).any()
+
+
+def test_all_numbers_but_whole_ones_are_off_by_a_unit_at_the_most() -> None:
+    torch.manual_seed(0)
+    given = [
+        torch.randn(3, 50, 700).permute(0, 2, 1),
+        torch.arange(4.0),
+        torch.arange(4),
+        torch.randn(5, 1).expand(5, 3),
+    ]
+    moved = move_all([*given, 7])
+    assert moved[4] == 7
+    assert all(map(torch.equal, moved[1:3], given[1:3]))
+    for before, after in zip(given, moved, strict=False):
+        assert after.shape == before.shape
+        assert ((after - before).abs() <= 2 * torch.finfo(torch.float32).eps * before.abs()).all()
+    assert 0.5 < (moved[0] != given[0]).double().mean() < 0.8
+    assert moved[0].stride() == given[0].stride()
