@@ -109,10 +109,9 @@ class Comparisons:
     head: GraphModule
     told: tuple[Comparison | None, ...]
 
-    def run(self, arguments: Sequence[Any], moved: Callable[[], Sequence[Any]]) -> Iterator[list[Any]]:
+    def run(self, arguments: Sequence[Any], otherwise: Callable[[GraphModule], Sequence[Any]]) -> Iterator[list[Any]]:
         """The results, as they are, then with the numbers moved: by their tolerances, and, if more is asked for, by
-        ``SLACK`` times what they differ by, each by itself or all of them, where the arguments are
-        ``moved`` by rounding."""
+        ``SLACK`` times what they differ by, each by itself or all of them, where the head is run ``otherwise``."""
         values = self.head(*arguments)
         none = [0.0] * len(values)
         yield self._run(values, none, _not_at_all)
@@ -120,11 +119,11 @@ class Comparisons:
         seeds = [int(torch.randint(1 << 62, (), generator=generator)) for _ in range(_DRAWS)]
         for moves in (_all_up, _all_down, *map(_at_random, seeds)):
             yield self._run(values, none, moves)
-        others = self.head(*moved())
+        others = otherwise(self.head)
         for times in (SLACK, -SLACK):
             yield [None if c is None else c.extrapolate(values, others, times) for c in self.told]
         pairs = zip(others, values, strict=True)
-        own = [error_of(o, v) if isinstance(v, Tensor) and v.is_floating_point() else 0.0 for o, v in pairs]
+        own = [error_of(v, o) if isinstance(v, Tensor) and v.is_floating_point() else 0.0 for o, v in pairs]
         # What is infinite says nothing.
         errors = [SLACK * error if error < math.inf else 0.0 for error in own]
         for moves in (_all_up, _all_down, *map(_at_random, seeds)):

@@ -36,6 +36,7 @@ from retrograd.frontend.verification.judgement import (
     allowed_errors,
     find_difference,
     reruns,
+    run_precise,
 )
 from retrograd.frontend.verification.other_roundings import move_all
 from retrograd.frontend.verification.rounding import find_tolerances
@@ -67,7 +68,13 @@ class Others:
         found = find_comparisons(self.module, places)
         if found is not None:
             self.restart()
-            yield from found.run(self.arguments, lambda: move_all(self.arguments))
+            yield from found.run(self.arguments, self._run_otherwise)
+
+    def _run_otherwise(self, head: GraphModule) -> Sequence[Any]:
+        """What leads to comparisons, in float64, or from arguments that are off by rounding."""
+        self.restart()
+        precise = run_precise(head, self.arguments)
+        return head(*move_all(self.arguments)) if precise is None else precise
 
     def move(self) -> Sequence[Any]:
         """All results, from arguments that are off by rounding."""

@@ -202,14 +202,15 @@ def reruns(graph_module: GraphModule, arguments: Sequence[Any], restart: Callabl
     other rounding, ``SHAKES`` times as its dtypes round and ``COARSE_SHAKES`` times coarser. ``restart`` is called
     before each run, to have random ops draw what they drew."""
     restart()
-    yield _run_precise(graph_module, arguments)
+    yield run_precise(graph_module, arguments)
     for seed in range(SHAKES + COARSE_SHAKES):
         restart()
         most: Mapping[torch.dtype, float] = {} if seed < SHAKES else _COARSE
         yield _run_shaken(graph_module, arguments, seed, most)
 
 
-def _run_precise(graph_module: GraphModule, arguments: Sequence[Any]) -> Sequence[Any] | None:
+def run_precise(graph_module: GraphModule, arguments: Sequence[Any]) -> Sequence[Any] | None:
+    """The results in float64; ``None`` where torch has an op in it no float64."""
     try:
         given: Sequence[Any] = _InDouble(graph_module).run(*arguments, enable_io_processing=False)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):

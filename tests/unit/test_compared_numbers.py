@@ -23,7 +23,7 @@ def explains(function: Function, argument: Tensor, change: Function) -> bool:
     comparisons = find_comparisons(make_fx(function, tracing_mode="fake")(argument), [0])
     if comparisons is None:
         return False
-    runs = comparisons.run([argument], lambda: [argument * (1 + 1e-7)])
+    runs = comparisons.run([argument], lambda head: head(argument * (1 + 1e-7)))
     (computed,) = next(runs)
     assert torch.equal(computed, function(argument))
     found = change(computed.clone())
@@ -99,7 +99,8 @@ def test_places_of_a_pooling_hang_on_numbers_that_are_almost_the_largest() -> No
     x[0, 0, 1, 0] = x[0, 0, 1, 1] * (1 - 1e-6)
 
     def places(x: Tensor) -> Tensor:
-        return torch.ops.aten.max_pool2d_with_indices.default(x * 1.1, [2, 2])[1]
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices.default(x * 1.1, [2, 2])[1]
+        return found
 
     def put(place: int) -> Function:
         return lambda found: found.flatten().index_fill(0, torch.tensor([0]), place).view(found.shape)
@@ -113,3 +114,14 @@ def test_places_of_a_pooling_hang_on_numbers_that_are_almost_the_largest() -> No
 def test_drawn_numbers_tell_nothing_of_what_they_decide() -> None:
     drawn = make_fx(lambda x: torch.randint(3, (41,)) + (x * 2 > 0), tracing_mode="fake")(NUMBERS)
     assert find_comparisons(drawn, [0]) is None
+
+
+def test_numbers_that_are_far_off_in_another_run_may_be_so_many_times_as_far() -> None:
+    (other,) = make_fx(lambda x: (x * 3,), tracing_mode="fake")(NUMBERS)(NUMBERS * (1 + 1e-3))
+    comparisons = find_comparisons(make_fx(above(1.77), tracing_mode="fake")(NUMBERS), [0])
+    assert comparisons is not None
+    # 1.8 may be off by 20 thousandths of it, 1.71 not by 0.06.
+    found = [above(1.77)(NUMBERS) != run for (run,) in comparisons.run([NUMBERS], lambda _: [other])]
+    changed = torch.stack(found).any(0)
+    assert changed[40]
+    assert not changed[:40].any()
