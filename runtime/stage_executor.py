@@ -173,7 +173,8 @@ class StageExecutor:
     def _run_stage(self, step: RunStage, freed: Sequence[str]) -> _Action:
         if step.function not in self._functions:
             raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
-        call = BoundFunction(self._program, self._functions[step.function])
+        # An argument is among the values, and among those that are taken.
+        call = BoundFunction(self._program, self._functions[step.function], held=2)
         take, given = _gather(self._take(step.arguments)), self._give(step.results)
         unused = self._free(freed)
 
