@@ -122,7 +122,7 @@ class Laboratory:
             executable = compile_executable(linalg, self.target)
         except CompileError as error:
             return Trial(error.phase, error.message, linalg, self.target.ladder[-1])
-        program = Program.load(executable.vmfb, driver=self.target.driver, overwritten=executable.overwritten)
+        program = Program.load(executable.vmfb, driver=self.target.driver)
         difference = self.find_difference(program, piece.function, piece.operands)
         return Trial(VALUES if difference else "", difference or "", linalg, executable.flags)
 
@@ -149,11 +149,7 @@ def find_fault(
     # Slices are compiled with the flags that made the executable, or else the plainest, with which it failed too.
     flags = target.ladder[-1] if executable is None else executable.flags
     laboratory = Laboratory(target.only(flags), values)
-    program = (
-        None
-        if executable is None
-        else Program.load(executable.vmfb, driver=target.driver, overwritten=executable.overwritten)
-    )
+    program = None if executable is None else Program.load(executable.vmfb, driver=target.driver)
     for function in staged.stages:
         if functions is not None and function.name not in functions:
             continue

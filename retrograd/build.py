@@ -72,12 +72,7 @@ def build(
     fallback = Fallback(options.fallback, options.target, work.versions, work.store, reasons)
     (staged, executable, cached), islands = fallback.compile(captured.graph_module, stager.stage, stager.finish)
     with work.phases.phase("load"):
-        program = Program.load(
-            executable.vmfb,
-            driver=options.uri,
-            needs_device=options.needs_device,
-            overwritten=executable.overwritten,
-        )
+        program = Program.load(executable.vmfb, driver=options.uri, needs_device=options.needs_device)
     return Build(
         work=work,
         staged=staged,

@@ -66,7 +66,7 @@ class Build:
     def with_part(self, part: Finished) -> Build:
         """The same with a program of its own for a part of it, on the same device."""
         staged, executable, cached = part
-        program = Program.load(executable.vmfb, driver=self.program.driver, overwritten=executable.overwritten)
+        program = Program.load(executable.vmfb, driver=self.program.driver)
         specs = function_specs(staged, executable)
         return replace(self, staged=staged, executable=executable, program=program, specs=specs, cached=cached)
 
@@ -120,13 +120,7 @@ class Build:
 def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
     """The functions to call, and those that they were cut into where something runs in torch."""
     functions = {f.name: f for f in (*staged.functions, *staged.stages)}.values()
-    return {
-        f.name: replace(
-            f,
-            transient_bytes=_scratch(f.name, staged, executable),
-        )
-        for f in functions
-    }
+    return {f.name: replace(f, transient_bytes=_scratch(f.name, staged, executable)) for f in functions}
 
 
 def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 
@@ -64,48 +64,30 @@ class Program:
     may overlap.
     """
 
-    def __init__(
-        self,
-        vmfb: bytes,
-        driver: str,
-        *,
-        needs_device: bool = True,
-        overwritten: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
-        self.overwritten = overwritten or {}
-        """The arguments that a function leaves with other contents, by its name, as numbers: see `BoundFunction`."""
+    def __init__(self, vmfb: bytes, driver: str, *, needs_device: bool = True) -> None:
         self._vmfb = vmfb
         self._driver = driver
         self._loaded: Loaded | None = None
-        # Functions that copy to their results: one that found that out has run in part, and may not find out again.
-        self._copying: set[str] = set()
         # By name, the calls of functions that turned out to be short, in the calling thread, or that were queued: a
         # caller who knows that they take as long each time needs nothing more.
         self.short_calls: dict[str, PlainCall | QueuedCall] = {}
         try:
-            self._loaded = Loaded(vmfb, get_device(driver), self._copying)
+            self._loaded = Loaded(vmfb, get_device(driver))
         except DeviceError:
             if needs_device:
                 raise
 
     @staticmethod
-    def load(
-        vmfb: bytes,
-        *,
-        driver: str = DEFAULT_DRIVER,
-        needs_device: bool = True,
-        overwritten: Mapping[str, Sequence[int]] | None = None,
-    ) -> Program:
+    def load(vmfb: bytes, *, driver: str = DEFAULT_DRIVER, needs_device: bool = True) -> Program:
         """Load an executable on the process's device for `driver` (a driver's name, or IREE's `driver://path`).
 
         Where the device is not needed yet, as to compile for another machine, only a call fails for want of it.
-        `overwritten` are the arguments that a function was compiled to overwrite, by its name.
 
         Raises:
             DeviceError: the driver or device cannot be opened.
             ExecutionError: IREE refuses the executable, or it holds no code for this device.
         """
-        return Program(vmfb, driver, needs_device=needs_device, overwritten=overwritten)
+        return Program(vmfb, driver, needs_device=needs_device)
 
     @property
     def driver(self) -> str:
@@ -164,8 +146,7 @@ class Program:
 
         The shapes and dtypes of all tensors are those the function was compiled for; a number, which is a size, goes to
         IREE as a 64-bit integer. Arguments are only read; an argument that is not contiguous, not aligned to
-        `ALIGNMENT`, a lazy conjugate or negative, or shares storage with a result, is copied first. Only those that
-        the program says are `overwritten` are written to. Results are
+        `ALIGNMENT`, a lazy conjugate or negative, or shares storage with a result, is copied first. Results are
         overwritten, are not seen by autograd, and must be distinct, contiguous and aligned, as those of
         `allocate_results` are. `same_step` says that the call goes on where an earlier one left off: arguments that
         were copied to a device for that one are not copied again, unless torch has counted a write to them since.
@@ -255,7 +236,7 @@ class Program:
         """The program on a device that works in the calling thread: the same code, and bit for bit the same results."""
         if loaded.in_caller is None:
             with process_lock():
-                loaded.in_caller = loaded.in_caller or Loaded(self._vmfb, get_device(CALLER_DRIVER), self._copying)
+                loaded.in_caller = loaded.in_caller or Loaded(self._vmfb, get_device(CALLER_DRIVER))
         return loaded.in_caller
 
     @contextlib.contextmanager
@@ -280,7 +261,7 @@ class Program:
             with process_lock():
                 loaded = self._loaded
                 if loaded is None or loaded.device.is_inherited:
-                    loaded = self._loaded = Loaded(self._vmfb, get_device(self._driver), self._copying)
+                    loaded = self._loaded = Loaded(self._vmfb, get_device(self._driver))
         return loaded
 
 

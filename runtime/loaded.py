@@ -46,10 +46,8 @@ class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
 class Loaded:
     """A vmfb in a VM context of its own, bound to one device of one process."""
 
-    def __init__(self, vmfb: bytes, device: Device, copying: set[str] | None = None) -> None:
-        """``copying`` are functions that are known to copy to their results, by name; it is shared and grows."""
+    def __init__(self, vmfb: bytes, device: Device) -> None:
         self.device = device
-        self._copying = set[str]() if copying is None else copying
         self.is_timed = device.uri.partition("://")[0] == DEFAULT_DRIVER
         self.in_caller: Loaded | None = None
         self._lock = threading.Lock()
@@ -173,7 +171,7 @@ class Loaded:
     def _explain(self, function: Function, error: Exception) -> Exception:
         """The exception for what IREE reports of a call."""
         if "DISCARD_WRITE" in str(error) and not function.copies:
-            self._copying.add(function.name)
+            function.copies = True
             return CopyDenied()
         return self._failure(function.name, error, function.declaration)
 
@@ -205,7 +203,7 @@ class Loaded:
             if handle is None:
                 raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
             declaration = handle.reflection.get("iree.abi.declaration", "")
-            function = Function(name, handle, declaration, parse_results(declaration), self._copying)
+            function = Function(name, handle, declaration, parse_results(declaration))
             explain = partial(self._explain, function)
             function.plain_call = PlainCall(
                 self.device, handle, self._invoke, self._from_dlpack, self._lock, explain, "complex<" in declaration
@@ -232,21 +230,16 @@ class Loaded:
 
 @dataclass
 class Function:
-    """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copying``
-    the functions of which it is known that IREE copies to their results."""
+    """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copies``
+    says that IREE copies to its results."""
 
     name: str
     handle: Any
     declaration: str
     results: tuple[DeclaredTensor, ...]
-    copying: set[str]
     plain_call: PlainCall = field(init=False)
     times: CallTimes | None = None
-
-    @property
-    def copies(self) -> bool:
-        """Whether IREE copies to its results."""
-        return self.name in self.copying
+    copies: bool = False
 
     def check_results(self, results: Sequence[torch.Tensor]) -> None:
         """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""

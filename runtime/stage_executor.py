@@ -173,8 +173,7 @@ class StageExecutor:
     def _run_stage(self, step: RunStage, freed: Sequence[str]) -> _Action:
         if step.function not in self._functions:
             raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
-        # An argument is among the values, and among those that are taken.
-        call = BoundFunction(self._program, self._functions[step.function], held=2)
+        call = BoundFunction(self._program, self._functions[step.function])
         take, given = _gather(self._take(step.arguments)), self._give(step.results)
         unused = self._free(freed)
 

@@ -38,15 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dumps = Dumps(arguments.dump_allocation, arguments.dump_layout, arguments.dump_compilation_phases_to)
         to_stream = arguments.compile_to == "stream"
         verified = arguments.verify == "true"
-        compile_file(
-            arguments.source,
-            arguments.o,
-            flags,
-            to_stream=to_stream,
-            dumps=dumps,
-            verified=verified,
-            donated=dict(arguments.donated),
-        )
+        compile_file(arguments.source, arguments.o, flags, to_stream=to_stream, dumps=dumps, verified=verified)
     except PassFailure as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -71,20 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dump-allocation", metavar="FILE", type=Path, help="write the IR before buffers are packed")
     parser.add_argument("--dump-layout", metavar="FILE", type=Path, help="write the IR after the stream phase")
     parser.add_argument("--dump-compilation-phases-to", metavar="FOLDER", type=Path, help="as for iree-compile")
-    parser.add_argument(
-        "--donated",
-        action="append",
-        default=[],
-        type=_read_donated,
-        metavar="FUNCTION:NUMBERS",
-        help="arguments that a function may overwrite behind their last use, as backward_into:3,4",
-    )
     return parser
-
-
-def _read_donated(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, numbers = text.partition(":")
-    return name, tuple(map(int, numbers.split(",")))
 
 
 if __name__ == "__main__":

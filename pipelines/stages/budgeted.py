@@ -251,7 +251,7 @@ class BudgetBuilder:
             return {str(name): int(size) for name, size in json.loads(found).items()}
         with self.progress.phase("measure memory"):
             linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True)
-            scratch = measure_scratch(linalg, target, staged.donated)
+            scratch = measure_scratch(linalg, target)
         if unknown := unknown_scratch(staged, scratch):
             what = f"the scratch memory of @{unknown[0]} depends on more than the sizes of its arguments"
             raise CompileError("iree-compile", f"{what}: no budget can be kept; leave out partition='budget'", "", "")

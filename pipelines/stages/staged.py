@@ -25,7 +25,6 @@ from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.kernels.ptx import find_triton
-from retrograd.pipelines.stages.donation import find_donated
 from retrograd.pipelines.stages.interface import read_interface
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.pipelines.stages.stage_plan import read_island_plans, read_plan
@@ -88,11 +87,6 @@ class StagedModule:
     def function(self, name: str) -> FunctionSpec:
         """The function called ``name``."""
         return next(f for f in self.functions if f.name == name)
-
-    @property
-    def donated(self) -> dict[str, tuple[int, ...]]:
-        """The arguments that compiled functions may overwrite, as numbers, by name."""
-        return find_donated(self.functions, self.plans)
 
     @property
     def saved(self) -> list[str]:
@@ -285,7 +279,7 @@ def _compile(staged: StagedModule, target: Target, progress: Progress, *, standa
     with progress.phase("lower"):
         linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
     with progress.phase("iree-compile"):
-        return compile_executable(linalg, target, donated={} if standalone else staged.donated)
+        return compile_executable(linalg, target)
 
 
 def executable_parts(
@@ -293,8 +287,7 @@ def executable_parts(
 ) -> dict[str, str]:
     """All that an executable depends on."""
     return {
-        "entry": "executable, scratch memory and its timelines, what is overwritten",
-        "donated": "" if standalone else repr(staged.donated),
+        "entry": "executable, scratch memory and its timelines",
         "module": staged.texts["scheduled"],
         "lowering": lowering_pipeline(target, twins_alone=not standalone),
         "target": repr(target),
@@ -311,7 +304,6 @@ def _encode(executable: Executable) -> bytes:
         "seconds": executable.seconds,
     }
     header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
-    header["overwritten"] = {name: list(numbers) for name, numbers in executable.overwritten.items()}
     header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
     return json.dumps(header).encode() + b"\n" + executable.vmfb
 
@@ -322,8 +314,7 @@ def _decode(data: bytes) -> Executable:
     timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
     flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
     kernels = tuple(fields["kernels"])
-    overwritten = {name: tuple(numbers) for name, numbers in fields["overwritten"].items()}
-    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels, overwritten)
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels)
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

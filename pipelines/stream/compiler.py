@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
 
-from retrograd.pipelines.devices.device_targets import IN_ORDER
 from retrograd.pipelines.stream import bwd_overlap_commands, bwd_pack_scratch
-from retrograd.pipelines.stream.callers_memory import DONATED, mark_arguments
-from retrograd.pipelines.stream.passes import find_ops, load_pass
+from retrograd.pipelines.stream.passes import load_pass
 
 # Of IREE's stream phase: up to commands whose buffers have no place yet, up to their places, and the rest.
 _TO_BUFFERS = (
@@ -50,11 +48,9 @@ def compile_file(
     to_stream: bool = False,
     dumps: Dumps | None = None,
     verified: bool = True,
-    donated: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or ``to_stream`` to the IR after the stream
     phase. Once in a process: flags are the whole compiler's. ``verified`` has the IR checked after each pass.
-    ``donated`` are the arguments that a function may overwrite, by its name, as numbers.
 
     Raises:
         CompilationFailed: IREE refused the module.
@@ -71,8 +67,7 @@ def compile_file(
     _require(invocation.parse_source(Source.open_file(session, str(source))))
     _call("CompileToPhase", invocation, "flow")
     _require(invocation.execute())
-    in_order = IN_ORDER in flags
-    module = _lay_out(invocation, dumps, donated or {}, loose=not to_stream and in_order, in_order=in_order)
+    module = _lay_out(invocation, dumps, loose=not to_stream)
     if to_stream:
         _write(output, module)
         return
@@ -84,9 +79,7 @@ def compile_file(
     vmfb.keep()
 
 
-def _lay_out(
-    invocation: Invocation, dumps: Dumps, donated: Mapping[str, Sequence[int]], *, loose: bool, in_order: bool
-) -> Any:
+def _lay_out(invocation: Invocation, dumps: Dumps, *, loose: bool) -> Any:
     """Take the module through the stream phase; returns it. ``loose`` takes the time of several layouts, and no block
     is smaller or larger by it.
 
@@ -95,25 +88,15 @@ def _lay_out(
     """
     _run(invocation, _TO_BUFFERS)
     module = invocation.export_module()
-    _mark_donated(module, donated)
-    packings = bwd_pack_scratch.plan_packings(module, loose=loose)
     if dumps.allocation is not None:
         _write(dumps.allocation, module)
-    bwd_pack_scratch.carry_out(packings)
+    bwd_pack_scratch.apply(module, loose=loose)
     _run(invocation, _TO_COMMANDS)
-    if in_order:
-        bwd_overlap_commands.apply(module)
+    bwd_overlap_commands.apply(module)
     _run(invocation, _TO_STREAM)
     if dumps.layout is not None:
         _write(dumps.layout, module)
     return module
-
-
-def _mark_donated(module: Any, donated: Mapping[str, Sequence[int]]) -> None:
-    for function in find_ops(module, "util.func"):
-        numbers = donated.get(ir.StringAttr(function.attributes["sym_name"]).value, ())
-        if numbers:
-            mark_arguments(function, DONATED, numbers)
 
 
 def run_passes(source: Path, names: Sequence[str]) -> str:

@@ -9,14 +9,14 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from retrograd.contract.launches import Launches
 from retrograd.contract.roles import INTO
-from retrograd.pipelines.devices.device_targets import DATA_TILING, SHARED_BINDINGS
+from retrograd.pipelines.devices.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
 from retrograd.pipelines.devices.elementwise_tiles import elementwise_rules
 from retrograd.pipelines.devices.kernel_rules import write_library
 from retrograd.pipelines.devices.product_tiles import scatter_rules, write_tile_script
@@ -33,8 +33,6 @@ from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_t
 from retrograd.pipelines.toolchain.vmfb import add_launches, read_formats
 from retrograd.pipelines.toolchain.warm_tool import WarmTool
 
-# Arguments that a function may overwrite, or does, by its name, as numbers.
-Donated = Mapping[str, Sequence[int]]
 # Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
 _PHASES, _PASSES = "phases", "passes"
 # IREE's compiler with our passes in its stream phase.
@@ -57,7 +55,6 @@ class Executable:
 
     ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
     are not what the module asks for; ``kernels`` which op became a kernel of our own, and which did not and why.
-    ``overwritten`` are the arguments that a function writes scratch buffers to, by its name, as numbers.
     """
 
     vmfb: bytes
@@ -67,7 +64,6 @@ class Executable:
     notes: tuple[str, ...] = ()
     timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
-    overwritten: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @cache
@@ -91,12 +87,10 @@ def compile_executable(
     *,
     on_attempt: Callable[[tuple[str, ...]], None] | None = None,
     limits: ToolLimits | None = None,
-    donated: Donated | None = None,
 ) -> Executable:
     """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
 
-    ``limits`` are those of one attempt, else the environment's; ``donated`` the arguments that a function may
-    overwrite, by its name, as numbers.
+    ``limits`` are those of one attempt, else the environment's.
 
     Raises:
         CompileError: every set failed; reports the last and plainest one's first error, and the replay command. Or the
@@ -113,10 +107,8 @@ def compile_executable(
         if target.max_bindings is not None or _is_launched(target):
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         options = [_NO_EVALUATION] if _is_launched(target) else []
-        options += _donation_options(target, donated)
         flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
-        layout = _read_dump(folder, LAYOUT_PASS)
-        transients = read_transients(layout, frees_late=target.frees_late)
+        transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
         timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
         data = vmfb.read_bytes()
         check_formats(data, target)
@@ -127,24 +119,7 @@ def compile_executable(
             launches = _read_launches(folder)
             data = add_launches(data, launches)
             kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
-        return Executable(data, flags, transients, seconds, notes, timelines, kernels, read_overwritten(layout))
-
-
-def _donation_options(target: Target, donated: Donated | None) -> list[str]:
-    """The options that tell our compiler which arguments a function may overwrite."""
-    if not target.is_packed or not donated:
-        return []
-    return [f"--donated={name}:{','.join(map(str, numbers))}" for name, numbers in sorted(donated.items()) if numbers]
-
-
-def read_overwritten(layout: str) -> dict[str, tuple[int, ...]]:
-    """The arguments that functions overwrite, as bwd-pack-scratch marked them in IREE's IR."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, signature in re.findall(r"^  util\.func public @(\w+)\((.*?)\) -> ", layout, flags=re.MULTILINE):
-        arguments = re.split(r"(?=%arg\d+: )", signature)[1:]
-        if numbers := tuple(n for n, text in enumerate(arguments) if "bwd.overwritten" in text):
-            found[name] = numbers
-    return found
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels)
 
 
 def _is_launched(target: Target) -> bool:
@@ -169,7 +144,7 @@ def read_choices(linalg: str) -> tuple[str, ...]:
 
 def _dump_options(folder: Path, target: Target) -> list[str]:
     """The options that have IR written to ``folder`` for :func:`_read_dump`."""
-    if target.is_packed:
+    if target.is_in_order:
         folder.mkdir()
         options = {"dump-allocation": ALLOCATION_PASS, "dump-layout": LAYOUT_PASS}
         return [f"--{option}={folder / f'0_{name}.mlir'}" for option, name in options.items()]
@@ -230,9 +205,8 @@ def find_demotions(linalg: str, target: Target) -> tuple[str, ...]:
 _FLOAT64_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*f64>")
 
 
-def measure_scratch(linalg: str, target: Target, donated: Donated | None = None) -> dict[str, int]:
-    """Peak scratch bytes of each exported function with the first set of flags that leads to IREE's stream phase;
-    ``donated`` is as for :func:`compile_executable`.
+def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
+    """Peak scratch bytes of each exported function with the first set of flags that leads to IREE's stream phase.
 
     Raises:
         CompileError: no set does; reports the last one's first error, and the replay command.
@@ -240,8 +214,7 @@ def measure_scratch(linalg: str, target: Target, donated: Donated | None = None)
     with tempfile.TemporaryDirectory(prefix="retrograd-scratch-") as name:
         stream = Path(name) / "stream.mlir"
         # Constants are worked out at load time as well as now, which takes a code generator.
-        options = ["--compile-to=stream", _NO_EVALUATION, *_donation_options(target, donated)]
-        _climb(linalg, target, stream, options, None)
+        _climb(linalg, target, stream, ["--compile-to=stream", _NO_EVALUATION], None)
         return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
 
 
@@ -282,7 +255,7 @@ def _climb(
         if on_attempt is not None:
             on_attempt(flags)
         arguments = [str(source), "-o", str(output), *target.flags, *flags, *script, *parts, *options, *dumps]
-        result = _run_compiler(target, arguments, folder, limits)
+        result = _run_compiler(flags, arguments, folder, limits)
         if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
         if result.returncode == 0 and SHARED_BINDINGS not in flags:
@@ -293,20 +266,22 @@ def _climb(
             attempts = [other for other in attempts if DATA_TILING not in other[0]]
     if result.crashed and UNVERIFIED in arguments:
         # What a check after each pass says tells more than where it crashed.
-        said = _run_compiler(target, [part for part in arguments if part != UNVERIFIED], folder, limits)
+        said = _run_compiler(flags, [part for part in arguments if part != UNVERIFIED], folder, limits)
         result = said if said.returncode else result
     kept = keep_for_replay(source)
-    name = ["python", "-m", _OWN.program] if target.is_packed else ["iree-compile"]
+    name = ["python", "-m", _OWN.program] if IN_ORDER in flags else ["iree-compile"]
     replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])
     if result.returncode == 0 and problem is not None:
         raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
 
 
-def _run_compiler(target: Target, arguments: Sequence[str], folder: Path, limits: ToolLimits | None) -> ToolResult:
-    """Run what compiles for ``target``: for a CPU, or where kernels run one at a time, IREE's compiler with our passes
-    over commands and their buffers."""
-    if target.is_packed:
+def _run_compiler(
+    flags: Sequence[str], arguments: Sequence[str], folder: Path, limits: ToolLimits | None
+) -> ToolResult:
+    """Run what compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler with our
+    passes over commands and their buffers."""
+    if IN_ORDER in flags:
         return _OWN.run(arguments, folder=folder, limits=limits)
     return run_tool([iree_tool("iree-compile"), *arguments], folder=folder, limits=limits)
 

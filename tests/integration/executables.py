@@ -9,7 +9,7 @@ from typing import Any
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.toolchain.executable import Executable, compile_executable
 
-_EXECUTABLES: dict[tuple[str, Target, str], Executable] = {}
+_EXECUTABLES: dict[tuple[str, Target], Executable] = {}
 
 
 def compile_once(linalg: str, target: Target, **options: Any) -> Executable:
@@ -18,7 +18,6 @@ def compile_once(linalg: str, target: Target, **options: Any) -> Executable:
     For tests that lower wrongly on purpose, or that look at which executables passed their first call: each has a cache
     folder of its own, and they compile the same text over and over.
     """
-    key = (linalg, target, repr(options.get("donated")))
-    if key not in _EXECUTABLES:
-        _EXECUTABLES[key] = compile_executable(linalg, target, **options)
-    return _EXECUTABLES[key]
+    if (linalg, target) not in _EXECUTABLES:
+        _EXECUTABLES[linalg, target] = compile_executable(linalg, target, **options)
+    return _EXECUTABLES[linalg, target]

@@ -45,7 +45,7 @@ class FakeIree:
         monkeypatch.setattr(budgeted, "measure_scratch", self.lay_out)
         monkeypatch.setattr(budgeted, "build_executable", self.build)
 
-    def lay_out(self, linalg: str, target: Target, donated: object) -> dict[str, int]:
+    def lay_out(self, linalg: str, target: Target) -> dict[str, int]:
         self.laid_out.append(target)
         return self.sizes(target)
 
