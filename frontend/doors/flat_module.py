@@ -112,7 +112,7 @@ class FlatModule(torch.nn.Module):
             HookTracker(),
             SourceTracker(self.made.note),
             given,
-            contained(self.model, self.made.place_of) as changed,
+            contained(self.model) as changed,
             noting,
             compiling(),
             watched as of,
@@ -129,7 +129,7 @@ class FlatModule(torch.nn.Module):
             with (
                 HookTracker(),
                 SourceTracker(self.made.note),
-                contained(self.model, self.made.place_of),
+                contained(self.model),
                 compiling(),
                 self._watched(tensors, here),
             ):

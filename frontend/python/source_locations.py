@@ -49,19 +49,18 @@ class SourceTracker(TorchFunctionMode):
     """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
 
     A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
-    traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
-    line.
+    traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the frame of the
+    user's code.
     """
 
-    def __init__(self, seen: Callable[[Any, str | None], None]) -> None:
+    def __init__(self, seen: Callable[[Any, FrameType | None], None]) -> None:
         super().__init__()
         self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
-        line = None if frame is None else format_frame(frame)
-        if line is not None:
-            fx_traceback.current_meta["stack_trace"] = line
+        if frame is not None:
+            fx_traceback.current_meta["stack_trace"] = format_frame(frame)
         # As module.to(dtype) does with each parameter that has this type already.
         if func == _SET_DATA and args[0] is not args[1]:
             raise CaptureError(
@@ -76,7 +75,7 @@ class SourceTracker(TorchFunctionMode):
                     "pass it as an argument, register it as a parameter, or detach() it",
                 )
         result = func(*args, **(kwargs or {}))
-        self._seen(result, line)
+        self._seen(result, frame)
         return result
 
 
@@ -141,7 +140,8 @@ def capture_error(error: Exception) -> CaptureError:
     if first.startswith(_LEAVES_TORCH):
         return CaptureError(
             f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
-            f"compute it outside of the model and pass the result as an argument; {IN_PARTS}",
+            "compute it outside of the model and pass the result as an argument; or, to compile the backward of what "
+            f"runs in eager, use retrograd.enable(); {IN_PARTS}",
         )
     op = _untraceable_op(error)
     if op is not None:
@@ -169,8 +169,7 @@ _DATA_DEPENDENT = {
     "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
 }
 IN_PARTS = (
-    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it '
-    "(where it is in a loop, nothing of that function), or retrograd.enable(), which compiles the backward as it runs"
+    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it'
 )
 _DATA_DEPENDENT_REMEDY = (
     "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "

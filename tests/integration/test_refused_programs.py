@@ -386,10 +386,7 @@ class Keeping(nn.Module):
                 self.store.last = x.sin()
             return x * positions(4) if "cache" in places else x
 
-        def kept() -> tuple[dict[str, Tensor], list[Tensor]]:
-            return hidden, losses
-
-        self.keep, self.kept = keep, kept
+        self.keep, self.kept = keep, lambda: (hidden, losses)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.keep(self.layer(x)).cos()
