@@ -104,7 +104,6 @@ def capture_joint(
         stack.enter_context(size_oblivious())
         tensors = shapes.make_tensors(mode, tensors)
     joint = _trace(stack, flat, tensors)
-    flat.made.refuse_kept()
     graph_module = joint.graph_module
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
@@ -127,7 +126,6 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     except CaptureError:
         raise
     except Exception as error:
-        flat.made.refuse_cached()
         raise capture_error(error) from error
     finally:
         flat.tracing = False

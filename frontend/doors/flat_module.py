@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, answering
-from retrograd.frontend.python.outliving_tensors import MadeTensors
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_values import find_generators, find_values
@@ -54,7 +53,6 @@ class FlatModule(torch.nn.Module):
         # What is given in place of tensors, by the names of the arguments.
         self.constants: dict[str, Any] = {}
         self.own_hooks = OwnHooks()
-        self.made = MadeTensors()
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
@@ -110,7 +108,7 @@ class FlatModule(torch.nn.Module):
         )
         with (
             HookTracker(),
-            SourceTracker(self.made.note),
+            SourceTracker(),
             given,
             contained(self.model) as changed,
             noting,
@@ -126,13 +124,7 @@ class FlatModule(torch.nn.Module):
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
         if self.model is not None and changed:
-            with (
-                HookTracker(),
-                SourceTracker(self.made.note),
-                contained(self.model),
-                compiling(),
-                self._watched(tensors, here),
-            ):
+            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors, here):
                 refuse_counting(self.model, call)
         return result
 

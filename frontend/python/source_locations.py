@@ -9,7 +9,6 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,13 +48,8 @@ class SourceTracker(TorchFunctionMode):
     """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
 
     A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
-    traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the frame of the
-    user's code.
+    traced as a constant and get no gradient.
     """
-
-    def __init__(self, seen: Callable[[Any, FrameType | None], None]) -> None:
-        super().__init__()
-        self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -74,9 +68,7 @@ class SourceTracker(TorchFunctionMode):
                     f"of the module{_at(frame)}",
                     "pass it as an argument, register it as a parameter, or detach() it",
                 )
-        result = func(*args, **(kwargs or {}))
-        self._seen(result, frame)
-        return result
+        return func(*args, **(kwargs or {}))
 
 
 def _is_from_outside(tensor: torch.Tensor) -> bool:

@@ -5,9 +5,7 @@ And programs that look as if they were none."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend.doors.capture import capture_joint
 
 Forward = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
@@ -356,76 +353,3 @@ def test_a_row_that_is_written_to_as_a_part(function: Forward) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="retrograd", options={"cache": False})
     torch.testing.assert_close(gradients(model, compiled, *sample()), gradients(model, model, *sample()))
-
-
-class Store:
-    """What is no module, and keeps a tensor."""
-
-    last: Tensor | None = None
-
-
-class Keeping(nn.Module):
-    """Keeps tensors where no compiled program would put them."""
-
-    def __init__(self, places: tuple[str, ...]) -> None:
-        super().__init__()
-        hidden: dict[str, Tensor] = {}
-        losses: list[Tensor] = []
-        self.layer, self.store = nn.Linear(4, 4), Store()
-        if "hook" in places:
-            self.layer.register_forward_hook(lambda _module, _args, output: hidden.update(layer=output))
-
-        @functools.lru_cache
-        def positions(count: int) -> Tensor:
-            return torch.arange(float(count))
-
-        def keep(x: Tensor) -> Tensor:
-            if "list" in places:
-                losses.append(x.square().mean())
-            if "object" in places:
-                self.store.last = x.sin()
-            return x * positions(4) if "cache" in places else x
-
-        self.keep, self.kept = keep, lambda: (hidden, losses)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.keep(self.layer(x)).cos()
-
-
-@pytest.mark.parametrize(
-    ("place", "holder"),
-    [
-        ("hook", "'layer' in a dict"),
-        ("list", "a list"),
-        ("object", "'last' in attributes"),
-        ("cache", "positions()"),
-    ],
-)
-def test_a_tensor_that_is_kept_elsewhere(place: str, holder: str) -> None:
-    """It would be the trace's for ever, or none, and a loss of it would have no gradient without a word."""
-    model, (x, _) = Keeping((place,)), sample()
-    with pytest.raises(retrograd.CaptureError, match=r'(?s)computed at File ".*test_refused_programs.py"') as refused:
-        retrograd.compile_backward(model, (x,), cache=False)
-    assert holder in refused.value.message
-    assert (*model.kept(), model.store.last) == ({}, [], None)
-    # The model runs in eager, and what its cache then holds may be compiled in.
-    model(x).sum().backward()
-    if place == "cache":
-        with contextlib.ExitStack() as stack:
-            capture_joint(stack, model, (x,))
-
-
-def test_the_remedy_for_tensors_that_are_kept_elsewhere() -> None:
-    model, (x, _) = Keeping(("hook", "list", "object")), sample()
-
-    def loss_of(call: Callable[..., Tensor]) -> Tensor:
-        hidden, losses = model.kept()
-        losses.clear()
-        loss = call(x).sum()
-        assert model.store.last is not None
-        return loss + losses[-1] + model.store.last.square().sum() + hidden["layer"].exp().sum()
-
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="retrograd", options={"cache": False})
-    found, expected = (torch.autograd.grad(loss_of(call), list(model.parameters())) for call in (compiled, model))
-    torch.testing.assert_close(found, expected)
