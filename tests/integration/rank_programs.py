@@ -208,7 +208,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
         ),
         "fsdp1, by blocks": Case(fsdp1_of_blocks),
         "fsdp1, by blocks, overlap": Case(fsdp1_of_blocks, scope=in_overlap),
-        "fsdp1, no_sync": Case(fsdp1, accumulate),
+        "fsdp1, no_sync": Case(fsdp1, accumulate, expected=f"{EAGER}: PyTorch cannot capture it: Found tensor of type"),
     },
     "fsdp2": {
         "fsdp2": Case(partial(fsdp2, reshard_after_forward=False)),
