@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ from retrograd.runtime.tensors import ExecutionError
 _MAX_DYNAMIC_SHARED = 8
 # A stream that does not wait for torch's own, and a capture that forbids other threads nothing.
 _NON_BLOCKING, _RELAXED = 1, 2
+# A kind of memory.
+_ON_DEVICE = 2
 _LIBRARY = "libcuda.so.1"
 _P, _U, _N, _D = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -31,10 +33,15 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamBeginCapture_v2": (_P, ctypes.c_int),
     "cuStreamEndCapture": (_P, _P),
     "cuStreamIsCapturing": (_P, _P),
+    "cuStreamGetCaptureInfo_v2": (_P, _P, _P, _P, _P, _P),
+    "cuCtxGetCurrent": (_P,),
     "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
     "cuGraphDestroy": (_P,),
     "cuGraphLaunch": (_P, _P),
     "cuGraphExecDestroy": (_P,),
+    "cuGraphExecKernelNodeSetParams_v2": (_P, _P, _P),
+    "cuGraphExecMemsetNodeSetParams": (_P, _P, _P, _P),
+    "cuGraphExecMemcpyNodeSetParams": (_P, _P, _P, _P),
     "cuGetErrorName": (ctypes.c_int, _P),
 }
 
@@ -53,15 +60,83 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class KernelNode(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS``: a kernel, its grid, blocks and shared memory, and pointers to its arguments."""
+
+    _fields_: ClassVar = [
+        ("function", _P),
+        ("grid", _U * 3),
+        ("block", _U * 3),
+        ("shared", _U),
+        ("arguments", _P),
+        *((name, _P) for name in ("extra", "kernel", "context")),
+    ]
+
+
+class FillNode(ctypes.Structure):
+    """``CUDA_MEMSET_NODE_PARAMS``: a target, and how often a value of so many bytes is written there."""
+
+    _fields_: ClassVar = [
+        ("target", _D),
+        ("pitch", _N),
+        ("value", _U),
+        ("element", _U),
+        ("width", _N),
+        ("height", _N),
+    ]
+
+
+class _Side(ctypes.Structure):
+    """Half of ``CUDA_MEMCPY3D``: where from, or where to."""
+
+    _fields_: ClassVar = [
+        *((name, _N) for name in ("x", "y", "z", "level")),
+        ("kind", ctypes.c_int),
+        ("host", _P),
+        ("address", _D),
+        *((name, _P) for name in ("array", "reserved")),
+        *((name, _N) for name in ("pitch", "height")),
+    ]
+
+
+class CopyNode(ctypes.Structure):
+    """``CUDA_MEMCPY3D`` of bytes that lie in a row, on the device."""
+
+    _fields_: ClassVar = [
+        ("source", _Side),
+        ("target", _Side),
+        *((name, _N) for name in ("width", "height", "depth")),
+    ]
+
+    @classmethod
+    def of(cls, length: int) -> CopyNode:
+        """A copy of so many bytes; its addresses are set before it is used."""
+        sides = (_Side(kind=_ON_DEVICE, pitch=length, height=1) for _ in range(2))
+        return cls(*sides, length, 1, 1)
+
+
+Node = KernelNode | FillNode | CopyNode
+
+
 class Graph:
-    """Work that was recorded, to be queued by one call. The driver frees it when nobody holds it, after what runs."""
+    """Work that was recorded, to be queued by one call; ``nodes`` are the handles of its steps. The driver frees it
+    when nobody holds it, after what runs.
 
-    __slots__ = ("__weakref__", "handle")
+    Steps of what is queued are named by the nodes of the graph that it was made from: both go together.
+    """
 
-    def __init__(self, handle: ctypes.c_void_p, destroy: Callable[[ctypes.c_void_p], int]) -> None:
-        self.handle = handle
+    __slots__ = ("__weakref__", "context", "handle", "nodes")
+
+    def __init__(
+        self,
+        handle: ctypes.c_void_p,
+        nodes: Sequence[int],
+        context: ctypes.c_void_p,
+        destroy: Callable[[], object],
+    ) -> None:
+        self.handle, self.nodes, self.context = handle, nodes, context
         # At exit the context may be gone, and with it the graph.
-        weakref.finalize(self, destroy, handle).atexit = False
+        weakref.finalize(self, destroy).atexit = False
 
 
 class Driver:
@@ -100,28 +175,62 @@ class Driver:
             self.check(self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), what)
         return function
 
-    def record(self, queue: Callable[[int], None]) -> Graph:
-        """A graph of what ``queue`` queues on the stream that it is given; nothing of it runs.
+    def record(self, queue: Callable[[int], Iterable[None]]) -> Graph:
+        """A graph of what ``queue`` queues on the stream that it is given, a step each time it yields; nothing of it
+        runs.
 
         Raises:
             ExecutionError: the driver refused something, or ``queue`` raised it.
         """
-        library, stream, graph, executable = self._library, *(ctypes.c_void_p() for _ in range(3))
+        library, nodes = self._library, list[int]()
+        stream, graph, executable, context = (ctypes.c_void_p() for _ in range(4))
+        self.check(library.cuCtxGetCurrent(ctypes.byref(context)), "name its context")
         self.check(library.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING), "make a stream to record on")
         try:
             self.check(library.cuStreamBeginCapture_v2(stream, _RELAXED), "begin to record a graph")
             try:
-                queue(int(stream.value or 0))
+                nodes += [self._last_node(stream) for _ in queue(int(stream.value or 0))]
             finally:
                 status = library.cuStreamEndCapture(stream, ctypes.byref(graph))
             self.check(status, "record a graph")
             status = library.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, 0)
             self.check(status, "make a graph ready to be queued")
         finally:
-            if graph:
+            if graph and not executable:
                 library.cuGraphDestroy(graph)
             library.cuStreamDestroy_v2(stream)
-        return Graph(executable, library.cuGraphExecDestroy)
+
+        def destroy() -> None:
+            library.cuGraphExecDestroy(executable)
+            library.cuGraphDestroy(graph)
+
+        return Graph(executable, nodes, context, destroy)
+
+    def _last_node(self, stream: ctypes.c_void_p) -> int:
+        """The node that what is queued next on a captured stream would follow: that of the step before."""
+        status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+        before, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
+        places = (ctypes.byref(place) for place in (status, number, graph, before, count))
+        self.check(self._library.cuStreamGetCaptureInfo_v2(stream, *places), "name a step of a graph")
+        if count.value != 1:
+            raise ExecutionError(f"CUDA's driver recorded {count.value} steps for one")
+        return int(before[0] or 0)
+
+    def change(self, graph: Graph, step: int, node: Node) -> None:
+        """Have a step of a graph do what ``node`` says, from the next time on that it is queued: the same on other
+        arguments, or at other addresses.
+
+        Raises:
+            ExecutionError: the driver refused it.
+        """
+        library, where = self._library, (graph.handle, graph.nodes[step], ctypes.byref(node))
+        if isinstance(node, KernelNode):
+            status = library.cuGraphExecKernelNodeSetParams_v2(*where)
+        elif isinstance(node, FillNode):
+            status = library.cuGraphExecMemsetNodeSetParams(*where, graph.context)
+        else:
+            status = library.cuGraphExecMemcpyNodeSetParams(*where, graph.context)
+        self.check(status, "change a step of a graph")
 
     def replay(self, graph: Graph, stream: int) -> None:
         """Queue a graph on a stream.

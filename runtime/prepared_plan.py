@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from retrograd.contract.launches import Copy, Fill, Kernel, LaunchPlan, Place
-from retrograd.runtime.cuda_driver import Driver, LaunchConfig
+from retrograd.runtime.cuda_driver import CopyNode, Driver, FillNode, KernelNode, LaunchConfig, Node
 
 
 class PreparedPlan:
@@ -77,8 +77,24 @@ class PreparedPlan:
         Raises:
             ExecutionError: the driver refused something; names it.
         """
+        self.place(addresses)
+        for _ in self.queue(stream):
+            pass
+
+    def place(self, addresses: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Put the addresses of a call where its steps read them. Gives all that steps read, which the next call
+        overwrites."""
         bases = np.array([*addresses, 0], dtype=np.uint64)
-        self._cells[: self._count] = bases[self._bases] + self._offsets
+        found = self._cells[: self._count]
+        np.add(bases[self._bases], self._offsets, out=found)
+        return found
+
+    def queue(self, stream: int) -> Iterator[None]:
+        """Queue it on a stream with the addresses that were placed last, a step at a time.
+
+        Raises:
+            ExecutionError: the driver refused something; names it.
+        """
         if stream != self._stream:
             for config in self._configs:
                 config.stream = stream
@@ -94,6 +110,35 @@ class PreparedPlan:
                 status = self._driver.fills[step.width](int(self._cells[cell]), step.pattern, count, stream)
             if status:
                 self._driver.check(status, f"queue {_describe(step)} of {self._name}")
+            yield
+
+    def make_nodes(self) -> list[Node]:
+        """Its steps as nodes of a graph, which read what is placed."""
+        nodes: list[Node] = []
+        configs = iter(self._configs)
+        for step, kernel, _ in self._calls:
+            if kernel is not None:
+                config, (_, handle, pointers, _) = next(configs), kernel
+                place = ctypes.cast(pointers, ctypes.c_void_p)
+                nodes.append(KernelNode(handle, config.grid, config.block, config.shared, place))
+            elif isinstance(step, Copy):
+                nodes.append(CopyNode.of(step.length))
+            else:
+                nodes.append(FillNode(0, 0, step.pattern, step.width, step.length // step.width, 1))
+        return nodes
+
+    def aim(self, node: Node, step: int) -> None:
+        """Set the addresses of a copy or a fill; kernels read theirs where they are placed."""
+        cell = self._calls[step][2]
+        if isinstance(node, CopyNode):
+            node.source.address, node.target.address = int(self._cells[cell]), int(self._cells[cell + 1])
+        elif isinstance(node, FillNode):
+            node.target = int(self._cells[cell])
+
+    def steps_of_cells(self) -> np.ndarray[Any, np.dtype[np.intp]]:
+        """The step that reads each of the placed addresses."""
+        counts = [len(_places(step)) for step in self.plan.steps]
+        return np.repeat(np.arange(len(counts)), counts)
 
 
 def _places(step: Kernel | Fill | Copy) -> tuple[Place, ...]:

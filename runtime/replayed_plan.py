@@ -1,46 +1,55 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A launch plan that is called at the same addresses again and again, as one CUDA graph.
+"""A launch plan that is called many times, as one CUDA graph.
 
-Steps of a training allocate the same sizes in the same order, so torch's allocator gives each call of a plan the
-addresses of an earlier one. What is queued for these is recorded as a graph, and queued by one call of the driver from
-then on. A graph holds addresses and no memory: it is used for calls at these addresses alone.
+What a plan queues is recorded once, and queued by one call of the driver from then on. A graph holds addresses and no
+memory. Steps of a training allocate the same sizes in the same order, so that torch's allocator mostly gives the
+addresses of the step before; what lies elsewhere is changed in the graph, for less than it takes to queue a kernel.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from retrograd.runtime.cuda_driver import Driver, Graph
+import numpy as np
+
+from retrograd.runtime.cuda_driver import Driver, Graph, Node
 from retrograd.runtime.prepared_plan import PreparedPlan
 from retrograd.runtime.tensors import ExecutionError
 
 # To queue a graph takes the host as long as two kernels.
 _LEAST_STEPS = 3
-# Batches and losses of two steps commonly lie in turn at two addresses, in the forward and in the backward.
-_MOST_GRAPHS = 4
-# Of addresses that were seen once, so many are remembered.
-_REMEMBERED = 2 * _MOST_GRAPHS
-# A plan whose addresses keep changing is not recorded any more.
-_MOST_RECORDINGS = 2 * _MOST_GRAPHS
+# What is called once or twice is not worth a graph.
+_CALLS_BEFORE = 2
+_Cells = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass
+class _Recorded:
+    """A graph of a plan, its steps as they can be changed, and the addresses that they have in it."""
+
+    graph: Graph
+    nodes: list[Node]
+    cells: _Cells
 
 
 class ReplayedPlan:
-    """Queues a plan; from the third call at some addresses on as a graph. The caller sees to it that one call at a
-    time runs.
+    """Queues a plan, from its third call on as a graph. The caller sees to it that one call at a time runs.
 
-    ``replays`` counts calls that took one launch of the driver; ``reason`` says why nothing more is recorded.
+    ``replays`` counts calls that took one launch of the driver, ``changes`` the steps that were changed for them;
+    ``reason`` says why there is no graph.
     """
 
     def __init__(self, plan: PreparedPlan, driver: Driver) -> None:
         self.plan = plan.plan
-        self.replays = 0
+        self.replays = self.changes = 0
         self.reason: str | None = None
         self._prepared, self._driver = plan, driver
-        self._graphs: OrderedDict[tuple[int, ...], Graph] = OrderedDict()
-        self._seen: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED)
-        self._recordings = 0
+        self._recorded: _Recorded | None = None
+        self._steps = plan.steps_of_cells()
+        self._calls = 0
         if len(plan.plan.steps) < _LEAST_STEPS:
             self.reason = f"it has fewer than {_LEAST_STEPS} kernels, copies and fills"
 
@@ -50,34 +59,40 @@ class ReplayedPlan:
         Raises:
             ExecutionError: the driver refused something; names it.
         """
-        key = tuple(addresses)
-        graph = self._graphs.get(key)
-        # What somebody captures is flat: graphs inside of graphs are replayed more slowly.
-        if graph is not None and not self._driver.is_capturing(stream):
-            self._graphs.move_to_end(key)
-            self._driver.replay(graph, stream)
-            self.replays += 1
-            return
-        self._prepared.run(addresses, stream)
-        if graph is not None or self.reason is not None:
-            return
-        if key not in self._seen:
-            self._seen.append(key)
-        elif not self._driver.is_capturing(stream):
-            self._record(key)
+        cells = self._prepared.place(addresses)
+        if self.reason is None and self._calls >= _CALLS_BEFORE and not self._driver.is_capturing(stream):
+            recorded = self._recorded or self._record(cells)
+            if recorded is not None and self._change(recorded, cells):
+                self._driver.replay(recorded.graph, stream)
+                self.replays += 1
+                return
+        # What somebody captures is flat too: graphs inside of graphs are replayed more slowly.
+        self._calls += 1
+        for _ in self._prepared.queue(stream):
+            pass
 
-    def _record(self, key: tuple[int, ...]) -> None:
-        """Keep a graph of calls at these addresses, in the place of the one that was not used for longest."""
-        if self._recordings == _MOST_RECORDINGS:
-            self.reason = "its arguments lie elsewhere at each call"
-            return
-        self._recordings += 1
+    def _record(self, cells: _Cells) -> _Recorded | None:
+        """A graph with the addresses that are placed; none where the driver refuses it."""
         try:
-            graph = self._driver.record(lambda stream: self._prepared.run(key, stream))
+            graph = self._driver.record(self._prepared.queue)
         except ExecutionError as error:
-            # The call itself is queued; later ones are queued kernel by kernel too.
             self.reason = str(error)
-            return
-        self._graphs[key] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
+            return None
+        self._recorded = _Recorded(graph, self._prepared.make_nodes(), cells.copy())
+        return self._recorded
+
+    def _change(self, recorded: _Recorded, cells: _Cells) -> bool:
+        """Give the graph the addresses that are placed. Says whether it has them; if not, there is no graph now."""
+        (moved,) = np.nonzero(cells != recorded.cells)
+        if not len(moved):
+            return True
+        try:
+            for step in dict.fromkeys(self._steps[moved].tolist()):
+                self._prepared.aim(recorded.nodes[step], step)
+                self._driver.change(recorded.graph, step, recorded.nodes[step])
+                self.changes += 1
+        except ExecutionError as error:
+            self.reason, self._recorded = str(error), None
+            return False
+        recorded.cells[:] = cells
+        return True
