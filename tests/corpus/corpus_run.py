@@ -4,6 +4,7 @@
 
 Each program and door has a process of its own, forked from this one, with limits on its time and memory: one that dies
 or hangs is a verdict. Verdicts go to a file of JSON lines as they come, and a run goes on where the last one stopped.
+With ``--jobs`` several run at a time, each on processors of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import itertools
 import json
 import multiprocessing
+import multiprocessing.queues
 import os
 import re
 import resource
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -121,11 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something is wrong or crashed, else 0."""
     options = _make_parser().parse_args(arguments)
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    tried = [] if options.kept else [_try(name, door, options) for name, door in _select(options)]
+    tried = [] if options.kept else _try_all(_select(options), options)
     if options.write:
         found = read_verdicts(options.results)
         kept = {key: found[key] for key in itertools.product(PROGRAMS, DOORS) if key in found}
-        corpus_page.write(kept, DOCUMENT, _facts(kept), "make models", len(PROGRAMS), timed=not options.untimed)
+        command = "make models" if options.jobs == 1 else f'make models ARGS="--jobs {options.jobs}"'
+        facts = _facts(kept, options.jobs)
+        corpus_page.write(kept, DOCUMENT, facts, command, len(PROGRAMS), timed=not options.untimed)
     return int(any(verdict.outcome in ("wrong", "crashed") for verdict in tried))
 
 
@@ -140,6 +145,35 @@ def _select(options: argparse.Namespace) -> list[tuple[str, str]]:
         if re.search(options.programs, name) and (door in QUICK.get(name, ()) or not options.quick)
         if (name, door) not in kept or (name, door) in again
     ]
+
+
+def _try_all(chosen: Sequence[tuple[str, str]], options: argparse.Namespace) -> list[Verdict]:
+    """A verdict of each, in turn or several at a time."""
+    if options.jobs == 1:
+        return [_try(name, door, options) for name, door in chosen]
+    context = multiprocessing.get_context("fork")
+    processors = context.SimpleQueue()
+    for share in share_processors(sorted(os.sched_getaffinity(0)), options.jobs):
+        processors.put(share)
+    with ProcessPoolExecutor(options.jobs, context, initializer=_take_processors, initargs=(processors,)) as pool:
+        asked = [pool.submit(_try, name, door, options) for name, door in chosen]
+        return [one.result() for one in asked]
+
+
+def share_processors(numbers: Sequence[int], jobs: int) -> list[Sequence[int]]:
+    """The processors of each job: as many for each, and none twice.
+
+    Raises:
+        ValueError: there are fewer processors than jobs.
+    """
+    each = len(numbers) // jobs
+    if not each:
+        raise ValueError(f"{jobs} jobs have no processor each: there are {len(numbers)}")
+    return [numbers[job * each : (job + 1) * each] for job in range(jobs)]
+
+
+def _take_processors(processors: multiprocessing.queues.SimpleQueue[Sequence[int]]) -> None:
+    os.sched_setaffinity(0, processors.get())
 
 
 def _try(name: str, door: str, options: argparse.Namespace) -> Verdict:
@@ -163,12 +197,13 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _facts(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, str]:
+def _facts(verdicts: Mapping[tuple[str, str], Verdict], jobs: int) -> dict[str, str]:
     """What the verdicts depend on, by name."""
     return {
         "date": str(datetime.date.today()),
         "CPU": f"{cpu_model()}, {os.cpu_count()} cores",
         "threads": "1 (of PyTorch)",
+        "programs at a time": str(jobs),
         "commits": ", ".join(sorted({v.commit for v in verdicts.values() if v.commit})),
         **releases(),
         **{package: version(package) for package in ("transformers", "timm")},
@@ -181,6 +216,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="take only the programs that the tests take")
     parser.add_argument("--doors", default=",".join(DOORS), help="through which doors, with commas between")
     parser.add_argument("--repeats", type=int, default=11, help="steps to time")
+    parser.add_argument("--jobs", type=int, default=1, help="how many to try at a time, on as many processors each")
     parser.add_argument("--memory", type=float, default=16.0, help="GiB of address space for each process of one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program through one door")
     parser.add_argument(

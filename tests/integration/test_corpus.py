@@ -19,7 +19,7 @@ from corpus_doors import Opened
 from corpus_examine import Verdict, check_reference, compare_steps
 from corpus_page import geometric_mean, write
 from corpus_programs import PROGRAMS, QUICK
-from corpus_run import Limits, read_verdicts, try_apart
+from corpus_run import Limits, read_verdicts, share_processors, try_apart
 from corpus_steps import Steps
 from torch import Tensor, nn
 
@@ -44,6 +44,12 @@ def test_the_corpus_is_large_and_named() -> None:
     assert len(PROGRAMS) >= 60
     assert {program.family for program in PROGRAMS.values()} == {"transformers", "timm", "torch.nn"}
     assert set(QUICK) <= set(PROGRAMS)
+
+
+def test_jobs_share_no_processor() -> None:
+    assert share_processors([0, 1, 2, 5, 6, 7, 8], 3) == [[0, 1], [2, 5], [6, 7]]
+    with pytest.raises(ValueError, match="2 jobs have no processor each: there are 1"):
+        share_processors([4], 2)
 
 
 class Layers(nn.Module):
