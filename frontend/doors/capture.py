@@ -41,7 +41,12 @@ from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
-from retrograd.frontend.python.source_locations import CaptureError, capture_error, shared_memory_error
+from retrograd.frontend.python.source_locations import (
+    CaptureError,
+    capture_error,
+    is_about_contents,
+    shared_memory_error,
+)
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
 from retrograd.frontend.traceable.portable_ops import portable_ops
@@ -104,6 +109,9 @@ def capture_joint(
         stack.enter_context(size_oblivious())
         tensors = shapes.make_tensors(mode, tensors)
     joint = _trace(stack, flat, tensors)
+    kept = flat.made.take_out_kept(flat.parts())
+    if kept is not None:
+        raise kept
     graph_module = joint.graph_module
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
@@ -123,10 +131,12 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )
-    except CaptureError:
-        raise
     except Exception as error:
-        raise capture_error(error) from error
+        kept = flat.made.take_out_kept(flat.parts())
+        if isinstance(error, CaptureError):
+            raise
+        # The next of several traces fails somewhere where it meets what the one before has left in a cache.
+        raise kept if kept is not None and not is_about_contents(error) else capture_error(error) from error
     finally:
         flat.tracing = False
 

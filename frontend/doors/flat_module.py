@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, answering
+from retrograd.frontend.python.outliving_tensors import MadeTensors
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_values import find_generators, find_values
@@ -53,6 +54,7 @@ class FlatModule(torch.nn.Module):
         # What is given in place of tensors, by the names of the arguments.
         self.constants: dict[str, Any] = {}
         self.own_hooks = OwnHooks()
+        self.made = MadeTensors()
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
@@ -106,11 +108,12 @@ class FlatModule(torch.nn.Module):
             unchanged(self.constants),
             self._watched(tensors, here),
         )
+        self.made.note((tensors, list(self.parameters()), list(self.buffers())), None)
         with (
             HookTracker(),
-            SourceTracker(),
+            SourceTracker(self.made.note),
             given,
-            contained(self.model) as changed,
+            contained(self.model, self.made.place_of) as changed,
             noting,
             compiling(),
             watched as of,
@@ -124,9 +127,19 @@ class FlatModule(torch.nn.Module):
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
         if self.model is not None and changed:
-            with HookTracker(), SourceTracker(), contained(self.model), compiling(), self._watched(tensors, here):
+            with (
+                HookTracker(),
+                SourceTracker(self.made.note),
+                contained(self.model, self.made.place_of),
+                compiling(),
+                self._watched(tensors, here),
+            ):
                 refuse_counting(self.model, call)
         return result
+
+    def parts(self) -> list[Any]:
+        """The modules of the user's model, and what is called."""
+        return [self._call, *(() if self.model is None else self.model.modules())]
 
     @contextlib.contextmanager
     def _watched(self, tensors: Sequence[torch.Tensor], owner: CodeType) -> Iterator[tuple[CheckRecorder, Answers]]:

@@ -21,12 +21,19 @@ from retrograd.frontend.python.source_locations import CaptureError
 # The dicts of a module that hold what is known by name, and the modules in it.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
+_WHERE_KEPT = 'torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model'
+KEPT_REMEDY = (
+    "return the tensor; if it is a cache that is filled once, call the model once before compiling it; or use "
+    f"{_WHERE_KEPT} keeps it"
+)
+
 
 @contextlib.contextmanager
-def contained(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
+def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], str]) -> Iterator[set[tuple[int, str]]]:
     """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
     that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
-    attributes that were other numbers or texts at its end, by the identity of their module, and name.
+    attributes that were other numbers or texts at its end, by the identity of their module, and name. ``place_of`` says
+    where a tensor was computed, as a part of a sentence.
 
     Raises:
         CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
@@ -41,8 +48,8 @@ def contained(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
     try:
         yield changed
         for (path, module), tables in zip(modules, before, strict=True):
-            _refuse_new_state(path, module, tables)
-            _refuse_new_tensors(path, module, known)
+            _refuse_new_state(path, module, tables, place_of)
+            _refuse_new_tensors(path, module, known, place_of)
     finally:
         for (_, module), tables in zip(modules, before, strict=True):
             then, now = tables[""], vars(module)
@@ -122,17 +129,26 @@ def refuse_hooks_of_all_modules() -> None:
         )
 
 
-def _refuse_new_state(path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_new_state(
+    path: str,
+    module: torch.nn.Module,
+    tables: Mapping[str, Mapping[str, Any]],
+    place_of: Callable[[torch.Tensor], str],
+) -> None:
     for table in ("_parameters", "_buffers"):
         for name, tensor in vars(module)[table].items():
             if tensor is not tables[table].get(name):
+                where = "" if tensor is None else place_of(tensor)
                 raise CaptureError(
-                    f"the model sets its {table[1:-1]} {_join(path, name)!r} to another tensor",
-                    f"write to it in place: self.{name}.copy_(...), or self.{name} += ...",
+                    f"the model sets its {table[1:-1]} {_join(path, name)!r} to another tensor{where}",
+                    f"write to it in place: self.{name}.copy_(...), or self.{name} += ...; "
+                    f"or use {_WHERE_KEPT} sets it",
                 )
 
 
-def _refuse_new_tensors(path: str, module: torch.nn.Module, known: set[int]) -> None:
+def _refuse_new_tensors(
+    path: str, module: torch.nn.Module, known: set[int], place_of: Callable[[torch.Tensor], str]
+) -> None:
     # torch's own weight_norm, spectral_norm and pruning are hooks that work an attribute out anew for each forward.
     derived = {
         getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in module._forward_pre_hooks.values()
@@ -140,9 +156,9 @@ def _refuse_new_tensors(path: str, module: torch.nn.Module, known: set[int]) -> 
     for name, tensor in _attribute_tensors(module).items():
         if id(tensor) not in known and name.partition("[")[0] not in derived:
             raise CaptureError(
-                f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none",
-                "return the tensor; if it is a cache that is filled once, call the model once before compiling it; or "
-                'use torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model keeps it',
+                f"the model keeps a tensor in its attribute {_join(path, name)!r}, where a compiled program puts none"
+                f"{place_of(tensor)}",
+                KEPT_REMEDY,
             )
 
 

@@ -9,6 +9,7 @@ import linecache
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -48,13 +49,19 @@ class SourceTracker(TorchFunctionMode):
     """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
 
     A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
-    traced as a constant and get no gradient.
+    traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
+    line.
     """
+
+    def __init__(self, seen: Callable[[Any, str | None], None]) -> None:
+        super().__init__()
+        self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
-        if frame is not None:
-            fx_traceback.current_meta["stack_trace"] = format_frame(frame)
+        line = None if frame is None else format_frame(frame)
+        if line is not None:
+            fx_traceback.current_meta["stack_trace"] = line
         # As module.to(dtype) does with each parameter that has this type already.
         if func == _SET_DATA and args[0] is not args[1]:
             raise CaptureError(
@@ -68,7 +75,9 @@ class SourceTracker(TorchFunctionMode):
                     f"of the module{_at(frame)}",
                     "pass it as an argument, register it as a parameter, or detach() it",
                 )
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._seen(result, line)
+        return result
 
 
 def _is_from_outside(tensor: torch.Tensor) -> bool:
@@ -128,12 +137,11 @@ def capture_error(error: Exception) -> CaptureError:
     if kind in _DATA_DEPENDENT:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
         return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = _first_line(error)
     if first.startswith(_LEAVES_TORCH):
         return CaptureError(
             f"a tensor's contents are handed to NumPy or another library, which no graph records{where}",
-            "compute it outside of the model and pass the result as an argument; or, to compile the backward of what "
-            f"runs in eager, use retrograd.enable(); {IN_PARTS}",
+            f"compute it outside of the model and pass the result as an argument; {IN_PARTS}",
         )
     op = _untraceable_op(error)
     if op is not None:
@@ -142,6 +150,15 @@ def capture_error(error: Exception) -> CaptureError:
             "call the op outside of the model, or write what it computes in other ops",
         )
     return CaptureError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+
+
+def is_about_contents(error: Exception) -> bool:
+    """Whether the tracer raised it because the model asks for the contents of a tensor."""
+    return type(error).__name__ in _DATA_DEPENDENT or _first_line(error).startswith(_LEAVES_TORCH)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _untraceable_op(error: Exception) -> str | None:
@@ -161,7 +178,8 @@ _DATA_DEPENDENT = {
     "DynamicOutputShapeException": "shape: the size of a result depends on a tensor's contents",
 }
 IN_PARTS = (
-    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it'
+    'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it '
+    "(where it is in a loop, nothing of that function), or retrograd.enable(), which compiles the backward as it runs"
 )
 _DATA_DEPENDENT_REMEDY = (
     "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "

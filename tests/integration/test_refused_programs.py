@@ -5,8 +5,11 @@ And programs that look as if they were none."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import functools
+import logging.handlers
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.frontend.doors.capture import capture_joint
 
 Forward = Callable[[nn.Linear, Tensor, Tensor], Tensor]
 
@@ -353,3 +357,157 @@ def test_a_row_that_is_written_to_as_a_part(function: Forward) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="retrograd", options={"cache": False})
     torch.testing.assert_close(gradients(model, compiled, *sample()), gradients(model, model, *sample()))
+
+
+class Store:
+    """What is no module, and keeps a tensor."""
+
+    last: Tensor | None = None
+
+
+class Keeping(nn.Module):
+    """Keeps tensors where no compiled program would put them."""
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        super().__init__()
+        hidden: dict[str, Tensor] = {}
+        losses: list[Tensor] = []
+        self.layer, self.store = nn.Linear(4, 4), Store()
+        if "hook" in places:
+            self.layer.register_forward_hook(lambda _module, _args, output: hidden.update(layer=output))
+
+        @functools.lru_cache
+        def positions(count: int) -> Tensor:
+            return torch.arange(float(count))
+
+        def keep(x: Tensor) -> Tensor:
+            if "list" in places:
+                losses.append(x.square().mean())
+            if "object" in places:
+                self.store.last = x.sin()
+            return x * positions(4) if "cache" in places else x
+
+        def kept() -> tuple[dict[str, Tensor], list[Tensor]]:
+            return hidden, losses
+
+        self.keep, self.kept = keep, kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.keep(self.layer(x)).cos()
+
+
+@pytest.mark.parametrize(
+    ("place", "holder"),
+    [
+        ("hook", "'layer' in a dict"),
+        ("list", "a list"),
+        ("object", "'last' in attributes"),
+        ("cache", "positions()"),
+    ],
+)
+def test_a_tensor_that_is_kept_elsewhere(place: str, holder: str) -> None:
+    """It would be the trace's for ever, or none, and a loss of it would have no gradient without a word."""
+    model, (x, _) = Keeping((place,)), sample()
+    with pytest.raises(retrograd.CaptureError, match=r'(?s)computed at File ".*test_refused_programs.py"') as refused:
+        retrograd.compile_backward(model, (x,), cache=False)
+    assert holder in refused.value.message
+    assert (*model.kept(), model.store.last) == ({}, [], None)
+    # The model runs in eager, and what its cache then holds may be compiled in.
+    model(x).sum().backward()
+    if place == "cache":
+        with contextlib.ExitStack() as stack:
+            capture_joint(stack, model, (x,))
+
+
+def test_an_argument_that_is_kept() -> None:
+    """Nobody computed it."""
+    seen: list[Any] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append({"x": (x, 1)})
+        return x.sin()
+
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(retrograd.CaptureError, match="keeps a tensor as 'x' in a dict"),
+    ):
+        capture_joint(stack, function, (torch.randn(3, requires_grad=True),))
+    assert seen and not any(seen)
+
+
+POSITIONS: dict[int, Tensor] = {}
+
+
+def test_a_cache_that_the_next_trace_reads() -> None:
+    """That trace fails where it meets the tensor; not so of what eager has put there."""
+
+    def function(x: Tensor) -> Tensor:
+        if 4 not in POSITIONS:
+            POSITIONS[4] = torch.arange(4.0)
+        return x * POSITIONS[4]
+
+    x = torch.randn(4, requires_grad=True)
+    with contextlib.ExitStack() as stack, pytest.raises(retrograd.CaptureError, match="keeps a tensor as 4 in a dict"):
+        capture_joint(stack, function, (x,))
+    assert not POSITIONS
+    function(x)
+    with contextlib.ExitStack() as stack:
+        capture_joint(stack, function, (x,))
+    assert type(POSITIONS.pop(4)) is Tensor
+
+
+def test_what_does_not_keep_a_tensor() -> None:
+    """A ring, an exception that is kept, a generator, a log, a context of a function, a hook of a tensor."""
+    kept: list[Any] = []
+    log = logging.Logger("kept")
+    log.addHandler(logging.handlers.MemoryHandler(capacity=100))
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.x, ctx.ring = x, [ctx]
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            x: Tensor = ctx.x
+            return gradients[0] * 2 + 0 * x
+
+    def count(x: Tensor) -> Iterator[Tensor]:
+        yield x
+        yield x * 2
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        ring = [y]
+        ring.append(ring)  # type: ignore[arg-type]
+        numbers = count(y)
+        next(numbers)
+        log.warning("of shape %s", y)
+        y.register_hook(lambda gradient: gradient + 0 * y)
+        try:
+            raise ValueError(str(tuple(y.shape)))
+        except ValueError as error:
+            kept.append((error, numbers))
+        doubled: Tensor = Double.apply(y)  # type: ignore[no-untyped-call]
+        return doubled.sum()
+
+    with contextlib.ExitStack() as stack:
+        capture_joint(stack, function, (torch.randn(4, requires_grad=True),))
+    assert kept
+
+
+def test_the_remedy_for_tensors_that_are_kept_elsewhere() -> None:
+    model, (x, _) = Keeping(("hook", "list", "object")), sample()
+
+    def loss_of(call: Callable[..., Tensor]) -> Tensor:
+        hidden, losses = model.kept()
+        losses.clear()
+        loss = call(x).sum()
+        assert model.store.last is not None
+        return loss + losses[-1] + model.store.last.square().sum() + hidden["layer"].exp().sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="retrograd", options={"cache": False})
+    found, expected = (torch.autograd.grad(loss_of(call), list(model.parameters())) for call in (compiled, model))
+    torch.testing.assert_close(found, expected)

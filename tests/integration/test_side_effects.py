@@ -62,8 +62,11 @@ class Caches(Base):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Replaces, r"sets its buffer 'counter' to another tensor.*copy_"),
-        (Keeps, r"keeps a tensor in its attribute 'last'.*return the tensor"),
+        (
+            Replaces,
+            r"sets its buffer 'counter' to another tensor.*self.counter = self.counter \+ 1.*copy_.*torch.compile",
+        ),
+        (Keeps, r"keeps a tensor in its attribute 'last'.*self.last = self.linear\(x\).*return the tensor"),
         (Collects, r"keeps a tensor in its attribute 'losses\[0\]'"),
         (Caches, r"keeps a tensor in its attribute 'last'.*call the model once"),
     ],
