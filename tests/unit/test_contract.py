@@ -10,6 +10,7 @@ import json
 import typing
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,16 @@ OTHER_MEANINGS = {
 }
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
     """The files of the package but for the contract's own, with their trees."""
-    for folder in FOLDERS:
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            path = file.relative_to(ROOT).as_posix()
-            if not path.startswith("retrograd/contract/"):
-                yield path, ast.parse(file.read_text(encoding="utf-8"), path)
+    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    paths = {file.relative_to(ROOT).as_posix(): file for file in files}
+    return [
+        (path, ast.parse(file.read_text(encoding="utf-8"), path))
+        for path, file in paths.items()
+        if not path.startswith("retrograd/contract/")
+    ]
 
 
 # With which the names of tensors begin.
@@ -136,13 +140,19 @@ def find_tables(tree: ast.Module) -> Iterator[tuple[str, object]]:
                 yield ast.unparse(node.targets[0]), table if len(table) > 2 else None
 
 
+@cache
 def contract_files() -> list[ast.Module]:
     return [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "retrograd" / "contract").glob("*.py")]
 
 
+@cache
+def contract_records() -> dict[str, frozenset[str]]:
+    return dict(record for file in contract_files() for record in find_records(file))
+
+
 def find_records_said_again(path: str, tree: ast.Module) -> Iterator[str]:
     """Classes whose fields are all a class's of the contract, or hold all of them where these are four or more."""
-    known = dict(record for file in contract_files() for record in find_records(file))
+    known = contract_records()
     assert {"TensorSpec", "FunctionSpec", "Signature", "IndexBound", "RunIsland", "DynamicSize"} <= known.keys()
     for name, fields in find_records(tree):
         yield from (
