@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from test_launcher import Library, prepare
@@ -121,7 +122,7 @@ def test_what_the_driver_refuses_is_queued_step_by_step(what: str) -> None:
 def test_a_short_plan_is_no_graph() -> None:
     library, device = Library(), Device()
     fills = (Fill(Place("argument", 0, 0), 4, 0, 4),) * 2
-    short = PreparedPlan("f", LaunchPlan((Expected(),), 0, fills), Driver(library), lambda step: None, {})
+    short = PreparedPlan("f", LaunchPlan((Expected(),), 0, fills), Driver(library), Mock(), {})
     plan = ReplayedPlan(short, device)  # type: ignore[arg-type]
     for _ in range(4):
         plan.run([1000, 0], 42)
