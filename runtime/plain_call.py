@@ -13,17 +13,17 @@ from iree.runtime import VmVariantList
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
 from retrograd.runtime.devices import Device
-from retrograd.runtime.tensors import BINDING_ERRORS, PLAIN_TYPES, CopyDenied
+from retrograd.runtime.tensors import ALIGNMENT, BINDING_ERRORS, PLAIN_TYPES, CopyDenied, as_it_is_read
 
 
 class PlainCall:
     """Calls a function of a loaded program on arguments as they come and results that were just allocated, if IREE
-    takes the storage of all of them as it lies. Most calls are such, and this is all that is done for them.
+    takes the storage of all of them, those that it cannot read as they lie as copies. Most calls are such, and this is
+    all that is done for them.
 
     ``invoke`` and ``take`` are IREE's: they call ``handle`` and import what comes by dlpack. ``lock`` is held for a
     call; ``explain`` makes the exception for an error of IREE's; ``is_complex`` says of the function that it takes
-    complex numbers, which may be conjugates. Nothing is called from a process that only inherited
-    the device in a fork.
+    complex numbers, which may be conjugates. Nothing is called from a process that only inherited the device in a fork.
     """
 
     __slots__ = ("_device", "_explain", "_handle", "_invoke", "_is_complex", "_lock", "_take")
@@ -49,8 +49,7 @@ class PlainCall:
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
         """Call it. Says whether it could; if not, nothing has run.
 
-        IREE itself refuses what is not contiguous and aligned, and to copy to results; that signs are flipped when a
-        tensor is read it cannot know.
+        IREE itself refuses to copy to results; that signs are flipped when a tensor is read it cannot know.
 
         Raises:
             ExecutionError: as ``explain`` says.
@@ -63,13 +62,17 @@ class PlainCall:
             for value in arguments:
                 if isinstance(value, int):
                     packed.push_int(value)
-                elif type(value) not in PLAIN_TYPES or value.is_neg() or (self._is_complex and value.is_conj()):
+                    continue
+                if type(value) not in PLAIN_TYPES:
                     return False
-                elif not value.data_ptr():
+                address = value.data_ptr()
+                if not address:
                     # Zeros for which torch keeps no memory, or a storage that was freed: IREE would read address 0.
                     return False
-                else:
-                    push(take(to_dlpack(value)))
+                is_lazy = value.is_neg() or (self._is_complex and value.is_conj())
+                if is_lazy or address % ALIGNMENT or not value.is_contiguous():
+                    value = as_it_is_read(value)
+                push(take(to_dlpack(value)))
             for tensor in results:
                 push(take(to_dlpack(tensor)))
         except BINDING_ERRORS:

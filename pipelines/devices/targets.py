@@ -139,7 +139,13 @@ def find_target(names: str | Sequence[str], *, cuda_architecture: str | None = N
     if not given:
         raise UnknownTarget("no target is given; the CPU of this machine is 'cpu'")
     own = {"cuda": f"cuda:{cuda_architecture}"} if cuda_architecture is not None else {}
-    devices = tuple(find_device(own.get(name, name)) for name in given)
+    return _join_devices(tuple(own.get(name, name) for name in given))
+
+
+# Each scope of `retrograd.enable` asks, at each step of some trainings.
+@functools.cache
+def _join_devices(given: tuple[str, ...]) -> Target:
+    devices = tuple(map(find_device, given))
     kinds = [device.kind for device in devices]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:

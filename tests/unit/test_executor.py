@@ -201,6 +201,13 @@ def test_a_short_function_takes_arguments_of_any_form(short: Program, make: Call
     test_a_bound_function_gives_new_results_each_time(short, make)
 
 
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED.keys())
+def test_arguments_of_any_form_need_no_long_way(short: Program, make: Callable[[], torch.Tensor]) -> None:
+    x, result = make(), torch.empty(SIDE, SIDE)
+    assert short.short_calls["square_into"]([x], [result])
+    assert torch.equal(result, x * x)
+
+
 def test_a_short_function_refuses_what_it_does_not_take(short: Program) -> None:
     test_a_bound_function_refuses_what_it_does_not_take(short, torch.zeros(SIDE))
     test_a_call_keeps_neither_arguments_nor_results(short)

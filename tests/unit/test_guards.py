@@ -64,7 +64,27 @@ def test_steps_alike_are_let_through() -> None:
     guard = StepGuard(**step())
     assert guard.holds(**step())
     assert guard.holds(**step() | replaced(1, torch.randn(2, 4).t()))
+    assert guard.holds(**step() | {"sizes": (4,), "scalars": (0.5,)})
     assert not torch.is_grad_enabled()
+
+
+def test_no_numbers_are_alike_however_they_are_given() -> None:
+    """A graph that computes with no numbers is given none, as a tuple."""
+    guard = StepGuard(**step() | {"scalars": ()})
+    assert guard.holds(**step() | {"scalars": ()})
+    assert guard.holds(**step() | {"scalars": []})
+    assert not guard.holds(**step())
+
+
+def test_a_tensor_that_is_given_twice() -> None:
+    def shared(*numbers: int) -> dict[str, Any]:
+        tensors = [torch.randn(8) for _ in range(4)]
+        return step() | {"inputs": [tensors[number] for number in numbers]}
+
+    guard = StepGuard(**shared(0, 1, 0, 2, 1))
+    assert guard.holds(**shared(3, 1, 3, 2, 1))
+    for other in ((0, 1, 2, 3, 1), (0, 1, 1, 2, 1), (0, 1, 0, 2, 0), (0, 1, 0, 0, 1), (0, 1, 2, 3, 3)):
+        assert not guard.holds(**shared(*other)), other
 
 
 def test_gradients_of_gradients_are_not_let_through() -> None:

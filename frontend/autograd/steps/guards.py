@@ -16,10 +16,10 @@ class StepGuard:
     whatever their strides.
 
     The tensors are compared by the C++ code of Dynamo's guards, a tenth of a microsecond each. It may not hold where it
-    could (of a tensor that is given twice, say): then the step is looked up.
+    could (of a tensor that is given twice, but was not before, say): then the step is looked up.
     """
 
-    __slots__ = ("_count", "_inlined", "_options", "_scalars", "_sizes", "_tensors")
+    __slots__ = ("_count", "_first", "_inlined", "_options", "_scalars", "_sizes", "_tensors", "_twins")
 
     def __init__(
         self,
@@ -31,11 +31,16 @@ class StepGuard:
     ) -> None:
         self._options, self._inlined, self._count = options, inlined, len(inputs)
         self._sizes, self._scalars = list(sizes), list(scalars)
+        # Dynamo's guards never hold for a tensor that is given twice, as layers that share parameters do.
+        place = {id(tensor): number for number, tensor in reversed([*enumerate(inputs)])}
+        self._twins = [(n, place[id(t)]) for n, t in enumerate(inputs) if place[id(t)] != n]
+        self._first = sorted(place.values())
+        once = [inputs[number] for number in self._first]
         # PyTorch declares one list for both, where it takes one for each tensor.
-        shapes: Any = [list(tensor.shape) for tensor in inputs]
-        any_strides: Any = [[None] * tensor.dim() for tensor in inputs]
+        shapes: Any = [list(tensor.shape) for tensor in once]
+        any_strides: Any = [[None] * tensor.dim() for tensor in once]
         with torch.enable_grad():
-            self._tensors = TensorGuards(*inputs, dynamic_dims_sizes=shapes, dynamic_dims_strides=any_strides)
+            self._tensors = TensorGuards(*once, dynamic_dims_sizes=shapes, dynamic_dims_strides=any_strides)
 
     def holds(
         self,
@@ -50,8 +55,12 @@ class StepGuard:
             return False
         if len(inputs) != self._count or torch.is_grad_enabled():
             return False
-        if sizes != self._sizes or scalars != self._scalars or inlined != self._inlined:
+        if list(sizes) != self._sizes or list(scalars) != self._scalars or inlined != self._inlined:
             return False
+        if self._twins:
+            if any(inputs[number] is not inputs[first] for number, first in self._twins):
+                return False
+            inputs = [inputs[number] for number in self._first]
         # Whether a tensor requires grad is compared only while that matters.
         torch._C._set_grad_enabled(True)
         try:
