@@ -86,10 +86,14 @@ def _run(
     blank: int,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row, [N], and the logarithm of what leads to each state, [N, T, 2 S + 1]; zeros past the
-    longest row's states."""
+    """The loss of each row, [N], and the logarithm of what leads to each state, [N, T, 2 S + 1]; zeros past a row's
+    frames and states, where PyTorch leaves what the memory held before."""
     loss, alpha = aten._ctc_loss.Tensor(log_probs, targets, frames, labels, blank, zero_infinity)
-    return loss, F.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[2])).contiguous()
+    alpha = F.pad(alpha, (0, 2 * targets.shape[1] + 1 - alpha.shape[2]))
+    frame, state = (torch.arange(size, device=alpha.device) for size in alpha.shape[1:])
+    is_set = (frame < frames.to(alpha.device)[:, None])[:, :, None]
+    is_set = is_set & (state < 2 * labels.to(alpha.device)[:, None] + 1)[:, None, :]
+    return loss, alpha.where(is_set, 0).contiguous()
 
 
 def _run_backward(*args: Any) -> Tensor:

@@ -44,8 +44,8 @@ class _Sums:
 
 def error_of(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     """The relative error: norm of the difference over the norm of ``expected``, or ``floor`` if that is larger, or the
-    same of the largest elements, which count less; infinite if shapes differ, or if infinities or NaNs are in other
-    places."""
+    same of the largest elements, which count less, unless squares are too large to be added up; infinite if shapes
+    differ, or if infinities or NaNs are in other places."""
     if found is expected:
         return 0.0
     if found.shape != expected.shape:
@@ -64,6 +64,8 @@ def error_of(found: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     if off.squares == 0.0:
         return 0.0
     least = max(floor, 1e-300)
+    if not math.isfinite(off.squares + size.squares):
+        return off.largest / max(size.largest, least)
     return max(off.norm / max(size.norm, least), _OF_LARGEST * off.largest / max(size.largest, least))
 
 

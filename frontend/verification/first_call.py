@@ -9,8 +9,10 @@ what a repair gives, once that has passed the same check.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +40,7 @@ from retrograd.frontend.verification.judgement import (
     reruns,
     run_precise,
 )
-from retrograd.frontend.verification.other_roundings import move_all
+from retrograd.frontend.verification.other_roundings import is_float, move_all
 from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger(__name__)
@@ -80,6 +82,41 @@ class Others:
         """All results, from arguments that are off by rounding."""
         self.restart()
         return list(arg_tree_leaves(self.module(*move_all(self.arguments))))
+
+    def find_unset(self, eager: Sequence[Any]) -> list[Tensor | None]:
+        """Where the results, which are ``eager``, have memory that no op has written, as kernels leave what is past
+        the end of a row: NaN, if only where memory is filled with NaN when it is allocated. ``None`` for results
+        without."""
+        self.restart()
+        with _filled_memory():
+            again = arg_tree_leaves(self.module(*self.arguments))
+        masks = [
+            a.isnan() & ~e.isnan() if is_float(a) and is_float(e) else None for a, e in zip(again, eager, strict=True)
+        ]
+        return [mask if mask is not None and mask.any() else None for mask in masks]
+
+
+@contextlib.contextmanager
+def _filled_memory() -> Iterator[None]:
+    """While this is open, PyTorch fills memory that it allocates with NaN."""
+    memory: Any = torch.utils.deterministic
+    filled, deterministic = memory.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            # Of ops that know no other order.
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
+        memory.fill_uninitialized_memory = filled
+
+
+def _blank(results: Sequence[Any], unset: Sequence[Tensor | None]) -> list[Any]:
+    """The results, with zeros where nothing was set."""
+    return [r if mask is None else r.masked_fill(mask, 0) for r, mask in zip(results, unset, strict=True)]
 
 
 @dataclass
@@ -123,8 +160,15 @@ class Graph:
 
     def judge(self, found: Sequence[Any], eager: Sequence[Any], others: Others) -> Difference | None:
         """As :meth:`find_difference`, by ``others``, other runs of the graph."""
+        allowed = self.allowed()
         with torch.no_grad(), torch._C._DisableAutocast():
-            return find_difference(found, eager, self.allowed(), others.again, gradients=self.gradients, first=others)
+            difference = find_difference(found, eager, allowed, others.again, gradients=self.gradients, first=others)
+            unset = [] if difference is None else others.find_unset(eager)
+            if all(mask is None for mask in unset):
+                return difference
+            found, eager = _blank(found, unset), _blank(eager, unset)
+            runs = (None if run is None else _blank(run, unset) for run in others.again())
+            return find_difference(found, eager, allowed, lambda: runs, gradients=self.gradients)
 
     def allowed(self) -> list[float]:
         """The relative error that rounding explains of each result."""

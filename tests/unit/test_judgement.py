@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.verification import distances
 from retrograd.frontend.verification.distances import error_of, norm_of
+from retrograd.frontend.verification.first_call import Graph
 from retrograd.frontend.verification.judgement import (
     COARSE_SHAKES,
     SHAKES,
@@ -149,6 +150,33 @@ def test_infinities_in_the_same_places_are_right() -> None:
     assert error_of(x, x.clone()) == 0.0
     assert error_of(x, x.flip(0)) == float("inf")
     assert error_of(torch.tensor([1 + 1j]), torch.tensor([1 + 1j])) == 0.0
+
+
+def test_numbers_whose_squares_are_too_large() -> None:
+    x = torch.tensor([1e300, 1.0], dtype=torch.float64)
+    assert error_of(x, x.clone()) == 0.0
+    assert error_of(x * 3, x) == pytest.approx(2.0)
+    assert error_of(-x * 1e8, x * 1e8) == float("inf")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_memory_that_no_op_has_written(wrong: bool) -> None:
+    """It may hold anything, and what hangs on it; the rest of that result may not."""
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.cat([x.sin(), torch.empty(2, dtype=x.dtype)]) * 2
+
+    x = torch.randn(3, dtype=torch.float64)
+    graph = Graph(make_fx(padded)(x), gradients=False)
+    eager = graph.run([x])
+    found = torch.cat([x.cos() if wrong else x.sin(), torch.full((2,), 1e300, dtype=x.dtype)]) * 2
+    modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    difference = graph.find_difference([found], [x], eager)
+    assert (difference is not None) is wrong
+    assert (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ) == modes
 
 
 def test_memory_of_a_graph() -> None:

@@ -74,6 +74,19 @@ def test_ctc_loss_where_labels_do_not_fit(zero_infinity: bool) -> None:
     )
 
 
+def test_what_a_ctc_loss_saves_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's kernel leaves what the memory held before past the ends of rows: NaN, where it is asked to fill it."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    targets = make_targets(0, LABELS, "padded")
+    given = torch.randn(9, 4, 6).log_softmax(2), targets, FRAMES, LABELS, 0, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        unset, saved = torch.ops.aten._ctc_loss.Tensor(*given)[1], torch.ops.retrograd.ctc_loss(*given)[1]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert unset.isnan().any() and not saved.isnan().any()
+
+
 def test_ctc_loss_without_labels() -> None:
     scores = torch.randn(9, 2, 6, dtype=torch.float64, requires_grad=True)
     none = torch.zeros(0, dtype=torch.long)
