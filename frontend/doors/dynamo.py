@@ -26,7 +26,7 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent_frames import find_long_recurrence
 from retrograd.frontend.preparation.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.preparation.prepare import Traced, prepare, to_number
-from retrograd.frontend.python.source_locations import CaptureError, SharedMemoryError
+from retrograd.frontend.python.source_locations import CaptureError, SharedMemoryError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
@@ -49,21 +49,22 @@ def compile_with_dynamo(
 
     A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
     writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
-    next may be a tensor and a view of it; and one that takes objects, as those of tensor parallel models take meshes.
+    next may be a tensor and a view of it; one that takes objects, as those of tensor parallel models take meshes; and
+    one that gives an argument other memory.
 
     Raises:
         CaptureError: a size that depends on data.
     """
-    long = find_long_recurrence(graph_module)
-    if long is not None:
-        _LOG.warning("run in eager: %s", long)
+    reason = find_long_recurrence(graph_module) or _find_assigned_data(graph_module)
+    if reason is not None:
+        _LOG.warning("run in eager: %s", reason)
         return graph_module.forward
     if _open_symbols(example_inputs):
         try:
             return _compile(graph_module, example_inputs, build)
         except (_Refused, CaptureError) as refused:
-            reason = str(refused).strip().partition("\n")[0]
-            _LOG.warning("not compiled for more than one size: %s", reason)
+            first = str(refused).strip().partition("\n")[0]
+            _LOG.warning("not compiled for more than one size: %s", first)
         specialize_sizes(example_inputs)
     try:
         return _compile(graph_module, example_inputs, build)
@@ -72,6 +73,21 @@ def compile_with_dynamo(
             _LOG.warning("run in eager: %s", refused.error.message)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
+
+
+def _find_assigned_data(graph_module: torch.fx.GraphModule) -> str | None:
+    """Why a graph has an argument whose ``.data`` is assigned, with the place and a remedy; ``None`` where none has.
+
+    A copy would be seen through whatever else has the old memory, and leave what has the new one apart.
+    """
+    for node in graph_module.graph.nodes:
+        if node.target is torch.Tensor.set_ and node.args[0].op in ("placeholder", "get_attr"):
+            place = source_place(node.meta.get("stack_trace"))
+            return (
+                f".data of an argument or parameter is assigned{f' at {place}' if place else ''}: copied to by "
+                "copy_() under torch.no_grad(), it is compiled"
+            )
+    return None
 
 
 class _Refused(Exception):

@@ -42,6 +42,8 @@ _EXTREMES = {
 }
 # Ops that choose or arrange numbers and compute none: what is zero behind a ReLU is not in front of it.
 _EXACT = {
+    aten.alias.default,
+    aten.detach.default,
     aten.relu.default,
     aten.clamp.default,
     aten.clamp_min.default,

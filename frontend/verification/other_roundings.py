@@ -130,9 +130,10 @@ def _find_taken_over(values: Tensor, taken: Sequence[Tensor], elementwise: bool)
         return torch.isin(values, torch.cat([t.double().flatten() for t in taken]))
     *tensors, scalars = taken
     if elementwise:
-        found = torch.isin(values, scalars)
-        for tensor in tensors:
-            found |= values == tensor.double()
+        found = torch.zeros_like(values, dtype=torch.bool)
+        # One comparison after the other: torch.isin takes each number of the first by itself.
+        for given in (*scalars, *(tensor.double() for tensor in tensors)):
+            found |= values == given
         return found
     flat = values.flatten()
     sample = flat[torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1) // (_SAMPLES - 1)]

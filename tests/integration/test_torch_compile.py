@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -368,3 +369,48 @@ def test_recurrence_of_open_length_runs_in_eager(caplog: pytest.LogCaptureFixtur
         for length in (5, 7):
             assert_same_gradients(model, compiled, torch.randn(length, 6, 3))
     assert "open length" in caplog.text and built == []
+
+
+class Averaged(nn.Module):
+    """A layer beside a moving average of it, which an assignment to ``.data`` or a copy keeps."""
+
+    def __init__(self, assigns: bool) -> None:
+        super().__init__()
+        self.assigns = assigns
+        self.trained, self.mean = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mean, trained in zip(self.mean.parameters(), self.trained.parameters(), strict=True):
+                moved = 0.9 * mean + 0.1 * trained
+                if self.assigns:
+                    mean.data = moved
+                else:
+                    mean.copy_(moved)
+        difference: Tensor = self.trained(x) - self.mean(x)
+        return difference.square()
+
+
+@pytest.mark.parametrize("assigns", [True, False])
+def test_data_that_is_assigned_is_so_in_eager_and_copies_are_compiled(
+    assigns: bool, caplog: pytest.LogCaptureFixture, built: list[Any]
+) -> None:
+    model = Averaged(assigns)
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="retrograd")
+    with caplog.at_level(logging.WARNING):
+        for rows in (5, 5, 5):
+            assert_same_results(compiled, reference, torch.randn(rows, 4), model)
+    assert ("run in eager: .data of an argument or parameter is assigned at" in caplog.text) == assigns
+    assert bool(built) != assigns
+
+
+def assert_same_results(compiled: Any, reference: nn.Module, x: Tensor, model: nn.Module) -> None:
+    """A step of both: losses, and the parameters after it, which gradients moved."""
+    losses = [function(x).sum() for function in (compiled, reference)]
+    for loss, of in zip(losses, (model, reference), strict=True):
+        loss.backward()
+        torch.optim.SGD(of.parameters(), lr=0.1).step()
+        of.zero_grad()
+    torch.testing.assert_close(*losses, rtol=TOLERANCE, atol=TOLERANCE)
+    torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=TOLERANCE, atol=TOLERANCE)

@@ -59,6 +59,15 @@ def test_what_is_zero_stays_zero() -> None:
     assert explains(dead, NUMBERS.index_fill(0, torch.tensor([3]), -1e-5), flip(3))
 
 
+@pytest.mark.parametrize("same", [torch.ops.aten.alias.default, torch.ops.aten.detach.default])
+def test_a_mask_behind_another_name_of_a_number_hangs_on_the_number(same: Function) -> None:
+    def dead(x: Tensor) -> Tensor:
+        return same(torch.relu(x * 3)) <= 0
+
+    assert explains(dead, NUMBERS.index_fill(0, torch.tensor([3]), -1e-5), flip(3))
+    assert not explains(dead, NUMBERS, flip(3))
+
+
 def test_what_a_number_was_limited_to_stays_equal_to_it() -> None:
     def limited(x: Tensor) -> Tensor:
         return (x * 3).clamp(min=0.3) <= 0.3
