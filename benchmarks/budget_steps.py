@@ -86,6 +86,9 @@ class Memory:
     def put(self, parts: dict[str, str], data: bytes) -> None:
         self.found[json.dumps(parts, sort_keys=True)] = data
 
+    def making(self, _parts: dict[str, str]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
 
 @dataclass(frozen=True)
 class Layouts(BudgetBuilder):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from retrograd.options import Options
 from retrograd.pipelines.stages.staged import ExecutableStore
 from retrograd.pipelines.toolchain.fingerprint import source_fingerprint
@@ -23,6 +25,10 @@ class Store:
     def put(self, parts: dict[str, str], data: bytes) -> None:
         """Keep ``data`` for ``parts``."""
         self._cache.put(self._key(parts), data)
+
+    def making(self, parts: dict[str, str]) -> AbstractContextManager[None]:
+        """Let no other process make what is kept for ``parts`` meanwhile."""
+        return self._cache.making(self._key(parts))
 
     @staticmethod
     def _key(parts: dict[str, str]) -> str:

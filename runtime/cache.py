@@ -7,6 +7,7 @@ folder is one warning and no caching. An entry is one file: a header, the sha256
 rename, so that a reader sees a whole entry or none. The time of last change is the time of last use.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock
 
 from retrograd.contract.environment import CACHE_FOLDER
 
@@ -29,6 +31,8 @@ _SUFFIX = ".entry"
 _TEMPORARY_SUFFIX = ".tmp"
 # A writer that is still alive renames its file long before this; what is older belongs to a process that was killed.
 _ABANDONED_SECONDS = 3600.0
+# The longest that one process waits for another that makes what both need; then it makes it too.
+_MOST_SECONDS = 600.0
 _KEY_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
@@ -101,6 +105,24 @@ class Cache:
             self._evict()
         except OSError as error:
             self._warn(error)
+
+    @contextlib.contextmanager
+    def making(self, key: str) -> Iterator[None]:
+        """Wait while another process or thread makes what is to be put under `key`: inside, look once more.
+
+        For at most ten minutes, and not where the folder takes no locks. The end of a process ends its locks. There are
+        256 of them, so that some keys share one; whoever makes an entry must not ask for another meanwhile.
+
+        Raises:
+            ValueError: `key` did not come from `cache_key`.
+        """
+        name = self._path(key).name[:2]
+        with contextlib.ExitStack() as stack:
+            # A timeout is one of these too.
+            with contextlib.suppress(OSError, NotImplementedError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(self.folder / f".{name}.lock", timeout=_MOST_SECONDS))
+            yield
 
     def clear(self) -> int:
         """Remove every entry, and what killed writers left; the number of entries removed."""

@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -52,6 +52,9 @@ class ExecutableStore(Protocol):
 
     def put(self, parts: dict[str, str], data: bytes) -> None:
         """Keep ``data`` under these parts."""
+
+    def making(self, parts: dict[str, str]) -> AbstractContextManager[None]:
+        """Let nobody else make what is kept under these parts meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,8 @@ def build_executable(
 ) -> tuple[Executable, bool]:
     """Lower and compile, or take from ``store`` what did not change; also returns whether it was found there.
 
+    What another process is compiling, one of the same training say, is waited for.
+
     ``standalone`` says whether others than the runtime are to call the functions (in a file, and if none is cut).
 
     Nothing enters the store unless the whole compilation succeeded.
@@ -258,21 +263,31 @@ def build_executable(
         CompileError: an op has no lowering, or iree-compile failed with every set of flags.
     """
     standalone = standalone and not staged.plans
+    if store is None:
+        return _compile_with_kernels(staged, target, progress, standalone=standalone), False
     parts = executable_parts(staged, target, versions, standalone=standalone)
-    found = store.get(parts) if store is not None else None
+    found = store.get(parts)
     if found is not None:
         return _decode(found), True
+    with store.making(parts):
+        found = store.get(parts)
+        if found is not None:
+            return _decode(found), True
+        executable = _compile_with_kernels(staged, target, progress, standalone=standalone)
+        store.put(parts, _encode(executable))
+    return executable, False
+
+
+def _compile_with_kernels(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:
+    """Compile, without kernels of our own where it fails with them."""
     try:
-        executable = _compile(staged, target, progress, standalone=standalone)
+        return _compile(staged, target, progress, standalone=standalone)
     except CompileError as error:
         if not target.kernels:
             raise
         executable = _compile(staged, replace(target, kernels=()), progress, standalone=standalone)
         note = f"no kernels of our own are used, with which this did not compile: {error.message}"
-        executable = replace(executable, notes=(*executable.notes, note))
-    if store is not None:
-        store.put(parts, _encode(executable))
-    return executable, False
+        return replace(executable, notes=(*executable.notes, note))
 
 
 def _compile(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:

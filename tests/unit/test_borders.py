@@ -43,7 +43,7 @@ BORDERS = {
     "pipelines/kernels/source": border(others="triton"),
     "pipelines/stream": border("pipelines", others="iree.compiler"),
     "frontend": border("dialects", "frontend", others="numpy sympy torch torch_mlir.extras torch_mlir.fx"),
-    "runtime": border("runtime", others="iree.runtime matplotlib numpy platformdirs rich safetensors torch"),
+    "runtime": border("runtime", others="filelock iree.runtime matplotlib numpy platformdirs rich safetensors torch"),
     "retrograd": border(*FOLDERS, others="numpy torch"),
     "tools": border(*FOLDERS, others="iree.runtime numpy rich safetensors torch"),
     "tools/opt.py": border("dialects", "pipelines"),

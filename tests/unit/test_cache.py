@@ -6,12 +6,14 @@ import hashlib
 import multiprocessing
 import os
 import random
+import threading
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.runtime.cache import Cache, cache_key, default_folder
@@ -131,6 +133,8 @@ def test_keys_are_digests(cache: Cache, bad: str) -> None:
         cache.get(bad)
     with pytest.raises(ValueError, match="make keys with cache_key"):
         cache.put(bad, b"")
+    with pytest.raises(ValueError, match="make keys with cache_key"), cache.making(bad):
+        pass
 
 
 def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
@@ -145,6 +149,57 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert (cache.size(), cache.entries(), cache.clear()) == (0, [], 0)
+
+
+def test_what_another_makes_is_waited_for(cache: Cache) -> None:
+    begun = threading.Event()
+
+    def make() -> None:
+        with cache.making(key("a")):
+            begun.set()
+            time.sleep(0.2)
+            cache.put(key("a"), b"data")
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    assert begun.wait(WAIT_SECONDS)
+    assert cache.get(key("a")) is None
+    with Cache(cache.folder).making(key("a")):
+        assert cache.get(key("a")) == b"data"
+    maker.join()
+    assert [entry.key for entry in cache.entries()] == [key("a")]
+
+
+def test_nobody_waits_for_ever(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.runtime.cache._MOST_SECONDS", 0.05)
+    with cache.making(key("a")), Cache(cache.folder).making(key("a")):
+        cache.put(key("a"), b"data")
+    assert cache.get(key("a")) == b"data"
+
+
+def test_a_killed_maker_is_not_waited_for(cache: Cache) -> None:
+    def make(queue: Any) -> None:
+        with cache.making(key("a")):
+            queue.put(None)
+            time.sleep(WAIT_SECONDS)
+
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    maker = context.Process(target=make, args=(queue,))
+    maker.start()
+    queue.get(timeout=WAIT_SECONDS)
+    maker.kill()
+    with cache.making(key("a")), pytest.raises(Timeout):
+        # It is held now, and not only no more waited for.
+        FileLock(cache.folder / f".{key('a')[:2]}.lock", timeout=0).acquire()
+    maker.join()
+
+
+def test_a_folder_without_locks_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    cache = Cache(tmp_path / "file" / "cache")
+    with cache.making(key("a")), cache.making(key("a")):
+        pass
 
 
 def test_a_full_disk_leaves_no_half_entry(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

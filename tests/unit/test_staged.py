@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The staged pipeline: what each stage leaves, how a refusal reads, and when an executable is compiled at all."""
 
+import contextlib
 import dataclasses
 import shlex
 import tempfile
@@ -62,6 +63,9 @@ class Store:
 
     def put(self, parts: dict[str, str], data: bytes) -> None:
         self.data[tuple(parts.items())] = data
+
+    def making(self, _parts: dict[str, str]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def stage(text: str = JOINT, policy: str = "min-cut", listener: Callable[[str], None] | None = None) -> StagedModule:
@@ -149,6 +153,18 @@ def test_what_was_compiled_is_found_again(compiled: list[str]) -> None:
     assert len(compiled) == 1
     assert "loc(" in compiled[0]
     assert heard == ["lower", "iree-compile"]
+
+
+def test_what_another_process_made_meanwhile_is_taken(compiled: list[str]) -> None:
+    class Waiting(Store):
+        def making(self, parts: dict[str, str]) -> contextlib.AbstractContextManager[None]:
+            self.data = made.data
+            return contextlib.nullcontext()
+
+    made = Store()
+    build_executable(stage(), CPU, {}, Progress(), made)
+    assert build_executable(stage(), CPU, {}, Progress(), Waiting()) == (MADE, True)
+    assert len(compiled) == 1
 
 
 def test_a_change_of_place_in_the_source_is_no_change(compiled: list[str]) -> None:
