@@ -50,44 +50,30 @@ def compile_with_dynamo(
     A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
     writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
     next may be a tensor and a view of it; one that takes objects, as those of tensor parallel models take meshes; and
-    one that gives an argument other memory.
+    one that assigns ``.data`` of an argument in a way that AOTAutograd does not take.
 
     Raises:
         CaptureError: a size that depends on data.
     """
-    reason = find_long_recurrence(graph_module) or _find_assigned_data(graph_module)
-    if reason is not None:
-        _LOG.warning("run in eager: %s", reason)
+    long = find_long_recurrence(graph_module)
+    if long is not None:
+        _LOG.warning("run in eager: %s", long)
         return graph_module.forward
     if _open_symbols(example_inputs):
         try:
             return _compile(graph_module, example_inputs, build)
         except (_Refused, CaptureError) as refused:
-            first = str(refused).strip().partition("\n")[0]
-            _LOG.warning("not compiled for more than one size: %s", first)
+            if not (isinstance(refused, _Refused) and isinstance(refused.error, _AssignsData)):
+                reason = str(refused).strip().partition("\n")[0]
+                _LOG.warning("not compiled for more than one size: %s", reason)
         specialize_sizes(example_inputs)
     try:
         return _compile(graph_module, example_inputs, build)
     except _Refused as refused:
-        if isinstance(refused.error, (SharedMemoryError, _TakesObjects)):
+        if isinstance(refused.error, (SharedMemoryError, _TakesObjects, _AssignsData)):
             _LOG.warning("run in eager: %s", refused.error.message)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
-
-
-def _find_assigned_data(graph_module: torch.fx.GraphModule) -> str | None:
-    """Why a graph has an argument whose ``.data`` is assigned, with the place and a remedy; ``None`` where none has.
-
-    A copy would be seen through whatever else has the old memory, and leave what has the new one apart.
-    """
-    for node in graph_module.graph.nodes:
-        if node.target is torch.Tensor.set_ and node.args[0].op in ("placeholder", "get_attr"):
-            place = source_place(node.meta.get("stack_trace"))
-            return (
-                f".data of an argument or parameter is assigned{f' at {place}' if place else ''}: copied to by "
-                "copy_() under torch.no_grad(), it is compiled"
-            )
-    return None
 
 
 class _Refused(Exception):
@@ -100,6 +86,22 @@ class _Refused(Exception):
 
 class _TakesObjects(CaptureError):
     """A graph has arguments that are no tensors and no sizes, which compiled functions have no place for."""
+
+
+class _AssignsData(CaptureError):
+    """An argument's ``.data`` is assigned. To copy instead would be seen through whatever else has the old memory, and
+    leave what has the new one apart."""
+
+
+def _refuse_assigned_data(graph_module: torch.fx.GraphModule, error: AssertionError) -> None:
+    """Raise ``_Refused`` where it explains what AOTAutograd says of a graph."""
+    for node in graph_module.graph.nodes:
+        if node.target is torch.Tensor.set_ and node.args[0].op in ("placeholder", "get_attr"):
+            place = source_place(node.meta.get("stack_trace"))
+            remedy = "copy to it by copy_() under torch.no_grad()"
+            where = f" at {place}" if place else ""
+            message = f".data of an argument or parameter is assigned{where}, which is compiled if you {remedy}"
+            raise _Refused(_AssignsData(message, remedy)) from error
 
 
 def _refuse_objects(traced: torch.fx.GraphModule) -> None:
@@ -164,7 +166,11 @@ def _compile(
     # AOTAutograd's cache keeps what compilers return, and ours return calls of a program loaded in this process. It
     # would not see the options either; the executables have a cache of their own.
     with derivatives.open(), portable_ops(), hidden_hooks(), torch._functorch.config.patch(enable_autograd_cache=False):
-        compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
+        try:
+            compiled: Callable[..., Any] = compiler(graph_module, example_inputs)
+        except AssertionError as error:
+            _refuse_assigned_data(graph_module, error)
+            raise
     return compiled if pair is None else inlined_in(compiled)
 
 

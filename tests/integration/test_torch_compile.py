@@ -405,6 +405,25 @@ def test_data_that_is_assigned_is_so_in_eager_and_copies_are_compiled(
     assert bool(built) != assigns
 
 
+class Moved(nn.Module):
+    """A layer that is moved to the type that it has, which assigns to ``.data`` what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer = self.layer.to(torch.float32)
+        result: Tensor = self.layer(x)
+        return result.sin().sum()
+
+
+def test_a_layer_that_is_moved_to_its_own_type_is_compiled(built: list[Any]) -> None:
+    model = Moved()
+    assert_same_gradients(model, torch.compile(model, backend="retrograd"), torch.randn(5, 4))
+    assert len(built) == 1
+
+
 def assert_same_results(compiled: Any, reference: nn.Module, x: Tensor, model: nn.Module) -> None:
     """A step of both: losses, and the parameters after it, which gradients moved."""
     losses = [function(x).sum() for function in (compiled, reference)]
