@@ -152,11 +152,13 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
 
 
 def test_what_another_makes_is_waited_for(cache: Cache) -> None:
-    begun = threading.Event()
+    begun, looked = threading.Event(), threading.Event()
 
     def make() -> None:
         with cache.making(key("a")):
             begun.set()
+            assert looked.wait(WAIT_SECONDS)
+            # Time for the other to ask for it: what does not wait finds nothing.
             time.sleep(0.2)
             cache.put(key("a"), b"data")
 
@@ -164,6 +166,7 @@ def test_what_another_makes_is_waited_for(cache: Cache) -> None:
     maker.start()
     assert begun.wait(WAIT_SECONDS)
     assert cache.get(key("a")) is None
+    looked.set()
     with Cache(cache.folder).making(key("a")):
         assert cache.get(key("a")) == b"data"
     maker.join()
