@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
@@ -26,7 +27,7 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent_frames import find_long_recurrence
 from retrograd.frontend.preparation.fx_partition import keep_residuals, split_joint
 from retrograd.frontend.preparation.prepare import Traced, prepare, to_number
-from retrograd.frontend.python.source_locations import CaptureError, SharedMemoryError, source_place
+from retrograd.frontend.python.source_locations import CaptureError, LeftToEagerError, shared_memory_error, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
@@ -59,19 +60,20 @@ def compile_with_dynamo(
     if long is not None:
         _LOG.warning("run in eager: %s", long)
         return graph_module.forward
-    if _open_symbols(example_inputs):
-        try:
-            return _compile(graph_module, example_inputs, build)
-        except (_Refused, CaptureError) as refused:
-            if not (isinstance(refused, _Refused) and isinstance(refused.error, _AssignsData)):
+    try:
+        if _open_symbols(example_inputs):
+            try:
+                return _compile(graph_module, example_inputs, build)
+            except (_Refused, CaptureError) as refused:
+                if isinstance(refused, _Refused) and isinstance(refused.error, LeftToEagerError):
+                    raise
                 reason = str(refused).strip().partition("\n")[0]
                 _LOG.warning("not compiled for more than one size: %s", reason)
-        specialize_sizes(example_inputs)
-    try:
+            specialize_sizes(example_inputs)
         return _compile(graph_module, example_inputs, build)
     except _Refused as refused:
-        if isinstance(refused.error, (SharedMemoryError, _TakesObjects, _AssignsData)):
-            _LOG.warning("run in eager: %s", refused.error.message)
+        if isinstance(refused.error, LeftToEagerError):
+            _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, refused.error.remedy)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
 
@@ -84,34 +86,32 @@ class _Refused(Exception):
         self.error = error
 
 
-class _TakesObjects(CaptureError):
-    """A graph has arguments that are no tensors and no sizes, which compiled functions have no place for."""
-
-
-class _AssignsData(CaptureError):
-    """An argument's ``.data`` is assigned. To copy instead would be seen through whatever else has the old memory, and
-    leave what has the new one apart."""
-
-
 def _refuse_assigned_data(graph_module: torch.fx.GraphModule, error: AssertionError) -> None:
-    """Raise ``_Refused`` where it explains what AOTAutograd says of a graph."""
+    """Raise ``_Refused`` where an argument's ``.data`` is assigned, which explains what AOTAutograd says of a graph.
+
+    To copy instead would be seen through whatever else has the old memory, and leave what has the new one apart.
+    """
     for node in graph_module.graph.nodes:
         if node.target is torch.Tensor.set_ and node.args[0].op in ("placeholder", "get_attr"):
             place = source_place(node.meta.get("stack_trace"))
-            remedy = "copy to it by copy_() under torch.no_grad()"
             where = f" at {place}" if place else ""
-            message = f".data of an argument or parameter is assigned{where}, which is compiled if you {remedy}"
-            raise _Refused(_AssignsData(message, remedy)) from error
+            message = f".data of an argument or parameter is assigned{where}"
+            raise _Refused(LeftToEagerError(message, "copy to it by copy_() under torch.no_grad()")) from error
 
 
-def _refuse_objects(traced: torch.fx.GraphModule) -> None:
-    values = [node.meta.get("val") for node in traced.graph.find_nodes(op="placeholder")]
-    found = [value for value in values if isinstance(value, FakeScriptObject)]
-    if found:
-        kind = type(found[0].real_obj).__name__
-        raise _TakesObjects(
-            f"the graph takes a {kind}, as DTensors do", "compile the parts of the model that have plain tensors alone"
-        )
+def _refuse_arguments(traced: torch.fx.GraphModule) -> None:
+    """Raise where an argument is what compiled functions have no place for: an object, or the memory that others share.
+
+    What follows would be refused for its open sizes, which are not the cause.
+    """
+    for node in traced.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, FakeScriptObject):
+            kind = type(value.real_obj).__name__
+            remedy = "compile the parts of the model that have plain tensors alone"
+            raise LeftToEagerError(f"the graph takes a {kind}, as DTensors do", remedy)
+        if isinstance(node.meta.get("desc"), SyntheticBaseAOTInput | ViewBaseAOTInput):
+            raise shared_memory_error()
 
 
 def _compile(
@@ -128,7 +128,7 @@ def _compile(
 
     def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
         try:
-            _refuse_objects(traced)
+            _refuse_arguments(traced)
             prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
             sizes.update(size_values(traced))
             return build(Captured.of(traced, name, is_part=True))

@@ -211,13 +211,13 @@ _REMEDIES = {
 }
 
 
-class SharedMemoryError(CaptureError):
-    """Arguments share memory, and one of them is written to."""
+class LeftToEagerError(CaptureError):
+    """What no graph of any sizes holds: ``torch.compile`` runs it in eager, where the other doors refuse it."""
 
 
-def shared_memory_error() -> SharedMemoryError:
+def shared_memory_error() -> LeftToEagerError:
     """The error for arguments that AOTAutograd made one of, because a write to one changes the others."""
-    return SharedMemoryError(
+    return LeftToEagerError(
         "the model writes to an argument, parameter or buffer that shares its memory with another",
         "give each of them memory of its own, with clone()",
     )

@@ -405,6 +405,30 @@ def test_data_that_is_assigned_is_so_in_eager_and_copies_are_compiled(
     assert bool(built) != assigns
 
 
+def writes_beside_a_view(x: Tensor) -> Tensor:
+    y = x * 2
+    z = y[1:]
+    torch._dynamo.graph_break()
+    z.add_(1)
+    return y.sin().sum() * z
+
+
+def test_what_no_sizes_make_a_graph_of_is_traced_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A second trace, for the sizes of the call alone, would be refused too, and compile again for each size."""
+    model = Averaged(assigns=True)
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="retrograd", dynamic=True)
+    parts = torch.compile(writes_beside_a_view, backend="retrograd", dynamic=True)
+    with caplog.at_level(logging.WARNING, "retrograd"):
+        for rows in (5, 6):
+            assert_same_results(compiled, reference, torch.randn(rows, 4), model)
+            assert_eager(parts, writes_beside_a_view, matrix(rows))
+    messages = [r.getMessage() for r in caplog.records if r.name.startswith("retrograd")]
+    assert len(messages) == 2 and all(m.startswith("run in eager: ") for m in messages)
+    assert "copy to it by copy_() under torch.no_grad()" in messages[0]
+    assert "shares its memory with another; to compile it, give each of them memory of its own" in messages[1]
+
+
 class Moved(nn.Module):
     """A layer that is moved to the type that it has, which assigns to ``.data`` what is there."""
 
