@@ -43,6 +43,7 @@ from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     CaptureError,
+    ModelError,
     capture_error,
     is_about_contents,
     shared_memory_error,
@@ -88,21 +89,48 @@ def capture_joint(
     ``stack`` must stay open for as long as the result is compiled further (AOTAutograd keeps its fake tensors there).
     ``dynamic_shapes`` says which sizes of the arguments are left open, as for ``torch.export.export``.
 
+    The trace says of itself that it compiles. A model that fails then by an error of its own is traced as it runs in
+    eager: libraries that leave a mask out where they compile may go on to use it.
+
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
     """
     check_call(model, args, kwargs)
-    leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-    flat = FlatModule(model, in_spec, leaves)
+    given = (model, args, dict(kwargs or {}), dynamic_shapes)
+    with contextlib.ExitStack() as attempt:
+        try:
+            captured = _capture(attempt, *given, says_compiling=True)
+        except ModelError as error:
+            attempt.close()
+            try:
+                captured = _capture(attempt, *given, says_compiling=False)
+            except CaptureError as second:
+                told = error if isinstance(second, ModelError) else second
+                raise told from told.__cause__
+        stack.enter_context(attempt.pop_all())
+    return captured
+
+
+def _capture(
+    stack: contextlib.ExitStack,
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    *,
+    says_compiling: bool,
+) -> CapturedGraph:
+    leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
+    flat = FlatModule(model, in_spec, leaves, says_compiling)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     flat.examples = tensors
-    inputs = input_specs(args, dict(kwargs or {}))
+    inputs = input_specs(args, kwargs)
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
     refuse_backward_hooks(flat.model)
     refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
-    shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs or {}, dynamic_shapes, names)
+    shapes = None if dynamic_shapes is None else DynamicShapes.read(model, args, kwargs, dynamic_shapes, names)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=None if shapes is None else ShapeEnv())
     stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
     if shapes is not None:

@@ -37,8 +37,11 @@ class FlatModule(torch.nn.Module):
     model: torch.nn.Module | None
     _call: Callable[..., Any]
 
-    def __init__(self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any]) -> None:
+    def __init__(
+        self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any], says_compiling: bool = True
+    ) -> None:
         super().__init__()
+        self._says_compiling = says_compiling
         owner = getattr(model, "__self__", None)
         # A bound method (`model.loss`) differentiates the module it is bound to.
         self.model = (
@@ -115,7 +118,7 @@ class FlatModule(torch.nn.Module):
             given,
             contained(self.model, self.made.place_of) as changed,
             noting,
-            compiling(),
+            compiling(self._says_compiling),
             watched as of,
         ):
             if self.python is not None:
@@ -131,7 +134,7 @@ class FlatModule(torch.nn.Module):
                 HookTracker(),
                 SourceTracker(self.made.note),
                 contained(self.model, self.made.place_of),
-                compiling(),
+                compiling(self._says_compiling),
                 self._watched(tensors, here),
             ):
                 refuse_counting(self.model, call)
@@ -169,15 +172,15 @@ class FlatModule(torch.nn.Module):
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """While this is open, ``torch.compiler.is_compiling()`` is true: libraries then leave out what looks at the
-    contents of tensors, such as a mask that is none where all of it is set."""
+def compiling(says_so: bool) -> Iterator[None]:
+    """While this is open, ``torch.compiler.is_compiling()`` is ``says_so``: where it is true libraries leave out what
+    looks at the contents of tensors, such as a mask that is none where all of it is set."""
     before = torch.compiler._is_compiling_flag
     # What torch.compile has made inside of the model is traced as what it was made from. Without Dynamo there is none.
     inlined = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
         with inlined:
-            torch.compiler._is_compiling_flag = True
+            torch.compiler._is_compiling_flag = says_so
             yield
     finally:
         torch.compiler._is_compiling_flag = before

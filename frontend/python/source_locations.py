@@ -45,6 +45,10 @@ class CaptureError(RetrogradError, RuntimeError):
         self.remedy = remedy
 
 
+class ModelError(CaptureError):
+    """The model raised what neither its tensors' contents nor PyTorch's tracer explain: eager may raise it as well."""
+
+
 class SourceTracker(TorchFunctionMode):
     """Writes the user's source line on every op traced, and refuses gradients that would silently get lost.
 
@@ -149,7 +153,7 @@ def capture_error(error: Exception) -> CaptureError:
             f"PyTorch cannot trace {op}, whether or not it can run it: {kind}: {first}{where}",
             "call the op outside of the model, or write what it computes in other ops",
         )
-    return CaptureError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
+    return ModelError(f"{kind}: {first}{where}", "the model must run on these arguments in eager mode first")
 
 
 def is_about_contents(error: Exception) -> bool:

@@ -178,6 +178,48 @@ def test_branch_on_data_unless_compiling(padded: bool) -> None:
     torch.testing.assert_close(_gradients(model, found.sum()), _gradients(model, expected.sum()))
 
 
+class Maskless(nn.Module):
+    """Makes the mask that it goes on to use where it is not compiled alone; ``fails`` in both cases if told to."""
+
+    def __init__(self, asks: bool = False, fails: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.asks, self.fails = asks, fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = None if torch.compiler.is_compiling() else x.sum(-1).gt(0)
+        if mask is not None and self.asks and (self.linear(x) > 0).all():
+            return x
+        bias: Tensor = mask[:, :, None].float()  # type: ignore[index]
+        if self.fails:
+            raise ValueError("neither way")
+        result: Tensor = self.linear(x) * bias
+        return result
+
+
+def test_a_model_that_fails_while_it_compiles_is_traced_as_it_runs() -> None:
+    model, x = Maskless(), torch.randn(2, 3, 4)
+    step = retrograd.compile_backward(model, (x,))
+    found, expected = step(x), model(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(_gradients(model, found.sum()), _gradients(model, expected.sum()))
+    assert not torch.compiler.is_compiling()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fails": True}, r"TypeError: 'NoneType' .*must run on these arguments in eager mode first"),
+        ({"asks": True}, r"data-dependent control flow .*retrograd.enable\(\)"),
+    ],
+)
+def test_a_model_that_fails_both_ways(options: dict[str, bool], message: str) -> None:
+    """By what it asks of its tensors, which other doors let it ask; else by its error while it compiles."""
+    with pytest.raises(retrograd.CaptureError, match=f"(?s){message}") as caught:
+        retrograd.compile_backward(Maskless(**options), (torch.randn(2, 3, 4),))
+    assert caught.value.__suppress_context__
+
+
 class Recording(nn.Module):
     """Captures what its layers give by hooks that are there for one call, and refuses to be traced."""
 
