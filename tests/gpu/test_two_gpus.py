@@ -10,7 +10,7 @@ import pytest
 import rank_programs
 import torch
 from rank_programs import GROUPS, find_surprises
-from rank_runner import RANKS, run_ranks
+from rank_runner import RANKS, open_runner
 
 
 def setup_module() -> None:
@@ -21,7 +21,8 @@ def setup_module() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_training_is_eagers(group: str, tmp_path: Path) -> None:
-    ranks = run_ranks(Path(rank_programs.__file__), [group, "cuda"], tmp_path, seconds=560)
+    with open_runner(rank_programs.__name__) as runner:
+        ranks = runner.run(rank_programs.__name__, [group, "cuda"], tmp_path, seconds=560)
     for number, rank in enumerate(ranks):
         assert not find_surprises(group, rank.text), f"rank {number}:\n{rank.text}"
     assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)

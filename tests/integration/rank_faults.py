@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Two processes of which one fails, or takes longer: ``python rank_faults.py NAME cpu STORE RANK`` is one of them.
+"""Two processes of which one fails, or takes longer: `main` is what each of them runs.
 
 A process that sees an error prints it with its notes, and ends with status 3.
 """
@@ -92,8 +92,8 @@ PROGRAMS: Mapping[str, Callable[[], None]] = {
 }
 
 
-if __name__ == "__main__":
-    _, name, kind, store, rank = sys.argv
+def main(name: str, kind: str, store: str, rank: str) -> None:
+    """Be process ``rank`` of those that meet at ``store``."""
     with joined(kind, store, int(rank)):
         try:
             PROGRAMS[name]()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Models wrapped for two processes, each trained in eager and by retrograd side by side.
 
-``python rank_programs.py GROUP cpu|cuda STORE RANK`` is one of the two processes; `rank_runner` starts both. For each
-case of the group it prints how the backwards of the model ran, once their gradients are eager's.
+`main` is what each of the two processes runs that `rank_runner` starts. For each case of a group it prints how the
+backwards of the model ran, once their gradients are eager's.
 """
 
 from __future__ import annotations
@@ -366,8 +366,8 @@ def joined(kind: str, store: str, rank: int) -> Any:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    _, group, kind, store, rank = sys.argv
+def main(group: str, kind: str, store: str, rank: str) -> None:
+    """Be process ``rank`` of those that meet at ``store``, on ``kind``, "cpu" or "cuda"."""
     with joined(kind, store, int(rank)):
         run_group(group)
     # Threads of the group may outlive it.
