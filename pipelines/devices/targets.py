@@ -51,6 +51,11 @@ class Target:
         return all(IN_ORDER in flags for flags in self.ladder)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether our own pass places the buffers of scratch memory, and not IREE's."""
+        return self.is_in_order or self.kinds == ("cpu",)
+
+    @property
     def name(self) -> str:
         """The devices' names, joined by commas."""
         return ",".join(self.names)

@@ -302,7 +302,7 @@ def executable_parts(
 ) -> dict[str, str]:
     """All that an executable depends on."""
     return {
-        "entry": "executable, scratch memory and its timelines",
+        "entry": "executable, scratch memory and its timelines, buffers in storage for results",
         "module": staged.texts["scheduled"],
         "lowering": lowering_pipeline(target, twins_alone=not standalone),
         "target": repr(target),

@@ -13,6 +13,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
 
+from retrograd.pipelines.devices.device_targets import IN_ORDER
 from retrograd.pipelines.stream import bwd_overlap_commands, bwd_pack_scratch
 from retrograd.pipelines.stream.passes import load_pass
 
@@ -24,6 +25,9 @@ _TO_BUFFERS = (
 )
 _TO_COMMANDS = ("iree-stream-cmd-transformation-pipeline",)
 _TO_STREAM = ("iree-stream-optimization-pipeline", "iree-stream-cleanup-pipeline", "symbol-dce")
+
+# Buffers lie in storage for results on a CPU alone: on other devices this was not compared with eager yet.
+_CPU = "--iree-hal-target-device=local"
 
 
 class CompilationFailed(Exception):
@@ -38,6 +42,16 @@ class Dumps:
     allocation: Path | None = None
     layout: Path | None = None
     phases: Path | None = None
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How memory is laid out: ``loose``, which takes the time of several layouts, and no block is smaller or larger by
+    it; ``hosts``, with buffers in storage for results; ``overlaps``, with commands that run at the same time after."""
+
+    loose: bool
+    hosts: bool
+    overlaps: bool
 
 
 def compile_file(
@@ -67,7 +81,9 @@ def compile_file(
     _require(invocation.parse_source(Source.open_file(session, str(source))))
     _call("CompileToPhase", invocation, "flow")
     _require(invocation.execute())
-    module = _lay_out(invocation, dumps, loose=not to_stream)
+    in_order = IN_ORDER in flags
+    layout = Layouts(loose=not to_stream and in_order, hosts=_CPU in flags, overlaps=in_order)
+    module = _lay_out(invocation, dumps, layout)
     if to_stream:
         _write(output, module)
         return
@@ -79,20 +95,21 @@ def compile_file(
     vmfb.keep()
 
 
-def _lay_out(invocation: Invocation, dumps: Dumps, *, loose: bool) -> Any:
-    """Take the module through the stream phase; returns it. ``loose`` takes the time of several layouts, and no block
-    is smaller or larger by it.
+def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:
+    """Take the module through the stream phase; returns it.
 
     Passes are those of IREE's own phase, in its order; only ``iree-stream-schedule-allocation`` runs twice, the second
     time with nothing left to do.
     """
     _run(invocation, _TO_BUFFERS)
     module = invocation.export_module()
+    packings = bwd_pack_scratch.plan_packings(module, loose=layouts.loose, hosts=layouts.hosts)
     if dumps.allocation is not None:
         _write(dumps.allocation, module)
-    bwd_pack_scratch.apply(module, loose=loose)
+    bwd_pack_scratch.carry_out(packings)
     _run(invocation, _TO_COMMANDS)
-    bwd_overlap_commands.apply(module)
+    if layouts.overlaps:
+        bwd_overlap_commands.apply(module)
     _run(invocation, _TO_STREAM)
     if dumps.layout is not None:
         _write(dumps.layout, module)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retrograd.contract.launches import Launches
 from retrograd.contract.roles import INTO
-from retrograd.pipelines.devices.device_targets import DATA_TILING, IN_ORDER, SHARED_BINDINGS
+from retrograd.pipelines.devices.device_targets import DATA_TILING, SHARED_BINDINGS
 from retrograd.pipelines.devices.elementwise_tiles import elementwise_rules
 from retrograd.pipelines.devices.kernel_rules import write_library
 from retrograd.pipelines.devices.product_tiles import scatter_rules, write_tile_script
@@ -144,7 +144,7 @@ def read_choices(linalg: str) -> tuple[str, ...]:
 
 def _dump_options(folder: Path, target: Target) -> list[str]:
     """The options that have IR written to ``folder`` for :func:`_read_dump`."""
-    if target.is_in_order:
+    if target.is_packed:
         folder.mkdir()
         options = {"dump-allocation": ALLOCATION_PASS, "dump-layout": LAYOUT_PASS}
         return [f"--{option}={folder / f'0_{name}.mlir'}" for option, name in options.items()]
@@ -255,7 +255,7 @@ def _climb(
         if on_attempt is not None:
             on_attempt(flags)
         arguments = [str(source), "-o", str(output), *target.flags, *flags, *script, *parts, *options, *dumps]
-        result = _run_compiler(flags, arguments, folder, limits)
+        result = _run_compiler(target, arguments, folder, limits)
         if result.returncode == 0 and (problem := _find_excess(target, folder)) is None:
             return flags
         if result.returncode == 0 and SHARED_BINDINGS not in flags:
@@ -266,22 +266,20 @@ def _climb(
             attempts = [other for other in attempts if DATA_TILING not in other[0]]
     if result.crashed and UNVERIFIED in arguments:
         # What a check after each pass says tells more than where it crashed.
-        said = _run_compiler(flags, [part for part in arguments if part != UNVERIFIED], folder, limits)
+        said = _run_compiler(target, [part for part in arguments if part != UNVERIFIED], folder, limits)
         result = said if said.returncode else result
     kept = keep_for_replay(source)
-    name = ["python", "-m", _OWN.program] if IN_ORDER in flags else ["iree-compile"]
+    name = ["python", "-m", _OWN.program] if target.is_packed else ["iree-compile"]
     replay = shlex.join([*name, str(kept), "-o", output.name, *target.flags, *flags, *options])
     if result.returncode == 0 and problem is not None:
         raise CompileError("iree-compile", problem, "", replay)
     raise tool_failure("iree-compile", result, source, kept, replay)
 
 
-def _run_compiler(
-    flags: Sequence[str], arguments: Sequence[str], folder: Path, limits: ToolLimits | None
-) -> ToolResult:
-    """Run what compiles with ``flags``: where kernels run one at a time, to take less memory, IREE's compiler with our
-    passes over commands and their buffers."""
-    if IN_ORDER in flags:
+def _run_compiler(target: Target, arguments: Sequence[str], folder: Path, limits: ToolLimits | None) -> ToolResult:
+    """Run what compiles for ``target``: for a CPU, or where kernels run one at a time, IREE's compiler with our passes
+    over commands and their buffers."""
+    if target.is_packed:
         return _OWN.run(arguments, folder=folder, limits=limits)
     return run_tool([iree_tool("iree-compile"), *arguments], folder=folder, limits=limits)
 

@@ -51,7 +51,11 @@ def _read_steps(body: str, sources: Mapping[str, str]) -> Iterator[Step]:
     for event in _EVENT.finditer(body):
         if event["pack"]:
             sizes = [constants.get(size, 0) for size in _SLICE.findall(event["slices"])]
-            packed[event["pack"]] = {f"{event['pack']}#{i}": size for i, size in enumerate(sizes, 1)}
+            # What lies in the caller's memory takes none.
+            hosted = set(map(int, re.findall(r"\d+", event["hosted"] or "")))
+            packed[event["pack"]] = {
+                f"{event['pack']}#{i + 1}": size for i, size in enumerate(sizes) if i not in hosted
+            }
         elif event["block"]:
             # A buffer that is alone in a block of its own is not packed.
             name, size = event["block"], event["size"]
@@ -117,6 +121,7 @@ _FUNCTION = re.compile(r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", re.MUL
 _CONSTANT = re.compile(r"(%[\w-]+) = arith\.constant (\d+) : index")
 _EVENT = re.compile(
     r"^    (?P<pack>%\w+)(?::\d+)? = stream\.resource\.pack\b[^\n]*slices\(\{(?P<slices>.*?)\}\)"
+    r"(?:[^\n]*bwd\.hosted = array<i64: (?P<hosted>[^>]*)>)?"
     r"|^    (?P<block>%\w+), \S+ = stream\.resource\.alloca\b[^\n]*!stream\.resource<transient>\{(?P<size>[^}]+)\}"
     r"|^    \S+ = stream\.resource\.dealloca\b[^\n]*=> (?P<freed>%\w+) : "
     r"|^    \S+ = stream\.cmd\.execute\b[^\n]*\{\n(?P<region>.*?)^    \} =>",

@@ -149,10 +149,12 @@ def test_where_llvm_lacks_instructions_for_packed_operands_no_other_flags_pack_t
 ) -> None:
     packing, plain = [(DATA_TILING, "--iree-opt-level=O1"), (DATA_TILING,)], ("--iree-opt-level=O1",)
 
-    def run(command: Sequence[str | Path], **options: Any) -> ToolResult:
-        return ToolResult(-signal.SIGABRT, said) if DATA_TILING in command else run_tool(command, **options)
+    own = WarmTool.run
 
-    monkeypatch.setattr(executable, "run_tool", run)
+    def run(tool: WarmTool, arguments: Sequence[str], **options: Any) -> ToolResult:
+        return ToolResult(-signal.SIGABRT, said) if DATA_TILING in arguments else own(tool, arguments, **options)
+
+    monkeypatch.setattr(WarmTool, "run", run)
     tried: list[tuple[str, ...]] = []
     marked = GOOD.replace("linalg.matmul", f"linalg.matmul {{{PACKING_MARK}}}")
     made = compile_executable(marked, with_ladder(*packing, plain), on_attempt=tried.append)
@@ -202,11 +204,15 @@ def test_where_all_fail_the_last_is_reported(scratch: Path, flags: tuple[str, ..
     assert error.message in replayed.stderr
 
 
-def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = scratch / "tool"
-    tool.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="utf-8")
+def put_in_place(monkeypatch: pytest.MonkeyPatch, tool: Path, script: str) -> None:
+    """Have a shell script run in place of our compiler."""
+    tool.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     tool.chmod(0o755)
-    monkeypatch.setattr(executable, "iree_tool", lambda name: tool)
+    monkeypatch.setattr(WarmTool, "run", lambda _, arguments, **options: run_tool([tool, *arguments], **options))
+
+
+def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_place(monkeypatch, scratch / "tool", "kill -SEGV $$")
     with pytest.raises(CompileError, match="iree-compile: the tool was ended by SIGSEGV: no message"):
         compile_executable(GOOD, with_ladder(()))
     assert len(list(scratch.iterdir())) == 2
@@ -215,11 +221,8 @@ def test_a_crash_is_an_error_that_names_the_signal(scratch: Path, monkeypatch: p
 def test_where_it_crashes_unverified_what_a_check_of_the_ir_says_is_told(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = scratch / "tool"
     says = "echo 'f.mlir:1:1: error: does not verify' >&2; exit 1"
-    tool.write_text(f'#!/bin/sh\ncase "$*" in *--verify=false*) kill -SEGV $$;; esac\n{says}\n', encoding="utf-8")
-    tool.chmod(0o755)
-    monkeypatch.setattr(executable, "iree_tool", lambda name: tool)
+    put_in_place(monkeypatch, scratch / "tool", f'case "$*" in *--verify=false*) kill -SEGV $$;; esac\n{says}')
     with pytest.raises(CompileError, match=r"error: does not verify"):
         compile_executable(GOOD, replace(with_ladder(()), is_compared=True))
 

@@ -139,7 +139,7 @@ def test_what_is_made_of_a_residual_is_not_kept_beside_it() -> None:
     expected = {name: gradient.clone() for name, gradient in gradients(case, case.model).items()}
     for leaf in case.leaves().values():
         leaf.grad = None
-    step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=0.5)
+    step = retrograd.compile_backward(case.model, case.args, partition="budget", memory_budget=0.6)
     for name, gradient in gradients(case, step).items():
         error = float((gradient - expected[name]).norm() / expected[name].norm().clamp_min(1e-6))
         assert error <= TOLERANCE, f"gradient of {name}: {error:.2e}"
@@ -182,9 +182,10 @@ def test_what_takes_a_packed_product_is_not_packed() -> None:
     step = retrograd.compile_backward(case.model, case.args, partition="min-cut", kernels="off")
     for name, gradient in gradients(case, step).items():
         torch.testing.assert_close(gradient, expected[name], rtol=TOLERANCE, atol=1e-7)
-    # Packed operands and the product; in its kernel, what takes it would read packed copies of both gates.
+    # Packed operands and the product, one of which lies in the output's storage; in its kernel, what takes the product
+    # would read packed copies of both gates.
     report = step.explain().to_dict()
-    assert report["forward_transient_bytes"] == 4 * (256 * 256 + 256 * 1024 + 256 * 1024)
+    assert report["forward_transient_bytes"] == 4 * (256 * 256 + 256 * 1024)
     assert report["peak_bytes_measured"] == report["peak_bytes_predicted"]
 
 

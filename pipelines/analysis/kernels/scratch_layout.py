@@ -50,10 +50,15 @@ def lay_out(slices: Sequence[Slice], *, loose: bool = True) -> Layout:
     Raises:
         ValueError: a slice ends before it begins, or has a negative size.
     """
+    check_slices(slices)
+    return _lay_out(tuple(slices), loose)
+
+
+def check_slices(slices: Sequence[Slice]) -> None:
+    """Raise ``ValueError`` for a slice that ends before it begins, or has a negative size."""
     for place, part in enumerate(slices):
         if part.last < part.first or part.size < 0:
             raise ValueError(f"slice {place} of {part.size} bytes is alive from step {part.first} to {part.last}")
-    return _lay_out(tuple(slices), loose)
 
 
 @cache
@@ -82,10 +87,10 @@ def _pack(slices: Sequence[Slice], enough: int) -> Layout:
 
 def peak_of(slices: Sequence[Slice]) -> int:
     """The most bytes that are alive at one step: no layout has less."""
-    return int(_live(slices).max(initial=0))
+    return int(live_bytes(slices).max(initial=0))
 
 
-def _live(slices: Sequence[Slice]) -> np.ndarray:
+def live_bytes(slices: Sequence[Slice]) -> np.ndarray:
     """Bytes alive at each step."""
     changes = np.zeros(max((part.last for part in slices), default=-1) + 2, np.int64)
     for part in slices:
@@ -124,7 +129,7 @@ def _fit(slices: Sequence[Slice], order: Sequence[int]) -> Layout:
 
 def _stretches(slices: Sequence[Slice], size: int) -> Iterator[list[Slice]]:
     """``slices`` with longer lifetimes, the longest first, that fill less and less of a block of ``size`` bytes."""
-    live = _live(slices)
+    live = live_bytes(slices)
     smallest_first = sorted(range(len(slices)), key=lambda i: slices[i].size)
     for steps in _STRETCHES:
         for fill in _FILLS:

@@ -1,0 +1,195 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which commands access the buffers of a function's scratch memory, and storage for its results: the first step towards
+having the one lie in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from iree.compiler import ir
+
+from retrograd.pipelines.analysis.kernels.hosted_buffers import Host
+from retrograd.pipelines.stream.passes import constant_of, operand_groups
+
+_EXECUTE, _IMPORT, _ALLOCA = "stream.cmd.execute", "stream.tensor.import", "stream.resource.alloca"
+_DISPATCH = "stream.cmd.dispatch"
+_GROUPS = frozenset({"stream.cmd.concurrent", "stream.cmd.serial"})
+# Who may have storage for a result besides the one region of commands: what only hands it on.
+_HANDS_ON = frozenset({"stream.timepoint.await", "util.optimization_barrier", "stream.tensor.export"})
+_FREES = "stream.resource.dealloca"
+_FOREVER = 1 << 40
+
+
+@dataclass(frozen=True)
+class Access:
+    """A range of bytes that a command takes: the numbers of its operands that are the resource, its size and the
+    offset; ``step`` is that of the command."""
+
+    command: Any
+    resource: int
+    size: int
+    offset: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Storage that the caller gave for a result: when it is free, the value that it is in a region of commands, and
+    that of its size."""
+
+    host: Host
+    resource: Any
+    size: Any
+
+
+@dataclass
+class Scratch:
+    """A block of scratch memory whose buffers ``pack`` places, and the one region of commands that uses it.
+
+    ``accesses`` are those of each buffer, by number, each with what is added to the buffer's offset; ``storages`` are
+    those of the results that the region writes.
+    """
+
+    pack: Any
+    accesses: dict[int, list[tuple[Access, int]]] = field(default_factory=dict)
+    storages: list[Storage] = field(default_factory=list)
+
+    def is_computed(self, number: int) -> bool:
+        """Whether kernels alone access a buffer: the caller's storage is imported for them, and not to be filled."""
+        return all(access.command.name == _DISPATCH for access, _ in self.accesses.get(number, ()))
+
+    @cached_property
+    def lives(self) -> dict[int, tuple[int, int]]:
+        """The first and the last step of each buffer that is accessed."""
+        steps = {number: [access.step for access, _ in found] for number, found in self.accesses.items()}
+        return {number: (min(found), max(found)) for number, found in steps.items()}
+
+
+def read_scratch(pack: Any) -> Scratch | None:
+    """Read who accesses what ``pack`` places; None where that is not known of all of it."""
+    execute, block = _find_region(pack)
+    if execute is None:
+        return None
+    scratch = Scratch(pack)
+    commands = [(step, c) for step, op in enumerate(block.operations) for c in _find_commands(op.operation)]
+    ranges: dict[Any, list[Access]] = {}
+    for step, command in commands:
+        found = _read_ranges(command, step)
+        if found is None:
+            return None
+        for access in found:
+            ranges.setdefault(command.operands[access.resource], []).append(access)
+    resources = operand_groups(execute)[0]
+    for argument, value in zip(block.arguments, resources, strict=False):
+        if _is_scratch_of(value, pack):
+            for access in ranges.get(argument, ()):
+                place = _find_place(access.command.operands[access.offset], pack)
+                if place is None:
+                    return None
+                scratch.accesses.setdefault(place[0], []).append((access, place[1]))
+        elif argument in ranges:
+            found = ranges[argument]
+            host = _read_host(value, execute, [access.step for access in found])
+            if host is not None:
+                size = found[0].command.operands[found[0].size]
+                scratch.storages.append(Storage(host, argument, size))
+    return scratch if _is_known(pack, scratch) else None
+
+
+def _find_region(pack: Any) -> tuple[Any, Any]:
+    """The region of commands that has the block of memory, its op and its block; None where there are several, or it
+    may run more than once."""
+    allocas = [use.owner.operation for use in pack.results[0].uses]
+    allocas = [op for op in allocas if op.name == _ALLOCA]
+    if len(allocas) != 1:
+        return None, None
+    users = [use.owner.operation for use in allocas[0].results[0].uses]
+    executes = [user for user in users if user.name == _EXECUTE]
+    if len(executes) != 1 or any(user.name not in (_EXECUTE, _FREES) for user in users):
+        return None, None
+    (execute,) = executes
+    function = execute.parent
+    if not function.name.endswith(".func") or execute.block != function.regions[0].blocks[0]:
+        return None, None
+    return execute, execute.regions[0].blocks[0]
+
+
+def _find_commands(op: Any) -> Iterator[Any]:
+    """The commands in ``op``, or itself."""
+    if op.name in _GROUPS:
+        for inner in op.regions[0].blocks[0].operations:
+            yield from _find_commands(inner.operation)
+    elif op.name != "stream.yield":
+        yield op
+
+
+def _read_ranges(command: Any, step: int) -> list[Access] | None:
+    """The ranges that a command takes; None where that is not known."""
+    if command.name == _DISPATCH:
+        groups = operand_groups(command)
+        count, start = len(groups[2]), len(groups[0]) + len(groups[1])
+        return [Access(command, start + i, start + count + i, start + 2 * count + i, step) for i in range(count)]
+    if command.name == "stream.cmd.fill":
+        return [Access(command, 0, 1, 2, step)]
+    if command.name == "stream.cmd.copy":
+        return [Access(command, 0, 1, 2, step), Access(command, 3, 4, 5, step)]
+    return None
+
+
+def _is_scratch_of(value: Any, pack: Any) -> bool:
+    owner = value.owner
+    return not isinstance(owner, ir.Block) and owner.name == _ALLOCA and owner.operation.operands[0] == pack.results[0]
+
+
+def _find_place(offset: Any, pack: Any) -> tuple[int, int] | None:
+    """The buffer that an offset in the block is in, and how far behind its begin."""
+    added = 0
+    while not isinstance(offset.owner, ir.Block):
+        owner = offset.owner.operation
+        if owner == pack:
+            return list(pack.results).index(offset) - 1, added
+        if owner.name != "arith.addi":
+            return None
+        constants = [constant_of(operand) for operand in owner.operands]
+        if (constants[0] is None) == (constants[1] is None):
+            return None
+        number = 0 if constants[1] is None else 1
+        added += constants[number] or 0
+        offset = owner.operands[1 - number]
+    return None
+
+
+def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
+    """What can be hosted in a resource that ``execute`` takes and accesses at these steps, if it is storage for a
+    result: it holds nothing before it is written for the first time."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != _IMPORT or "consume" not in owner.attributes:
+        return None
+    # Of two imports of one buffer the other may be written before.
+    imports = [use.owner.name for use in owner.operands[0].uses]
+    if imports.count(_IMPORT) != 1:
+        return None
+    users = [use.owner.operation for use in value.uses]
+    others = [user for user in users if user != execute]
+    size = constant_of(owner.operands[1])
+    if len(users) - len(others) != 1 or any(user.name not in _HANDS_ON for user in others) or size is None:
+        return None
+    return Host(size, min(steps), _FOREVER)
+
+
+def _is_known(pack: Any, scratch: Scratch) -> bool:
+    """Whether all uses of the places are accesses that were read."""
+    known = {(access.command, access.offset) for found in scratch.accesses.values() for access, _ in found}
+    waiting = list(pack.results)[1:]
+    while waiting:
+        for use in waiting.pop().uses:
+            owner = use.owner.operation
+            if owner.name == "arith.addi":
+                waiting.extend(owner.results)
+            elif (owner, use.operand_number) not in known:
+                return False
+    return True

@@ -1,0 +1,60 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Buffers in the caller's memory: never where that holds something, never two in one place, and no larger block."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, find_hosts
+from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out
+
+SLICES = st.builds(
+    lambda first, length, size: Slice(first, first + length, 64 * size),
+    st.integers(0, 12),
+    st.integers(0, 6),
+    st.integers(0, 9),
+)
+HOSTS = st.builds(
+    lambda size, first, length: Host(size, first, first + length),
+    st.integers(1, 1000),
+    st.integers(-1, 12),
+    st.integers(0, 20),
+)
+
+
+@settings(deadline=None)
+@given(slices=st.lists(SLICES, max_size=16), hosts=st.lists(HOSTS, max_size=5))
+def test_nothing_shares_memory_while_it_is_alive(slices: list[Slice], hosts: list[Host]) -> None:
+    found = find_hosts(slices, hosts)
+    for number, place in found.items():
+        part, host = slices[number], hosts[place.host]
+        assert 0 <= place.offset <= place.offset + part.size <= host.size
+        assert place.offset % 64 == 0
+        assert part.last < host.first or host.last < part.first
+    for (i, one), (j, other) in combinations(found.items(), 2):
+        a, b = slices[i], slices[j]
+        together = one.host == other.host and a.first <= b.last and b.first <= a.last
+        assert not together or one.offset + a.size <= other.offset or other.offset + b.size <= one.offset
+    left = [part for number, part in enumerate(slices) if number not in found]
+    assert lay_out(left, loose=False).size <= lay_out(slices, loose=False).size
+
+
+def test_the_fullest_step_is_lowered_and_no_more() -> None:
+    """Of the two at step 1 the larger is hosted; then the smaller is the fullest, and the room is taken."""
+    slices = [Slice(0, 1, 256), Slice(1, 2, 512), Slice(4, 5, 64)]
+    assert find_hosts(slices, [Host(512, 3, 9)]) == {1: Place(0, 0)}
+
+
+def test_a_buffer_goes_where_the_smallest_gap_is() -> None:
+    assert find_hosts([Slice(0, 1, 256)], [Host(1024, 5, 9), Host(256, 5, 9)]) == {0: Place(1, 0)}
+
+
+def test_what_may_not_move_stays() -> None:
+    assert find_hosts([Slice(0, 1, 256)], [Host(1024, 5, 9)], [False]) == {}
+
+
+def test_two_that_are_not_alive_together_share_a_place() -> None:
+    slices = [Slice(0, 1, 256), Slice(2, 3, 256)]
+    assert find_hosts(slices, [Host(256, 5, 9)]) == {0: Place(0, 0), 1: Place(0, 0)}
