@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,25 @@ class Program:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             return self.build()
+
+
+def with_one_layer(program: Program) -> Program:
+    """The program with the first of layers that follow one another and are alike: half of the kernels to compile."""
+
+    def build() -> Sample:
+        sample = program.build()
+        for module in [*sample.model.modules()]:
+            for name, layers in [*module.named_children()]:
+                if isinstance(layers, nn.ModuleList | nn.Sequential) and len({*map(_describe, layers)}) == 1:
+                    setattr(module, name, layers[:1])
+        return sample
+
+    return replace(program, build=build)
+
+
+def _describe(layer: nn.Module) -> tuple[Any, ...]:
+    """The classes of a layer and of its parts, and the shapes of its parameters."""
+    return (*map(type, layer.modules()), *(p.shape for p in layer.parameters()))
 
 
 def generator(turn: int) -> torch.Generator:

@@ -37,7 +37,7 @@ sys.path += [str(ROOT / folder) for folder in ("tests/fuzz", "benchmarks") if st
 import corpus_page  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
-from corpus_case import Program  # noqa: E402
+from corpus_case import Program, with_one_layer  # noqa: E402
 from corpus_doors import DOORS  # noqa: E402
 from corpus_examine import Verdict, examine  # noqa: E402
 from corpus_programs import PROGRAMS, QUICK  # noqa: E402
@@ -180,7 +180,8 @@ def _try(name: str, door: str, options: argparse.Namespace) -> Verdict:
     """A new verdict, kept and told."""
     log = options.results.parent / "logs" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.{door}.txt"
     limits = Limits(options.timeout, int(options.memory * 2**30))
-    verdict = try_apart(PROGRAMS[name], door, options.repeats, limits, log)
+    program = with_one_layer(PROGRAMS[name]) if options.quick else PROGRAMS[name]
+    verdict = try_apart(program, door, options.repeats, limits, log)
     verdict.commit = commit()
     with options.results.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(verdict.to_dict())}\n")
@@ -213,7 +214,7 @@ def _facts(verdicts: Mapping[tuple[str, str], Verdict], jobs: int) -> dict[str, 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", default="", help="a regular expression that is found in the names of programs")
-    parser.add_argument("--quick", action="store_true", help="take only the programs that the tests take")
+    parser.add_argument("--quick", action="store_true", help="what the tests take: few programs, of one layer")
     parser.add_argument("--doors", default=",".join(DOORS), help="through which doors, with commas between")
     parser.add_argument("--repeats", type=int, default=11, help="steps to time")
     parser.add_argument("--jobs", type=int, default=1, help="how many to try at a time, on as many processors each")
