@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import run as fuzz
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from judge import Run, Verdict, compare, judge, shake, shrink
 from judge import run as run_program
 from programs import Input, Program
@@ -28,9 +28,11 @@ import retrograd
 IDS = Input("ids", (3,), "int64", indices=True)
 
 
+# A seed whose programs, of 26 and 22 statements, compile at the first try but for an op that torch-mlir does not lower:
+# what no flags compile is in test_first_call.py, test_islands.py and test_bisect.py, on smaller programs.
+@seed(1)
 @settings(
     max_examples=2,
-    derandomize=True,
     database=None,
     deadline=None,
     phases=[Phase.generate],
