@@ -32,7 +32,7 @@ from page import (
 from rich.table import Table
 from suite import SUITE
 
-from retrograd.runtime.report import format_bytes
+from retrograd.runtime.reports.report import format_bytes
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 COLUMNS = (

@@ -34,7 +34,7 @@ from page import (
     write_page,
 )
 
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "cpu-steps.md"
 MODELS: dict[str, Callable[[], Case]] = {

@@ -30,7 +30,7 @@ from models.case import Case
 from page import positive
 
 import retrograd
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 _RATE = 997
 _SAMPLE = re.compile(r"\s*([0-9a-f]+)\s.*?\(([^()]*)\)\s*$")

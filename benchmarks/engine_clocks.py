@@ -19,7 +19,7 @@ def count_calls() -> dict[str, int]:
     """Count the nanoseconds in calls of the backward, of PyTorch's engine, of what it calls, and of IREE."""
     from retrograd import scope as enabled
     from retrograd.frontend.autograd.engine.engine import Engine
-    from retrograd.runtime.loaded import Loaded
+    from retrograd.runtime.programs.loaded import Loaded
 
     spent: dict[str, int] = {}
     counted = partial(_counted, spent)

@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from suite import SUITE
 
-from retrograd.runtime.report import format_bytes
+from retrograd.runtime.reports.report import format_bytes
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu.md"
 CACHES = ("RETROGRAD_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")

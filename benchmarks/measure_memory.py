@@ -17,8 +17,8 @@ from models import MODELS, Case
 from torch._functorch import config as functorch_config
 
 import retrograd
-from retrograd.runtime.compiled import CompiledBackward
-from retrograd.runtime.report import Report
+from retrograd.runtime.reports.report import Report
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 # Of the models that the memory of training is mostly activations of, at sizes that compile in a minute.
 SIZES: dict[str, Mapping[str, int]] = {

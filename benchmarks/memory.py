@@ -22,7 +22,7 @@ from measure_memory import SIZES, MemoryResult, MemoryRow, make_case, measure_mo
 from models import MODELS
 from page import environment, heading, make_console, markdown_table, measured_with, positive, save_json, write_page
 
-from retrograd.runtime.report import format_bytes
+from retrograd.runtime.reports.report import format_bytes
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "memory.md"

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, MUTATION, TANGENT, name_in_role
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.bridge import run_function
-from retrograd.runtime.executor import Program
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.bridge import run_function
 
 TIMEOUT_SECONDS = 60
 

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
         prefer_save,
         saved_dtype,
     )
+    from retrograd.runtime.arguments.calling import ArgumentError
     from retrograd.runtime.artifact import ArtifactError
-    from retrograd.runtime.calling import ArgumentError
-    from retrograd.runtime.compiled import CompiledBackward
-    from retrograd.runtime.devices import DeviceError
-    from retrograd.runtime.loaded import OutOfDeviceMemory
-    from retrograd.runtime.placement import PlacementError
-    from retrograd.runtime.report import Report
-    from retrograd.runtime.tensors import ExecutionError
+    from retrograd.runtime.programs.devices import DeviceError
+    from retrograd.runtime.programs.loaded import OutOfDeviceMemory
+    from retrograd.runtime.programs.placement import PlacementError
+    from retrograd.runtime.programs.tensors import ExecutionError
+    from retrograd.runtime.reports.report import Report
+    from retrograd.runtime.steps.compiled import CompiledBackward
     from retrograd.scope import enable, explain_recompiles
     from retrograd.specializations import SpecializationWarning
     from retrograd.variants import ZeroTangentWarning
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it. The imports above say the same to type checkers.
 _EXPORTS = {
-    "ArgumentError": "retrograd.runtime.calling",
+    "ArgumentError": "retrograd.runtime.arguments.calling",
     "ArtifactError": "retrograd.runtime.artifact",
     "Bisection": "retrograd.bisection",
     "CaptureError": "retrograd.frontend.python.source_locations",
     "CompileError": "retrograd.pipelines.infra.errors",
     "EagerIslandWarning": "retrograd.fallback",
-    "CompiledBackward": "retrograd.runtime.compiled",
-    "DeviceError": "retrograd.runtime.devices",
-    "ExecutionError": "retrograd.runtime.tensors",
+    "CompiledBackward": "retrograd.runtime.steps.compiled",
+    "DeviceError": "retrograd.runtime.programs.devices",
+    "ExecutionError": "retrograd.runtime.programs.tensors",
     "InfeasibleBudget": "retrograd.pipelines.analysis.partition.pareto",
     "MiscompiledWarning": "retrograd.first_calls",
-    "OutOfDeviceMemory": "retrograd.runtime.loaded",
+    "OutOfDeviceMemory": "retrograd.runtime.programs.loaded",
     "PipelineError": "retrograd.pipelines.infra.diagnostics",
-    "PlacementError": "retrograd.runtime.placement",
-    "Report": "retrograd.runtime.report",
+    "PlacementError": "retrograd.runtime.programs.placement",
+    "Report": "retrograd.runtime.reports.report",
     "RetrogradError": "retrograd.contract.errors",
     "SavePolicy": "retrograd.pipelines.stages.save_policy",
     "SpecializationWarning": "retrograd.specializations",

@@ -21,7 +21,7 @@ from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.options import Request, check_choice, check_flag
 from retrograd.pipelines.stages.save_policy import SavePolicy
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 
 def compile_backward(

@@ -26,9 +26,9 @@ from retrograd.pipelines.toolchain.executable import Executable, compile_executa
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.runtime.artifact import ArtifactError, read_artifact
-from retrograd.runtime.bridge import run_function
-from retrograd.runtime.executor import Program
-from retrograd.runtime.reproducer import Reproducer
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.reports.reproducer import Reproducer
+from retrograd.runtime.steps.bridge import run_function
 
 VALUES = "values"
 

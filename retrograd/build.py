@@ -33,11 +33,11 @@ from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
 from retrograd.repair import Rebuild, Rebuilt
-from retrograd.runtime.compiled import Portable
-from retrograd.runtime.executor import Program
-from retrograd.runtime.index_bounds import IndexCheck
-from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.stage_executor import StageExecutor
+from retrograd.runtime.arguments.index_bounds import IndexCheck
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.compiled import Portable
+from retrograd.runtime.steps.islands import IslandTimes
+from retrograd.runtime.steps.stage_executor import StageExecutor
 from retrograd.stagers import AheadOfTime, AsItRan, Stager, Work
 from retrograd.store import open_store
 

@@ -18,14 +18,14 @@ from retrograd.frontend.preparation.narrowing import Packer, narrow_packer
 from retrograd.pipelines.kernels.choice import AUTO
 from retrograd.pipelines.stages.staged import Finished, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
-from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.captured_calls import CapturedCall, CudaRecorder
-from retrograd.runtime.compiled import Portable
-from retrograd.runtime.executor import Program
-from retrograd.runtime.host_share import CudaClock, HostShare
-from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.peak import Half
-from retrograd.runtime.stage_executor import StageExecutor
+from retrograd.runtime.cuda.captured_calls import CapturedCall, CudaRecorder
+from retrograd.runtime.cuda.host_share import CudaClock, HostShare
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.reports.peak import Half
+from retrograd.runtime.steps.bound_function import BoundFunction
+from retrograd.runtime.steps.compiled import Portable
+from retrograd.runtime.steps.islands import IslandTimes
+from retrograd.runtime.steps.stage_executor import StageExecutor
 from retrograd.stagers import Work
 
 

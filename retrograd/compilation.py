@@ -40,11 +40,11 @@ from retrograd.pipelines.stages.staged import (
     Progress,
     StagedModule,
 )
-from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import Call, CompiledBackward, Parts, Unchecked
-from retrograd.runtime.executor import Program
-from retrograd.runtime.repeated_memory import filling_repeated
-from retrograd.runtime.state import ModelState
+from retrograd.runtime.arguments.calling import CallingConvention
+from retrograd.runtime.arguments.repeated_memory import filling_repeated
+from retrograd.runtime.arguments.state import ModelState
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.compiled import Call, CompiledBackward, Parts, Unchecked
 from retrograd.specializations import Specializations, asking
 from retrograd.stagers import AheadOfTime, Work
 from retrograd.variants import BackwardVariants, variants_of

@@ -18,7 +18,7 @@ from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
-from retrograd.runtime.timeline import BETWEEN, HELD
+from retrograd.runtime.reports.timeline import BETWEEN, HELD
 
 
 def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:

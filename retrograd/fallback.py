@@ -27,7 +27,7 @@ from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.failing_ops import FailedOp, find_failed_ops
 from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
-from retrograd.runtime.islands import EagerIsland, Layout
+from retrograd.runtime.steps.islands import EagerIsland, Layout
 
 # Each finds at least one op more; ops that fail alone are all found in the first.
 _ROUNDS = 16

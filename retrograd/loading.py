@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
+from retrograd.runtime.arguments.calling import CallingConvention
+from retrograd.runtime.arguments.state import ModelState
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.bridge import Bridge
-from retrograd.runtime.calling import CallingConvention
-from retrograd.runtime.compiled import CompiledBackward, Parts, Portable, Unchecked
-from retrograd.runtime.executor import Program
-from retrograd.runtime.placement import choose_device, choose_uri
-from retrograd.runtime.state import ModelState
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.programs.placement import choose_device, choose_uri
+from retrograd.runtime.steps.bridge import Bridge
+from retrograd.runtime.steps.compiled import CompiledBackward, Parts, Portable, Unchecked
 
 
 def load(

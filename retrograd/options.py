@@ -20,7 +20,7 @@ from retrograd.pipelines.devices.device_targets import KINDS
 from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target, is_intel
 from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
 from retrograd.pipelines.stages.save_policy import SavePolicy
-from retrograd.runtime.placement import choose_device, choose_uri
+from retrograd.runtime.programs.placement import choose_device, choose_uri
 
 FALLBACKS = ("island", "error")
 # Of ``verify``: the first call of each compiled function checks itself.

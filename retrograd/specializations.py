@@ -16,8 +16,8 @@ from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.hooks.pack_hooks import HookPair
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.user_lines import warn_user
-from retrograd.runtime.calling import ArgumentError, OtherAnswersError, OtherProgramError
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 # As many as PyTorch's compiler makes of one function before it gives up (torch._dynamo.config.recompile_limit).
 LIMIT = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from retrograd.runtime.cache import Cache
-from retrograd.runtime.report import format_bytes
+from retrograd.runtime.reports.report import format_bytes
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -144,7 +144,7 @@ def find_devices() -> Iterator[Finding]:
     """Every driver of IREE's and its devices. CPU needs one of them."""
     remedy = "pip install --force-reinstall iree-base-runtime"
     try:
-        from retrograd.runtime.devices import list_devices
+        from retrograd.runtime.programs.devices import list_devices
     except ImportError as error:
         yield Finding("devices", MISSING, f"IREE's runtime cannot be loaded: {error}", remedy)
         return

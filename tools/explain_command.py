@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.report import Report
+from retrograd.runtime.reports.report import Report
 from retrograd.tools.console import CommandError, UsageError, print_json, print_rich, print_table
 
 

@@ -13,9 +13,9 @@ from retrograd.contract.manifest import Manifest
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.frontend.verification.first_comparison import relative_error, tolerance_of
 from retrograd.runtime.artifact import read_artifact
-from retrograd.runtime.bridge import run_function
-from retrograd.runtime.executor import Program
-from retrograd.runtime.placement import choose_uri
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.programs.placement import choose_uri
+from retrograd.runtime.steps.bridge import run_function
 from retrograd.tools import tensor_files
 from retrograd.tools.compile_command import check_writable
 from retrograd.tools.console import CommandError, UsageError, print_table

@@ -9,9 +9,9 @@ import torch
 from steps import require_device
 
 from retrograd.contract.launches import Copy, Expected, Fill, Kernel, LaunchPlan, Place
-from retrograd.runtime.cuda_driver import Driver
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.replayed_plan import ReplayedPlan
+from retrograd.runtime.cuda.driver import Driver
+from retrograd.runtime.cuda.prepared_plan import PreparedPlan
+from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
 
 # target[i] = source[i] + filled[i] + number, for one block.
 PTX = b"""

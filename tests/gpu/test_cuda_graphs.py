@@ -11,7 +11,7 @@ from steps import on_device, require_device
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 
 def setup_module() -> None:

@@ -12,8 +12,8 @@ from steps import gradients, on_device, relative_error, require_device
 from torch import Tensor
 
 import retrograd
-from retrograd.runtime.compiled import CompiledBackward
-from retrograd.runtime.queued_call import QueuedCall
+from retrograd.runtime.cuda.queued_call import QueuedCall
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 MODELS = ("mlp", "transformer", "language_model")
 

@@ -17,7 +17,7 @@ from steps import gradients, on_device, relative_error, require_device
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.runtime.devices import get_device, list_devices
+from retrograd.runtime.programs.devices import get_device, list_devices
 
 HAS_VULKAN = any(info.driver == "vulkan" and info.error is None for info in list_devices())
 

@@ -14,7 +14,7 @@ import torch
 
 import retrograd
 from retrograd.build import build_backward
-from retrograd.runtime.stage_executor import StageExecutor
+from retrograd.runtime.steps.stage_executor import StageExecutor
 
 
 class Held:

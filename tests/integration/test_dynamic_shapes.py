@@ -23,7 +23,7 @@ from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.sizes.size_one import admit_ones
 from retrograd.pipelines.infra.diagnostics import PipelineError
-from retrograd.runtime.calling import ArgumentError
+from retrograd.runtime.arguments.calling import ArgumentError
 
 TOLERANCE = 2e-5
 BATCH, TOKENS = Dim("batch", min=1, max=64), Dim("tokens", max=64)

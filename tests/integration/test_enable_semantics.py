@@ -257,7 +257,7 @@ def test_gradients_share_no_memory() -> None:
 
 
 def test_a_program_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrograd.runtime.stage_executor import StageExecutor
+    from retrograd.runtime.steps.stage_executor import StageExecutor
 
     run = StageExecutor.run
 

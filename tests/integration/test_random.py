@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import retrograd
 from retrograd.frontend.layers.random_ops import draw_seed, uniform
 from retrograd.frontend.preparation.fx_partition import bind_traced
-from retrograd.runtime.bridge import run_function
-from retrograd.runtime.executor import Program
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.bridge import run_function
 
 
 class Mlp(nn.Module):

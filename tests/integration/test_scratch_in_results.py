@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime.compiled import CompiledBackward
-from retrograd.runtime.executor import Program
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 POISONS = (float("nan"), float("inf"), 1e30)
 

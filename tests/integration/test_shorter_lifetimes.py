@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import retrograd
 from retrograd.options import Request
-from retrograd.runtime.compiled import CompiledBackward
+from retrograd.runtime.steps.compiled import CompiledBackward
 
 
 class Deep(nn.Module):

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 import retrograd
 from retrograd.contract.sizes import numbers_of
-from retrograd.runtime.bridge import run_function
-from retrograd.runtime.executor import Program
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.steps.bridge import run_function
 
 STEPS = 20
 # Those that are trained with eager's partition too: layers, norms and attention, and losses of several outputs.

@@ -15,9 +15,9 @@ from torch import nn
 
 import retrograd
 from retrograd.frontend.layers.random_ops import draw_seed, uniform
-from retrograd.runtime.devices import get_device, list_devices
-from retrograd.runtime.executor import Program
-from retrograd.runtime.staging import Staging
+from retrograd.runtime.programs.devices import get_device, list_devices
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.programs.staging import Staging
 
 DEVICES = [info.name for info in list_devices() if info.driver == "vulkan" and info.error is None]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="no Vulkan driver: `make vulkan-driver` installs one")

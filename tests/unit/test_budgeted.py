@@ -23,7 +23,7 @@ from retrograd.pipelines.stages import budgeted
 from retrograd.pipelines.stages.budgeted import BudgetBuilder, port_bytes, step_peak, thin_out
 from retrograd.pipelines.stages.staged import Progress, StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
-from retrograd.runtime.report import plot_curve
+from retrograd.runtime.reports.report import plot_curve
 
 NO_PLAN, NO_GRAPH = PartitionPlan("budget", (), (), (), (), 0, 0), JointGraph((), (), (), frozenset(), (), ())
 # Output, gradient, and both residuals; output, gradient and one.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from retrograd.runtime.call_times import CallTimes
+from retrograd.runtime.programs.call_times import CallTimes
 
 MICRO = 1e-6
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.signature import TENSOR, InputSpec, OutputSpec, Signature, TensorType
-from retrograd.runtime.calling import ArgumentError, CallingConvention
-from retrograd.runtime.tensors import ExecutionError, as_argument
+from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention
+from retrograd.runtime.programs.tensors import ExecutionError, as_argument
 
 GPU = torch.device("meta")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.runtime import captured_calls
-from retrograd.runtime.captured_calls import CapturedCall, Recording
-from retrograd.runtime.host_share import HostShare
+from retrograd.runtime.cuda import captured_calls
+from retrograd.runtime.cuda.captured_calls import CapturedCall, Recording
+from retrograd.runtime.cuda.host_share import HostShare
 
 
 class FakeRecorder:

@@ -17,7 +17,7 @@ from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.pipelines.toolchain.subprocesses import ToolResult
 from retrograd.runtime.artifact import ArtifactError
 from retrograd.runtime.cache import Cache, cache_key
-from retrograd.runtime.devices import DeviceInfo
+from retrograd.runtime.programs.devices import DeviceInfo
 from retrograd.tools import cli, compile_command, console, doctor_command
 from retrograd.tools.console import CommandError, UsageError
 from retrograd.tools.doctor_command import MISSING, OK, OPTIONAL, Finding, is_met
@@ -323,7 +323,7 @@ def test_doctor_of_a_package_that_does_not_load(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_doctor_of_a_runtime_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "retrograd.runtime.devices", None)
+    monkeypatch.setitem(sys.modules, "retrograd.runtime.programs.devices", None)
     (finding,) = doctor_command.find_devices()
     assert finding.state == MISSING
     assert finding.remedy == "pip install --force-reinstall iree-base-runtime"
@@ -359,7 +359,7 @@ def test_doctor_of_an_absent_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_needs_the_cpu_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "Error creating driver: c/runtime/x.c:66: UNAVAILABLE; library not available; install it"
     listed = [DeviceInfo("cuda", "", "", message)]
-    monkeypatch.setattr("retrograd.runtime.devices.list_devices", lambda: listed)
+    monkeypatch.setattr("retrograd.runtime.programs.devices.list_devices", lambda: listed)
     cuda, local = doctor_command.find_devices()
     assert cuda == Finding("device cuda", OPTIONAL, "library not available; install it")
     assert (local.name, local.state) == ("device local-task", MISSING)

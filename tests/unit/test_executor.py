@@ -17,9 +17,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.runtime import copied_call, devices
-from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.executor import (
+from retrograd.runtime.programs import copied_call, devices
+from retrograd.runtime.programs.executor import (
     ALIGNMENT,
     ExecutionError,
     OutOfDeviceMemory,
@@ -27,7 +26,8 @@ from retrograd.runtime.executor import (
     allocate_results,
     is_importable,
 )
-from retrograd.runtime.memory import track_peak
+from retrograd.runtime.reports.memory import track_peak
+from retrograd.runtime.steps.bound_function import BoundFunction
 
 COMPILE = [
     str(Path(sysconfig.get_path("scripts")) / "iree-compile"),
@@ -437,7 +437,7 @@ def test_two_threads_call_one_program(program: Program) -> None:
 
 
 def test_short_calls_run_in_the_calling_thread(vmfb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrograd.runtime.call_times._SHORT_SECONDS", float("inf"))
+    monkeypatch.setattr("retrograd.runtime.programs.call_times._SHORT_SECONDS", float("inf"))
     program, x = Program.load(vmfb, driver="local-task"), torch.randn(SIDE, SIDE)
     on_workers = [square(program, x) for _ in range(3)]
 
@@ -502,7 +502,7 @@ def test_a_forked_child_calls_the_same_program(program: Program) -> None:
 FORK_AND_FINALIZE = """
 import gc, os, sys
 import torch
-from retrograd.runtime.executor import Program
+from retrograd.runtime.programs.executor import Program
 torch.set_num_threads(1)
 program = Program.load(open(sys.argv[1], "rb").read())
 def call():
@@ -541,7 +541,7 @@ def test_one_device_for_each_driver() -> None:
 def test_workers_are_as_many_as_torchs_threads() -> None:
     script = (
         "import os, torch; torch.set_num_threads(1)\n"
-        "from retrograd.runtime import devices\n"
+        "from retrograd.runtime.programs import devices\n"
         "count = lambda: len(os.listdir('/proc/self/task'))\n"
         "before = count(); device = devices.get_device('local-task'); print(count() - before)\n"
         "before = count(); other = devices.get_device('local-sync'); print(count() - before)\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime import huge_pages, tensors
-from retrograd.runtime.huge_pages import LEAST_BYTES, advise_huge_pages
+from retrograd.runtime.programs import huge_pages, tensors
+from retrograd.runtime.programs.huge_pages import LEAST_BYTES, advise_huge_pages
 
 
 def record(monkeypatch: pytest.MonkeyPatch, answer: int = 0) -> list[tuple[int, int, int]]:

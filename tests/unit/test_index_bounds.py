@@ -15,7 +15,7 @@ from torch import Tensor
 
 from retrograd.contract.indices import IndexBound
 from retrograd.frontend.doors.capture import capture_joint
-from retrograd.runtime.index_bounds import IndexCheck
+from retrograd.runtime.arguments.index_bounds import IndexCheck
 
 END = 2**63 - 1
 

@@ -19,7 +19,7 @@ from retrograd.pipelines.analysis.hooks.hook_graph import Effect, HookGraph, Tas
 from retrograd.pipelines.analysis.hooks.hook_schedule import find_fewest_stages_order, find_stages
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.failing_ops import Part, isolate
-from retrograd.runtime.islands import EagerIsland, IslandTimes, Layout
+from retrograd.runtime.steps.islands import EagerIsland, IslandTimes, Layout
 
 
 def trace(function: Callable[..., object], *arguments: Tensor) -> torch.fx.GraphModule:

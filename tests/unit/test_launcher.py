@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place
-from retrograd.runtime.cuda_code import read_code
-from retrograd.runtime.cuda_driver import Driver
-from retrograd.runtime.launcher import Launcher, check_tensors
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.queued_call import QueuedCall
-from retrograd.runtime.replayed_plan import ReplayedPlan
-from retrograd.runtime.tensors import ALIGNMENT, ExecutionError
+from retrograd.runtime.cuda.code import read_code
+from retrograd.runtime.cuda.driver import Driver
+from retrograd.runtime.cuda.launcher import Launcher, check_tensors
+from retrograd.runtime.cuda.prepared_plan import PreparedPlan
+from retrograd.runtime.cuda.queued_call import QueuedCall
+from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
+from retrograd.runtime.programs.tensors import ALIGNMENT, ExecutionError
 
 
 class Function:

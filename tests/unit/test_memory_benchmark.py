@@ -21,7 +21,7 @@ from models import MODELS, Case
 from predict_memory import Prediction
 from torch import Tensor
 
-from retrograd.runtime.report import Report
+from retrograd.runtime.reports.report import Report
 
 HALF = {"held": {"outputs": 8}, "scratch": 64, "steps": [["matmul", "model.py:3", 64]]}
 REPORT = Report({"name": "Net", "partition": "default", "timeline": {"forward": [HALF], "backward": [HALF]}})

@@ -14,7 +14,7 @@ import pytest
 PROGRAM = """
 import os
 import torch
-from retrograd.runtime.openmp import release_threads
+from retrograd.runtime.programs.openmp import release_threads
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -5,8 +5,8 @@
 import pytest
 import torch
 
-from retrograd.runtime.devices import torch_device_of
-from retrograd.runtime.placement import PlacementError, choose_device, choose_uri
+from retrograd.runtime.programs.devices import torch_device_of
+from retrograd.runtime.programs.placement import PlacementError, choose_device, choose_uri
 
 TARGETS = ("cpu:x86-64-v3", "cuda:sm_90", "vulkan")
 

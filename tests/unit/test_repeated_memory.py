@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrograd.runtime.repeated_memory import filling_repeated
+from retrograd.runtime.arguments.repeated_memory import filling_repeated
 
 
 def call(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -13,10 +13,10 @@ import pytest
 from test_launcher import Library, prepare
 
 from retrograd.contract.launches import Expected, Fill, LaunchPlan, Place
-from retrograd.runtime.cuda_driver import CopyNode, Driver, FillNode, KernelNode, Node
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.replayed_plan import ReplayedPlan
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.cuda.driver import CopyNode, Driver, FillNode, KernelNode, Node
+from retrograd.runtime.cuda.prepared_plan import PreparedPlan
+from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
+from retrograd.runtime.programs.tensors import ExecutionError
 
 # A fill of scratch memory, a kernel that reads argument 1 and scratch memory, and two copies to argument 0.
 CALL = [1000, 2000, 5000]

@@ -23,7 +23,7 @@ from retrograd.contract.sizes import (
     numbers_of,
     parse_shape,
 )
-from retrograd.runtime.size_checks import SizeChecks, SizeError
+from retrograd.runtime.arguments.size_checks import SizeChecks, SizeError
 
 SYMBOLS = {"batch": 6, "tokens": 7}
 # On a busy machine the first example takes a second to draw.

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from retrograd.contract.plan import StagePlan
-from retrograd.runtime.stage_executor import Island, StageExecutor
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.steps.stage_executor import Island, StageExecutor
 
 NO_PROGRAM: Any = None
 

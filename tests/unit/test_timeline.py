@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from retrograd.pipelines.toolchain.timeline import Step, read_timelines
-from retrograd.runtime.report import Report
-from retrograd.runtime.timeline import SERIES, MemoryTimeline, to_trace
+from retrograd.runtime.reports.report import Report
+from retrograd.runtime.reports.timeline import SERIES, MemoryTimeline, to_trace
 
 ALLOCATED = """
 #loc1 = loc("/home/someone/model.py":12:0)

@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.signature import CONSTANT, Signature, TensorType
 from retrograd.contract.sizes import Size, format_size
-from retrograd.runtime.index_bounds import IndexCheck
-from retrograd.runtime.repeated_memory import repeats
-from retrograd.runtime.size_checks import SizeChecks, SizeError
+from retrograd.runtime.arguments.index_bounds import IndexCheck
+from retrograd.runtime.arguments.repeated_memory import repeats
+from retrograd.runtime.arguments.size_checks import SizeChecks, SizeError
 
 
 class ArgumentError(RetrogradError, TypeError):

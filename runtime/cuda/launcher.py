@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 
 from retrograd.contract.launches import MEMBER, Kernel, Launches, LaunchPlan, parse_launches
-from retrograd.runtime.cuda_code import CudaCode, read_code
-from retrograd.runtime.cuda_driver import Driver
-from retrograd.runtime.declaration import ELEMENT_DTYPES
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.queued_call import QueuedCall
-from retrograd.runtime.replayed_plan import ReplayedPlan
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.cuda.code import CudaCode, read_code
+from retrograd.runtime.cuda.driver import Driver
+from retrograd.runtime.cuda.prepared_plan import PreparedPlan
+from retrograd.runtime.cuda.queued_call import QueuedCall
+from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
+from retrograd.runtime.programs.declaration import ELEMENT_DTYPES
+from retrograd.runtime.programs.tensors import ExecutionError
 
 _address_of = torch.Tensor.data_ptr
 

@@ -15,14 +15,14 @@ from torch.autograd import forward_ad
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention, OtherProgramError
+from retrograd.runtime.arguments.state import ModelState
 from retrograd.runtime.artifact import ArtifactError, write_artifact
-from retrograd.runtime.calling import ArgumentError, CallingConvention, OtherProgramError
-from retrograd.runtime.captured_calls import CapturedCall
-from retrograd.runtime.executor import Program
-from retrograd.runtime.islands import IslandTimes
-from retrograd.runtime.peak import Half, measure_peak
-from retrograd.runtime.report import Report
-from retrograd.runtime.state import ModelState
+from retrograd.runtime.cuda.captured_calls import CapturedCall
+from retrograd.runtime.programs.executor import Program
+from retrograd.runtime.reports.peak import Half, measure_peak
+from retrograd.runtime.reports.report import Report
+from retrograd.runtime.steps.islands import IslandTimes
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 

@@ -37,10 +37,10 @@ from retrograd.contract.signature import (
 )
 from retrograd.contract.sizes import evaluate_shape, evaluate_size
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.arguments.repeated_memory import write
 from retrograd.runtime.artifact import ArtifactError
-from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.executor import Argument, ExecutionError, Program
-from retrograd.runtime.repeated_memory import write
+from retrograd.runtime.programs.executor import Argument, ExecutionError, Program
+from retrograd.runtime.steps.bound_function import BoundFunction
 
 
 def run_function(

@@ -12,8 +12,8 @@ import torch
 from retrograd.contract.plan import Free, RunStage, StagePlan
 from retrograd.contract.roles import INTO, MUTATION, SIZE, is_own_residual
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
-from retrograd.runtime.executor import Argument, Program, allocate_results
-from retrograd.runtime.memory import track_peak
+from retrograd.runtime.programs.executor import Argument, Program, allocate_results
+from retrograd.runtime.reports.memory import track_peak
 
 
 @dataclass(frozen=True)

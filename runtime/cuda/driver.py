@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.programs.tensors import ExecutionError
 
 _MAX_DYNAMIC_SHARED = 8
 # A stream that does not wait for torch's own, and a capture that forbids other threads nothing.

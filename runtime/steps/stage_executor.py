@@ -29,8 +29,8 @@ from retrograd.contract.plan import (
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.bound_function import BoundFunction
-from retrograd.runtime.executor import Argument, ExecutionError, Program
+from retrograd.runtime.programs.executor import Argument, ExecutionError, Program
+from retrograd.runtime.steps.bound_function import BoundFunction
 
 
 class PythonSide(Protocol):

@@ -16,9 +16,10 @@ import torch
 
 from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime.call_times import CallTimes
-from retrograd.runtime.copied_call import CopiedCall, is_worth_copying
-from retrograd.runtime.devices import (
+from retrograd.runtime.cuda.queued_call import QueuedCall
+from retrograd.runtime.programs.call_times import CallTimes
+from retrograd.runtime.programs.copied_call import CopiedCall, is_worth_copying
+from retrograd.runtime.programs.devices import (
     CALLER_DRIVER,
     DEFAULT_DRIVER,
     Device,
@@ -28,11 +29,10 @@ from retrograd.runtime.devices import (
     process_lock,
     torch_device_of,
 )
-from retrograd.runtime.loaded import Argument, Loaded, OutOfDeviceMemory
-from retrograd.runtime.openmp import release_threads
-from retrograd.runtime.plain_call import PlainCall
-from retrograd.runtime.queued_call import QueuedCall
-from retrograd.runtime.tensors import (
+from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory
+from retrograd.runtime.programs.openmp import release_threads
+from retrograd.runtime.programs.plain_call import PlainCall
+from retrograd.runtime.programs.tensors import (
     ALIGNMENT,
     ExecutionError,
     allocate_result,

@@ -12,8 +12,8 @@ import torch
 from iree.runtime import VmVariantList
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
-from retrograd.runtime.devices import Device
-from retrograd.runtime.tensors import ALIGNMENT, BINDING_ERRORS, PLAIN_TYPES, CopyDenied, as_it_is_read
+from retrograd.runtime.programs.devices import Device
+from retrograd.runtime.programs.tensors import ALIGNMENT, BINDING_ERRORS, PLAIN_TYPES, CopyDenied, as_it_is_read
 
 
 class PlainCall:

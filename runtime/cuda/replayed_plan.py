@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.runtime.cuda_driver import Driver, Graph, Node
-from retrograd.runtime.prepared_plan import PreparedPlan
-from retrograd.runtime.tensors import ExecutionError
+from retrograd.runtime.cuda.driver import Driver, Graph, Node
+from retrograd.runtime.cuda.prepared_plan import PreparedPlan
+from retrograd.runtime.programs.tensors import ExecutionError
 
 # To queue a graph takes the host as long as two kernels.
 _LEAST_STEPS = 3

@@ -10,7 +10,7 @@ import torch
 
 from retrograd.contract.roles import INTO
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.executor import Argument, Program
+from retrograd.runtime.programs.executor import Argument, Program
 
 
 class BoundFunction:

@@ -11,8 +11,8 @@ from torch._C._dynamo import guards
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime.devices import Device
-from retrograd.runtime.huge_pages import LEAST_BYTES, advise_huge_pages
+from retrograd.runtime.programs.devices import Device
+from retrograd.runtime.programs.huge_pages import LEAST_BYTES, advise_huge_pages
 
 ALIGNMENT = 64
 """Bytes. IREE imports storage that begins at a multiple of this, and torch allocates so."""

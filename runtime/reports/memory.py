@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrograd.runtime.devices import Device, open_device
-from retrograd.runtime.executor import ExecutionError, Program
+from retrograd.runtime.programs.devices import Device, open_device
+from retrograd.runtime.programs.executor import ExecutionError, Program
 
 # local-task serves scratch memory from a pool that its statistics leave out (all zeros). The same executable asks for
 # the same memory in the same order on local-sync, whose allocator counts it.

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from retrograd.runtime.timeline import MemoryTimeline
+from retrograd.runtime.reports.timeline import MemoryTimeline
 
 # Columns of the report as text.
 _WIDTH = 100

@@ -13,8 +13,8 @@ from iree.runtime import VmVariantList
 from torch._C._dynamo.guards import TensorGuards
 from torch.utils.dlpack import to_dlpack
 
-from retrograd.runtime.plain_call import PlainCall
-from retrograd.runtime.tensors import BINDING_ERRORS, CopyDenied, is_importable
+from retrograd.runtime.programs.plain_call import PlainCall
+from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied, is_importable
 
 MOST_BYTES = 4096
 """Of each tensor. To import one, and to end that, takes as long as to copy some 10 KiB."""

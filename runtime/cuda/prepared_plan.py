@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.contract.launches import Copy, Fill, Kernel, LaunchPlan, Place
-from retrograd.runtime.cuda_driver import CopyNode, Driver, FillNode, KernelNode, LaunchConfig, Node
+from retrograd.runtime.cuda.driver import CopyNode, Driver, FillNode, KernelNode, LaunchConfig, Node
 
 
 class PreparedPlan:

@@ -15,14 +15,14 @@ import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
-from retrograd.runtime.call_times import CallTimes
-from retrograd.runtime.cuda_driver import open_driver
-from retrograd.runtime.declaration import DeclaredTensor, parse_results
-from retrograd.runtime.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
-from retrograd.runtime.launcher import Launcher
-from retrograd.runtime.plain_call import PlainCall
-from retrograd.runtime.staging import ResidentError, Staging
-from retrograd.runtime.tensors import BINDING_ERRORS, CopyDenied, ExecutionError
+from retrograd.runtime.cuda.driver import open_driver
+from retrograd.runtime.cuda.launcher import Launcher
+from retrograd.runtime.programs.call_times import CallTimes
+from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
+from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
+from retrograd.runtime.programs.plain_call import PlainCall
+from retrograd.runtime.programs.staging import ResidentError, Staging
+from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied, ExecutionError
 
 # What a function takes: tensors, and numbers for its sizes.
 Argument: TypeAlias = torch.Tensor | int

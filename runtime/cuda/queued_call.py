@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from retrograd.runtime.declaration import ELEMENT_DTYPES
-from retrograd.runtime.replayed_plan import ReplayedPlan
-from retrograd.runtime.tensors import ALIGNMENT, PLAIN_TYPES, as_it_is_read
+from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
+from retrograd.runtime.programs.declaration import ELEMENT_DTYPES
+from retrograd.runtime.programs.tensors import ALIGNMENT, PLAIN_TYPES, as_it_is_read
 
 
 class QueuedCall:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 from torch.nn.modules import module as torch_module
 
-from retrograd.runtime.calling import ArgumentError
+from retrograd.runtime.arguments.calling import ArgumentError
 
 
 class ModelState:
