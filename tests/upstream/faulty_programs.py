@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The least programs that show a fault of iree-compile."""
+"""The least programs that show a fault of iree-compile or torch-mlir."""
 
 OUTER = """
 #id = affine_map<(m, n) -> (m, n)>
@@ -27,3 +27,41 @@ func.func @main(%a: tensor<4x4xf32>) -> tensor<4x4xf32> {
 }
 """
 """A row's sum beside a column's, which release 3.13 gets wrong with any flags."""
+
+WEIGHTED_SUM = """
+#matrix = affine_map<(i, j) -> (i, j)>
+#row = affine_map<(i, j) -> (j)>
+#number = affine_map<(i, j) -> ()>
+func.func @main(%a: tensor<64x32xf32>, %b: tensor<32xf32>) -> tensor<f32> {
+  %zero = arith.constant 0.0 : f32
+  %one = tensor.empty() : tensor<f32>
+  %start = linalg.fill ins(%zero : f32) outs(%one : tensor<f32>) -> tensor<f32>
+  %empty = tensor.empty() : tensor<64x32xf32>
+  %product = linalg.generic {indexing_maps = [#matrix, #row, #matrix], iterator_types = ["parallel", "parallel"]}
+      ins(%a, %b : tensor<64x32xf32>, tensor<32xf32>) outs(%empty : tensor<64x32xf32>) {
+  ^bb0(%x: f32, %y: f32, %out: f32):
+    %s = arith.mulf %x, %y : f32
+    linalg.yield %s : f32
+  } -> tensor<64x32xf32>
+  %sum = linalg.generic {indexing_maps = [#matrix, #number], iterator_types = ["reduction", "reduction"]}
+      ins(%product : tensor<64x32xf32>) outs(%start : tensor<f32>) {
+  ^bb0(%x: f32, %out: f32):
+    %s = arith.addf %x, %out : f32
+    linalg.yield %s : f32
+  } -> tensor<f32>
+  return %sum : tensor<f32>
+}
+"""
+"""The sum of a product with a row, which code for a CPU makes a contraction that its verifier refuses."""
+
+INDEX_PUT = """
+func.func @main(%x: !torch.vtensor<[8],f32>, %i: !torch.vtensor<[4],si64>, %v: !torch.vtensor<[4],f32>)
+    -> !torch.vtensor<[8],f32> {
+  %false = torch.constant.bool false
+  %list = torch.prim.ListConstruct %i : (!torch.vtensor<[4],si64>) -> !torch.list<vtensor>
+  %r = torch.aten.index_put.hacked_twin %x, %list, %v, %false : !torch.vtensor<[8],f32>, !torch.list<vtensor>,
+      !torch.vtensor<[4],f32>, !torch.bool -> !torch.vtensor<[8],f32>
+  return %r : !torch.vtensor<[8],f32>
+}
+"""
+"""Numbers written to places that nobody says are all different."""

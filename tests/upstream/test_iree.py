@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_programs import OUTER
+from faulty_programs import OUTER, WEIGHTED_SUM
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
@@ -74,6 +74,27 @@ def test_sines_of_large_numbers_lose_digits(tmp_path: Path) -> None:
     x = np.linspace(1e5, 1e7, 1000, dtype=np.float32)
     found = run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.sin"), x)
     assert np.abs(found - np.sin(x.astype(np.float64))).max() > 1e-4
+
+
+def test_asinh_of_large_negative_numbers_is_infinite(tmp_path: Path) -> None:
+    """On a CPU: ``frontend/decompositions/functions/hyperbolic.py``."""
+    x = np.linspace(-6000, -4500, 1000, dtype=np.float32)
+    assert np.isinf(run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.asinh"), x)).any()
+
+
+def test_a_rounding_that_is_widened_again_is_left_out(tmp_path: Path) -> None:
+    """On a CPU, so that numbers are not those of another kernel: ``bwd-keep-roundings``."""
+    x = np.linspace(1, 2, 1000, dtype=np.float32)
+    rounds = "arith.truncf %a : f32 to bf16\n    %e2 = arith.extf %d : bf16 to f32"
+    text = MAP.replace("SIZE", str(len(x))).replace("OP %a : f32", rounds).replace("yield %d", "yield %e2")
+    assert (run_stock(tmp_path, text, x) == x).all()
+
+
+def test_a_sum_over_a_product_with_a_row_does_not_compile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """For a CPU: ``bwd-negate-products``."""
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, WEIGHTED_SUM, *CPU.flags)
+    assert "invalid accumulator/result vector shape" in capfd.readouterr().err
 
 
 def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Faults of stock torch-mlir that this project mends. A test that fails here says that one is gone: the mend that it
+names can go too."""
+
+from __future__ import annotations
+
+from faulty_programs import INDEX_PUT
+from torch_mlir.dialects import torch
+from torch_mlir.ir import Context, Module
+from torch_mlir.passmanager import PassManager
+
+
+def lower_stock(text: str) -> str:
+    """Lower a module to linalg, with no pass of ours."""
+    with Context() as context:
+        torch.register_dialect(context)
+        module = Module.parse(text)
+        PassManager.parse("builtin.module(torch-backend-to-linalg-on-tensors-backend-pipeline)").run(module.operation)
+        return str(module)
+
+
+def test_writes_are_said_to_go_to_places_that_all_differ() -> None:
+    """Which nobody promised: ``bwd-order-scatters``."""
+    assert "unique_indices(true)" in lower_stock(INDEX_PUT)
