@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import statistics
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from corpus_case import Program
 from corpus_doors import REFUSALS, NotCompiledError, Opened, open_door
-from corpus_steps import Steps
+from corpus_steps import Steps, StepTime
 from judge import Run, compare
 from measure import no_garbage_collection
 from measure_memory import held_at_most
@@ -35,7 +34,8 @@ class Verdict:
     ``ran`` where random numbers leave nothing to compare; ``wrong``; ``refused`` with a reason; ``crashed`` where an
     error is no refusal, or the process ended, or ran out of time or memory.
 
-    Times of steps are medians in milliseconds, ``ratio`` the step's to eager's; ``compile_cpu`` are the seconds of
+    Times of steps are medians in milliseconds, ``ratio`` the step's to eager's and ``backward_ratio`` its backward's;
+    ``compile_cpu`` are the seconds of
     processor time of compiling, all of its processes taken together. None is what there is not.
     """
 
@@ -51,6 +51,7 @@ class Verdict:
     step_ms: float | None = None
     eager_ms: float | None = None
     ratio: float | None = None
+    backward_ratio: float | None = None
     peak_bytes: int | None = None
     eager_peak_bytes: int | None = None
     resident_bytes: int | None = None
@@ -124,7 +125,8 @@ def check_reference(eager: Run, precise: Run) -> None:
 def _time(steps: Steps, opened: Opened, repeats: int, verdict: Verdict) -> None:
     """Steps in turn, in eager and compiled: a slow spell of the machine meets both."""
     steps.reset()
-    ours, theirs = [], []
+    ours: list[StepTime] = []
+    theirs: list[StepTime] = []
 
     def compiled_step() -> None:
         ours.append(steps.time(opened.call))
@@ -133,8 +135,11 @@ def _time(steps: Steps, opened: Opened, repeats: int, verdict: Verdict) -> None:
         for _ in range(repeats + 2):
             opened.around(compiled_step)
             theirs.append(steps.time(steps.sample.model))
-    verdict.step_ms, verdict.eager_ms = (round(1e3 * statistics.median(times[2:]), 3) for times in (ours, theirs))
-    verdict.ratio = round(verdict.step_ms / verdict.eager_ms, 3) if verdict.eager_ms else math.inf
+    step, eager = (statistics.median(map(sum, times[2:])) for times in (ours, theirs))
+    verdict.step_ms, verdict.eager_ms = round(1e3 * step, 3), round(1e3 * eager, 3)
+    verdict.ratio = round(step / eager, 3)
+    backward, eager_backward = (statistics.median(time.backward for time in times[2:]) for times in (ours, theirs))
+    verdict.backward_ratio = round(backward / eager_backward, 3)
 
 
 def _weigh(steps: Steps, opened: Opened, verdict: Verdict) -> None:

@@ -26,7 +26,8 @@ training steps as people write them around torch.nn: forward, loss and backward 
   random numbers, so that there is nothing to compare. *refused*: not compiled, for the reason below. *crashed*: any
   other error, or no result within the limits of time and memory.
 - The numbers behind: the time of a step (forward, loss, backward) to eager's, medians of steps in turn; and the seconds
-  from the source to the end of the first step, with no cache of either compiler.
+  from the source to the end of the first step, with no cache of either compiler. The first table has that of backwards
+  alone too: under `enable()` the forward is eager's.
 - *peak*: the most bytes that a step through `compile_backward` holds, by IREE's counting allocator, to those of an
   eager one, by PyTorch's profiler; parameters and inputs are not counted.
 - *islands* are ops that run in torch between compiled functions; *graphs* the parts that Dynamo cuts a program into.
@@ -48,7 +49,10 @@ def write(
     lines = ["# Programs that others wrote", "", "```", command, "```", "", EXPLANATION]
     if not timed:
         lines += [UNTIMED]
-        verdicts = {key: replace(v, compile_seconds=None, ratio=None, eager_ms=None) for key, v in verdicts.items()}
+        verdicts = {
+            key: replace(v, compile_seconds=None, ratio=None, backward_ratio=None, eager_ms=None)
+            for key, v in verdicts.items()
+        }
     if len(names) < programs:
         lines += [f"A part of the corpus: {len(names)} of {programs} programs.", ""]
     lines += [*_summary(verdicts), ""]
@@ -68,20 +72,21 @@ def _title(door: str) -> str:
 
 
 def _summary(verdicts: Verdicts) -> list[str]:
-    columns = ("door", *OUTCOMES, "step to eager (worst)", "compile to Inductor", "in processor time", "longest s")
+    times = ("step to eager (worst)", "backward (worst)")
+    columns = ("door", *OUTCOMES, *times, "compile to Inductor", "in processor time", "longest s")
     rows = []
     for door in DOORS:
         found = [v for v in verdicts.values() if v.door == door]
         counts = Counter(v.outcome for v in found)
         good = [v for v in found if v.outcome in ("right", "ran")]
-        ratios = [v.ratio for v in good if v.ratio]
+        ratios = ([v.ratio for v in good if v.ratio], [v.backward_ratio for v in good if v.backward_ratio])
         pairs = [(v, verdicts[v.program, "inductor"]) for v in good if (v.program, "inductor") in verdicts]
         wall = [v.compile_seconds / i.compile_seconds for v, i in pairs if v.compile_seconds and i.compile_seconds]
         work = [v.compile_cpu / i.compile_cpu for v, i in pairs if v.compile_cpu and i.compile_cpu]
         longest = max((v.compile_seconds for v in good if v.compile_seconds), default=None)
-        step = f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})" if ratios else "-"
+        steps = [f"{geometric_mean(r):.2f} ({max(r):.2f})" if r else "-" for r in ratios]
         means = [f"{geometric_mean(r):.2f}" if r else "-" for r in (wall, work)]
-        rows.append([_title(door), *(str(counts[o]) for o in OUTCOMES), step, *means, number(longest, ".0f")])
+        rows.append([_title(door), *(str(counts[o]) for o in OUTCOMES), *steps, *means, number(longest, ".0f")])
     return markdown_table(columns, 1, rows)
 
 

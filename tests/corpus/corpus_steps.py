@@ -8,7 +8,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from corpus_case import Sample, generator
@@ -19,6 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 Call = Callable[..., Any]
+
+
+class StepTime(NamedTuple):
+    """The seconds that a step takes: its forward with the loss, and its backward."""
+
+    forward: float
+    backward: float
 
 
 class Widened(TorchDispatchMode):
@@ -94,13 +101,15 @@ class Steps:
 
         return self.run(self.sample.model, turn, around)
 
-    def time(self, call: Call) -> float:
-        """The seconds that a step takes, forward, loss and backward, from gradients that there are not yet."""
+    def time(self, call: Call) -> StepTime:
+        """The seconds that a step takes from gradients that there are not yet."""
         inputs = self.sample.inputs(0)
         self.sample.model.zero_grad()
         start = time.perf_counter()
-        self.sample.loss(call(**inputs)).backward()
-        return time.perf_counter() - start
+        loss = self.sample.loss(call(**inputs))
+        between = time.perf_counter()
+        loss.backward()
+        return StepTime(between - start, time.perf_counter() - between)
 
     def reset(self) -> None:
         """Parameters and buffers as they were."""

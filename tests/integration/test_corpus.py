@@ -157,7 +157,14 @@ def check_verdicts(folder: Path) -> None:
 
 
 def test_the_page(tmp_path: Path) -> None:
-    good = {"compile_seconds": 8.0, "compile_cpu": 6.0, "step_ms": 1.0, "eager_ms": 2.0, "ratio": 0.5}
+    good = {
+        "compile_seconds": 8.0,
+        "compile_cpu": 6.0,
+        "step_ms": 1.0,
+        "eager_ms": 2.0,
+        "ratio": 0.5,
+        "backward_ratio": 0.6,
+    }
     verdicts = [
         Verdict("a", "timm", "compile_backward", "right", **good),  # type: ignore[arg-type]
         Verdict("a", "timm", "inductor", "right", **{**good, "compile_seconds": 16.0, "ratio": 0.7}),  # type: ignore[arg-type]
@@ -165,7 +172,7 @@ def test_the_page(tmp_path: Path) -> None:
     ]
     write({(v.program, v.door): v for v in verdicts}, tmp_path / "page.md", {"date": "today"}, "make models", 3)
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "| `compile_backward` | 1 | 0 | 0 | 1 | 0 | 0.50 (0.50) | 0.50 | 1.00 | 8 |" in text
+    assert "| `compile_backward` | 1 | 0 | 0 | 1 | 0 | 0.50 (0.50) | 0.60 (0.60) | 0.50 | 1.00 | 8 |" in text
     assert "| a | 2.0 | right, 0.50, 8 s | - | - | right, 0.70, 16 s | - |" in text
     assert "| b | - | **refused** [1] | - | - | - | - |" in text
     assert "1. b, `compile_backward`: CaptureError: at b.py, for a \\| b" in text
