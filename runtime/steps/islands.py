@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,23 +53,29 @@ class EagerIsland:
     seconds: float = field(default=0.0)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """The results, of numbers and then tensors; arguments are not changed."""
+        """The results, of numbers and then tensors; arguments are not changed. A step has tens of such calls, so that
+        nothing is made here for each tensor that most do not need."""
         start = time.perf_counter()
         numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
-        sizes = dict(zip(self.sizes, numbers, strict=True))
         with torch.no_grad():
             if self.is_library:
-                arguments = [t.contiguous() for t in tensors]
+                arguments = [t if t.is_contiguous() else t.contiguous() for t in tensors]
             else:
-                arguments = [_laid_out(t, layout.at(sizes)) for t, layout in zip(tensors, self.layouts, strict=True)]
-            results = _separate(self.function(*numbers, *arguments), [*tensors, *arguments])
+                layouts = self._layouts_at(numbers) if numbers else self.layouts
+                arguments = [_laid_out(t, layout) for t, layout in zip(tensors, layouts, strict=True)]
+            results = _separate(self.function(*numbers, *arguments), {*tensors, *arguments})
         self.seconds += time.perf_counter() - start
         return results
+
+    def _layouts_at(self, numbers: Sequence[int]) -> list[Layout]:
+        sizes = dict(zip(self.sizes, numbers, strict=True))
+        return [layout.at(sizes) for layout in self.layouts]
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """``tensor`` with the strides and offset of ``layout``; itself, if it has them."""
-    if tensor.numel() <= 1 or Layout.of(tensor) == layout:
+    lies_so = tensor.stride() == layout.stride and tensor.storage_offset() == layout.offset
+    if (lies_so and tensor.shape == layout.shape) or tensor.numel() <= 1:
         return tensor
     shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))
     extent = 1 + offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
@@ -81,14 +87,14 @@ def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return laid_out
 
 
-def _separate(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _separate(results: Sequence[torch.Tensor], arguments: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The results, copied where they look at an argument or at one another: a later write to one must not show in
     what is kept of another."""
     taken = {t.untyped_storage().data_ptr() for t in arguments}
     separate = []
     for result in results:
         # A lazy conjugate or negative is no values yet.
-        plain = result.resolve_conj().resolve_neg()
+        plain = result.resolve_conj().resolve_neg() if result.is_conj() or result.is_neg() else result
         storage = plain.untyped_storage().data_ptr()
         if storage in taken and plain.numel():
             plain = plain.clone()
