@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-# Waking local-task's workers and waiting for them takes some 50 us, which more threads must win back; on a machine that
-# is busy with something else, a millisecond.
+# Waking local-task's workers and waiting for them takes some 50 us, which more threads must win back. On a machine that
+# is busy with something else it takes ten milliseconds: how short a function is, only the calling thread tells.
 _SHORT_SECONDS = 2e-3
+_TRIED_SECONDS = 20e-3
 # From here on it pays to end the OpenMP threads that torch left behind, which takes some 50 us.
 _LONG_SECONDS = 1e-3
 _TRIALS = 3
@@ -17,10 +18,10 @@ _PATIENCE = 20
 class CallTimes:
     """Seconds that the calls of one function took on local-task's workers and in the calling thread.
 
-    A function that is short on the workers is tried in the calling thread as often, and stays where it was faster; two
-    calls that take twice as long there are enough. One that turns out to be long there, several times in a row (its
-    sizes may differ from call to call), goes back for good. ``prefers_caller``: the next call should run in the calling
-    thread; ``is_long``: it is worth a preparation of 50 us, which is assumed of the first.
+    A function that may be short is tried in the calling thread as often, and stays there if it is short and was no
+    slower; two calls that take twice as long there are enough. One that turns out to be long there, several times in a
+    row (its sizes may differ from call to call), goes back for good. ``prefers_caller``: the next call should run in
+    the calling thread; ``is_long``: it is worth a preparation of 50 us, which is assumed of the first.
     """
 
     def __init__(self) -> None:
@@ -52,8 +53,8 @@ class CallTimes:
         elif len(times) < _TRIALS:
             return
         elif in_caller:
-            self._settle(min(times) <= min(self._workers))
-        elif min(times) < _SHORT_SECONDS:
+            self._settle(min(times) <= min(_SHORT_SECONDS, *self._workers))
+        elif min(times) < _TRIED_SECONDS:
             self.prefers_caller = True
         elif len(times) >= _PATIENCE:
             self._settle(False)
