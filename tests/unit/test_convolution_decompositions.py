@@ -164,6 +164,17 @@ def test_large_filters_are_few_ops(name: str, transposed: bool) -> None:
             assert len(graph.graph.nodes) < 20 + 6 * sum(weight.shape[2:])
 
 
+@pytest.mark.parametrize(
+    ("width", "device", "is_direct"), [(8, "cpu", True), (7, "cpu", False), (14, "cpu", False), (7, "meta", True)]
+)
+def test_loops_are_for_rows_of_whole_vectors_on_a_cpu(width: int, device: str, is_direct: bool) -> None:
+    """Of 14 a row they took ten times as long as columns."""
+    size = (2, 8, 6, width)
+    x, weight = torch.empty(size, device=device), torch.empty(4, 8, 3, 3, device=device)
+    how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert (convolution.convolution(x, weight, None, *how) is NotImplemented) == is_direct
+
+
 @pytest.mark.parametrize("kernel", [25, 4])
 def test_a_filter_on_open_sizes_is_a_slice_for_each_tap(kernel: int) -> None:
     """Up to a number of taps that graphs can bear."""

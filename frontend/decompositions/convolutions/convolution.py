@@ -13,8 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from retrograd.frontend.decompositions.convolutions.correlation import correlation, input_gradient, weight_gradient
+from retrograd.frontend.decompositions.convolutions.correlation import (
+    correlation,
+    input_gradient,
+    out_size,
+    weight_gradient,
+)
 from retrograd.frontend.decompositions.convolutions.im2col import is_static
 from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
@@ -23,9 +29,12 @@ from retrograd.frontend.decompositions.sums import sum_of_channels
 
 aten = torch.ops.aten
 
-# From this many taps and channels on, torch-mlir's own dense convolution of stride 1 beats columns.
+# From this many taps and channels on, torch-mlir's own dense convolution of stride 1 beats columns, on a GPU.
 DIRECT_TAPS = 9
 DIRECT_CHANNELS = 2
+# On a CPU rows of results that are no multiple of this (14, 7) are not vectorized: the loops take 10 times as long as
+# columns do. Of others they take 1.3 times as long, without the memory for columns, which a budget may not have.
+DIRECT_WIDTH = 4
 # Beyond this many taps slices for each, which open sizes need, would make graphs of thousands of ops.
 MAX_TAPS = 512
 
@@ -48,7 +57,7 @@ def convolution(
     lowering is faster.
     """
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
-    direct = not transposed and groups == 1 and _is_direct(window, weight)
+    direct = not transposed and groups == 1 and _is_direct(window, weight, x)
     half = x.dtype in (torch.bfloat16, torch.float16)
     if x.dim() != window.rank + 2 or _has_too_many_taps(window, x) or (direct and not half):
         return NotImplemented
@@ -67,10 +76,16 @@ def _has_too_many_taps(window: Window, x: Tensor) -> bool:
     return math.prod(window.kernel) > MAX_TAPS and not is_static(x.shape[2:])
 
 
-def _is_direct(window: Window, weight: Tensor) -> bool:
-    """Whether torch-mlir's own loops for a dense convolution are faster than columns; those over volumes never are."""
+def _is_direct(window: Window, weight: Tensor, x: Tensor) -> bool:
+    """Whether a dense convolution is left to torch-mlir's own loops, as faster than columns, or nearly as fast and in
+    less memory; those over volumes never are."""
     plain = window.rank <= 2 and all(s == 1 for s in window.stride)
-    return plain and math.prod(window.kernel) >= DIRECT_TAPS and weight.shape[1] >= DIRECT_CHANNELS
+    if not plain or math.prod(window.kernel) < DIRECT_TAPS or weight.shape[1] < DIRECT_CHANNELS:
+        return False
+    # Of channels that lie last the op is known to give such; columns would change the strides of results.
+    if x.device.type != "cpu" or not is_static(x.shape) or suggest_memory_format(x) is not torch.contiguous_format:
+        return True
+    return out_size(x.shape[2:], window)[-1] % DIRECT_WIDTH == 0
 
 
 def convolution_backward(

@@ -27,7 +27,7 @@ MAX_PHASES = 4
 
 def correlation(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """``y[n, o, p] = sum over c and taps t of x[n, c, p * stride + t * dilation - padding] weight[o, c, t]``."""
-    out = _out_size(x.shape[2:], window)
+    out = out_size(x.shape[2:], window)
     lead, filters = x.shape[0], weight.shape[0]
     depth = weight.shape[1]
     columns = Columns.plan(window, x.shape[2:], out, x.shape[:2], x.element_size())
@@ -136,7 +136,8 @@ def _batched_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left[0], right[0]).unsqueeze(0) if left.shape[0] == 1 else torch.bmm(left, right)
 
 
-def _out_size(size: Sequence[int], window: Window) -> list[int]:
+def out_size(size: Sequence[int], window: Window) -> list[int]:
+    """How many places a window has along each axis of so many elements."""
     return [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(size, window.kernel, window.stride, window.padding, window.dilation, strict=True)
