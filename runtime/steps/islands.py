@@ -73,8 +73,9 @@ class EagerIsland:
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """``tensor`` with the strides and offset of ``layout``; itself, if it has them."""
-    lies_so = tensor.stride() == layout.stride and tensor.storage_offset() == layout.offset
+    """``tensor`` with the strides and offset of ``layout``; itself, if it has them, or has memory of its own."""
+    # What was traced as part of a larger tensor may begin anywhere: no op of an island looks at the rest of it.
+    lies_so = tensor.stride() == layout.stride and tensor.storage_offset() in (0, layout.offset)
     if (lies_so and tensor.shape == layout.shape) or tensor.numel() <= 1:
         return tensor
     shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))

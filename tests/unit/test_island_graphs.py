@@ -124,6 +124,21 @@ def test_results_have_memory_of_their_own_and_arguments_their_traced_strides() -
     assert IslandTimes([EagerIsland(run, layouts, "ops")]).describe() == [{"what": "ops", "share": None}]
 
 
+@pytest.mark.parametrize(("traced", "given", "is_copied"), [(6, 0, False), (6, 6, False), (6, 3, True), (0, 3, True)])
+def test_a_part_of_a_tensor_may_have_memory_of_its_own(traced: int, given: int, is_copied: bool) -> None:
+    """As what compiled code gives has, for which a copy was made at each step."""
+    seen: list[int] = []
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        seen.append(x.data_ptr())
+        return (x + 1,)
+
+    x = torch.arange(12.0)[given : given + 3]
+    (result,) = EagerIsland(run, [Layout((3,), (1,), traced)], "ops")([x])
+    assert torch.equal(result, x + 1)
+    assert (seen[0] != x.data_ptr()) == is_copied
+
+
 def test_layouts_follow_the_sizes() -> None:
     layout = Layout(("rows", 3), (1, "rows"), ("*", 2, "rows"))
     strides: list[tuple[int, ...]] = []
