@@ -29,6 +29,7 @@ _HEADER = b"retrograd-cache-1\n"
 _DIGEST_BYTES = 32
 _SUFFIX = ".entry"
 _TEMPORARY_SUFFIX = ".tmp"
+_LOCK_SUFFIX = ".lock"
 # A writer that is still alive renames its file long before this; what is older belongs to a process that was killed.
 _ABANDONED_SECONDS = 3600.0
 # The longest that one process waits for another that makes what both need; then it makes it too.
@@ -121,13 +122,17 @@ class Cache:
             # A timeout is one of these too.
             with contextlib.suppress(OSError, NotImplementedError):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(self.folder / f".{name}.lock", timeout=_MOST_SECONDS))
+                stack.enter_context(FileLock(self.folder / f".{name}{_LOCK_SUFFIX}", timeout=_MOST_SECONDS))
             yield
 
     def clear(self) -> int:
-        """Remove every entry, and what killed writers left; the number of entries removed."""
+        """Remove every entry, what killed writers left, and locks that nobody holds; the number of entries removed."""
         removed = sum(_remove(self._path(entry.key)) for entry in self.entries())
         self._remove_abandoned(age=0.0)
+        for path, _ in self._files(_LOCK_SUFFIX):
+            # Whoever waits for one just now makes what another process may be making too.
+            with contextlib.suppress(OSError, NotImplementedError), FileLock(path, timeout=0):
+                _remove(path)
         return removed
 
     def size(self) -> int:

@@ -198,6 +198,17 @@ def test_a_killed_maker_is_not_waited_for(cache: Cache) -> None:
     maker.join()
 
 
+def test_clearing_leaves_the_locks_that_are_held(cache: Cache) -> None:
+    for name in "abc":
+        with cache.making(key(name)):
+            cache.put(key(name), b"data")
+    with cache.making(key("b")):
+        assert cache.clear() == 3
+        assert [path.name for path in cache.folder.iterdir()] == [f".{key('b')[:2]}.lock"]
+    cache.clear()
+    assert list(cache.folder.iterdir()) == []
+
+
 def test_a_folder_without_locks_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = Cache(tmp_path / "file" / "cache")
