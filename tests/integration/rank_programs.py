@@ -60,8 +60,8 @@ class Block(nn.Module):
         return result
 
 
-def make_model() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), Block(6), Block(6), nn.Linear(6, 2))
+def make_model(blocks: int = 2) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), *(Block(6) for _ in range(blocks)), nn.Linear(6, 2))
 
 
 def device() -> torch.device:
@@ -161,7 +161,8 @@ def uneven(model: Any, x: Tensor, number: int) -> None:
 @dataclass(frozen=True)
 class Case:
     """A wrapper and how it trains. ``expected`` is what is printed; ``scope`` is what the steps of ours run in, and
-    ``ours`` the wrapper for them, where it is another than eager's."""
+    ``ours`` the wrapper for them, where it is another than eager's. ``blocks`` is how many the model has: two for what
+    takes them one by one."""
 
     wrap: Wrap
     step: Step = train_step
@@ -170,6 +171,7 @@ class Case:
     scope: Scope = retrograd.enable
     ours: Wrap | None = None
     steps: int = 5
+    blocks: int = 1
 
 
 def in_overlap() -> AbstractContextManager[Any]:
@@ -182,7 +184,7 @@ def on_one_rank() -> AbstractContextManager[Any]:
 
 
 def through_dynamo(wrap: Wrap, ours: Wrap, expected: str) -> Case:
-    return Case(wrap, scope=contextlib.nullcontext, ours=ours, expected=expected)
+    return Case(wrap, scope=contextlib.nullcontext, ours=ours, expected=expected, blocks=2)
 
 
 GROUPS: Mapping[str, Mapping[str, Case]] = {
@@ -191,7 +193,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
         "ddp, small buckets that gradients are views of": Case(
             partial(ddp, gradient_as_bucket_view=True, bucket_cap_mb=1e-4)
         ),
-        "ddp, overlap": Case(partial(ddp, bucket_cap_mb=1e-4), scope=in_overlap),
+        "ddp, overlap": Case(partial(ddp, bucket_cap_mb=1e-4), scope=in_overlap, blocks=2),
         "ddp, static graph": Case(partial(ddp, static_graph=True)),
         "ddp, unused parameters": Case(partial(ddp, find_unused_parameters=True)),
         "ddp, no_sync": Case(ddp, accumulate),
@@ -207,14 +209,14 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
             tolerance=HALF,
             expected=NOT_FAKE,
         ),
-        "fsdp1, by blocks": Case(fsdp1_of_blocks),
-        "fsdp1, by blocks, overlap": Case(fsdp1_of_blocks, scope=in_overlap),
+        "fsdp1, by blocks": Case(fsdp1_of_blocks, blocks=2),
+        "fsdp1, by blocks, overlap": Case(fsdp1_of_blocks, scope=in_overlap, blocks=2),
         "fsdp1, no_sync": Case(fsdp1, accumulate, expected=NOT_FAKE),
     },
     "fsdp2": {
         "fsdp2": Case(partial(fsdp2, reshard_after_forward=False)),
-        "fsdp2, resharded after forward": Case(partial(fsdp2, reshard_after_forward=True)),
-        "fsdp2, overlap": Case(partial(fsdp2, reshard_after_forward=True), scope=in_overlap),
+        "fsdp2, resharded after forward": Case(partial(fsdp2, reshard_after_forward=True), blocks=2),
+        "fsdp2, overlap": Case(partial(fsdp2, reshard_after_forward=True), scope=in_overlap, blocks=2),
         "fsdp2, bfloat16": Case(
             partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
             tolerance=HALF,
@@ -223,7 +225,7 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
         "fsdp2, eager on the other rank": Case(fsdp2, scope=on_one_rank),
     },
     "parallel": {
-        "tensor parallel": Case(tensor_parallel, expected=DTENSOR),
+        "tensor parallel": Case(tensor_parallel, expected=DTENSOR, blocks=2),
     },
     "dynamo": {
         "torch.compile of ddp": through_dynamo(ddp, ddp_in_buckets, f"{COMPILED} in 2 part(s)"),
@@ -241,7 +243,7 @@ PIPELINES: Mapping[str, Any] = {"pipeline, GPipe": ScheduleGPipe, "pipeline, 1F1
 def train(case: Case) -> str:
     """Train two models side by side, and say how ours ran."""
     torch.manual_seed(0)
-    plain = make_model().to(device())
+    plain = make_model(case.blocks).to(device())
     models = [wrap(copy.deepcopy(plain)) for wrap in (case.wrap, case.ours or case.wrap)]
     before = len(retrograd.explain_recompiles())
     parts.clear()
