@@ -16,7 +16,7 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from retrograd.pipelines.stream.compiler import CompilationFailed, Dumps, compile_file, run_passes
+from retrograd.pipelines.stream.compiler import PHASES, CompilationFailed, Dumps, compile_file, run_passes
 from retrograd.pipelines.stream.passes import PASSES, PassFailure
 
 PROGRAM = "iree_compile"
@@ -36,9 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(run_passes(arguments.source, arguments.passes.split(",")))
             return 0
         dumps = Dumps(arguments.dump_allocation, arguments.dump_layout, arguments.dump_compilation_phases_to)
-        to_stream = arguments.compile_to == "stream"
         verified = arguments.verify == "true"
-        compile_file(arguments.source, arguments.o, flags, to_stream=to_stream, dumps=dumps, verified=verified)
+        compile_file(arguments.source, arguments.o, flags, last=arguments.compile_to, dumps=dumps, verified=verified)
     except PassFailure as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -58,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, help="file of MLIR")
     parser.add_argument("-o", metavar="FILE", type=Path, help="where the result goes")
     parser.add_argument("--passes", help=f"passes to run on the file alone, separated by commas: {', '.join(PASSES)}")
-    parser.add_argument("--compile-to", choices=("stream", "end"), default="end", help="the last phase")
+    parser.add_argument("--compile-to", choices=PHASES, default="end", help="the last phase")
     parser.add_argument("--verify", choices=("true", "false"), default="true", help="check the IR after each pass")
     parser.add_argument("--dump-allocation", metavar="FILE", type=Path, help="write the IR before buffers are packed")
     parser.add_argument("--dump-layout", metavar="FILE", type=Path, help="write the IR after the stream phase")

@@ -26,6 +26,9 @@ _TO_BUFFERS = (
 _TO_COMMANDS = ("iree-stream-cmd-transformation-pipeline",)
 _TO_STREAM = ("iree-stream-optimization-pipeline", "iree-stream-cleanup-pipeline", "symbol-dce")
 
+PHASES = ("input", "abi", "preprocessing", "global-optimization", "dispatch-creation", "flow", "stream", "end")
+"""The phases that compilation may end with, in order: of IREE's own those up to where our passes come, and ``end``."""
+
 # Buffers lie in storage for results on a CPU alone: on other devices this was not compared with eager yet.
 _CPU = "--iree-hal-target-device=local"
 
@@ -59,12 +62,12 @@ def compile_file(
     output: Path,
     flags: Sequence[str],
     *,
-    to_stream: bool = False,
+    last: str = "end",
     dumps: Dumps | None = None,
     verified: bool = True,
 ) -> None:
-    """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or ``to_stream`` to the IR after the stream
-    phase. Once in a process: flags are the whole compiler's. ``verified`` has the IR checked after each pass.
+    """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or to the IR after the ``last`` phase, one of
+    ``PHASES``. Once in a process: flags are the whole compiler's. ``verified`` has the IR checked after each pass.
 
     Raises:
         CompilationFailed: IREE refused the module.
@@ -79,12 +82,16 @@ def compile_file(
         _call("DumpCompilationPhasesTo", invocation, str(dumps.phases))
     _call("VerifyIR", invocation, verified)
     _require(invocation.parse_source(Source.open_file(session, str(source))))
-    _call("CompileToPhase", invocation, "flow")
+    is_early = last not in ("stream", "end")
+    _call("CompileToPhase", invocation, last if is_early else "flow")
     _require(invocation.execute())
+    if is_early:
+        _write(output, invocation.export_module())
+        return
     in_order = IN_ORDER in flags
-    layout = Layouts(loose=not to_stream and in_order, hosts=_CPU in flags, overlaps=in_order)
+    layout = Layouts(loose=last == "end" and in_order, hosts=_CPU in flags, overlaps=in_order)
     module = _lay_out(invocation, dumps, layout)
-    if to_stream:
+    if last == "stream":
         _write(output, module)
         return
     _call("CompileFromPhase", invocation, "stream")

@@ -33,6 +33,7 @@ from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED
 from retrograd.pipelines.toolchain.executable import (
     Kernel,
     compile_executable,
+    compile_to_phase,
     iree_tool,
     measure_scratch,
     widest_kernel,
@@ -202,6 +203,14 @@ def test_where_all_fail_the_last_is_reported(scratch: Path, flags: tuple[str, ..
     )
     assert replayed.returncode != 0
     assert error.message in replayed.stderr
+
+
+@pytest.mark.parametrize("phase", ["global-optimization", "flow"])
+@pytest.mark.parametrize("target", [CPU, CPU.in_order(), find_target("cuda:sm_80")], ids=["cpu", "in order", "cuda"])
+def test_a_phase_before_our_passes(target: Target, phase: str) -> None:
+    compile_to_phase(GOOD, target, phase)
+    with pytest.raises(CompileError, match="iree-compile: "):
+        compile_to_phase(GOOD.replace("linalg.matmul", "linalg.matmull"), target, phase)
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, tool: Path, script: str) -> None:

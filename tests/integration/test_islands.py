@@ -5,7 +5,7 @@
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +17,11 @@ from torch import nn
 
 import retrograd
 from retrograd import EagerIslandWarning, compile_backward
+from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.frontend import decompositions
+from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.toolchain import executable
+from retrograd.pipelines.toolchain.subprocesses import ToolResult
 
 
 @pytest.fixture(autouse=True)
@@ -327,3 +331,28 @@ def test_backwards_that_differ_inside_of_an_island_are_two_programs() -> None:
             for _ in range(2):
                 assert_same(gradients(distance, [x], x), expected)
     assert [entry.outcome for entry in retrograd.explain_recompiles()[known:]] == ["compiled", "compiled"]
+
+
+def test_an_op_that_no_flags_compile_runs_in_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """iree-compile refuses every module with an arctangent in it, whatever its flags: among three ops it is found."""
+    run = executable._run_compiler
+
+    def refuse_arctangents(target: Target, arguments: Sequence[str], *others: Any) -> ToolResult:
+        source = Path(arguments[0])
+        if "math.atan" in source.read_text(encoding="utf-8"):
+            return ToolResult(1, f"{source}:1:1: error: no arctangents here\n")
+        return run(target, arguments, *others)
+
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
+    monkeypatch.setattr(executable, "_run_compiler", refuse_arctangents)
+    x = torch.linspace(-2, 2, 12).reshape(3, 4).requires_grad_()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2).atan() @ x.t()
+
+    step = compile_backward(function, (x,))
+    (island,) = step.explain().to_dict()["islands"]
+    assert "atan" in island["what"]
+    assert "no arctangents here" in island["what"]
+    for ours, eager in zip(gradients(step, [x], x), gradients(function, [x], x), strict=True):
+        torch.testing.assert_close(ours, eager)
