@@ -16,11 +16,9 @@ from typing import Any
 from iree.compiler import ir
 
 from retrograd.pipelines.analysis.kernels.command_waves import END, Access, find_waves
-from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops, operand_groups
+from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops, read_ranges
 
 NAME = "bwd-overlap-commands"
-# Of an accesses attribute: the bit that says that bytes are written.
-_WRITES = 2
 _RESOURCE = "!stream.resource<"
 
 
@@ -102,19 +100,12 @@ def _is_entry(block: Any) -> bool:
 
 def _read_accesses(command: Any, resources: dict[Any, _Resource]) -> list[Access] | None:
     """Read which memory a command accesses; None where that is not known."""
-    if command.name == "stream.cmd.dispatch":
-        _, _, taken, _, offsets, lengths = operand_groups(command)
-        flags = [int(ir.IntegerAttr(flag).value) for flag in command.attributes["resource_accesses"]]
-        ranges = list(zip(taken, offsets, lengths, (bool(flag & _WRITES) for flag in flags), strict=True))
-    elif command.name == "stream.cmd.fill":
-        target, _, offset, length, _ = command.operands
-        ranges = [(target, offset, length, True)]
-    elif command.name == "stream.cmd.copy":
-        source, _, start, target, _, offset, length = command.operands
-        ranges = [(source, start, length, False), (target, offset, length, True)]
-    else:
+    ranges, operands = read_ranges(command), command.operands
+    if ranges is None:
         return None
-    return [_read_access(resources, *access) for access in ranges]
+    return [
+        _read_access(resources, operands[r.resource], operands[r.offset], operands[r.length], r.writes) for r in ranges
+    ]
 
 
 def _read_access(resources: dict[Any, _Resource], taken: Any, offset: Any, length: Any, writes: bool) -> Access:

@@ -19,7 +19,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.pipelines.analysis.kernels.hosted_buffers import Place, find_hosts
+from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED, Place, find_hosts
 from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, check_slices, lay_out
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
 from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, read_scratch
@@ -27,10 +27,6 @@ from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, 
 NAME = "bwd-pack-scratch"
 # Of each buffer, on all devices: IREE's --iree-stream-resource-min-offset-alignment for CPUs.
 _ALIGNMENT = 64
-
-
-HOSTED = "bwd.hosted"
-"""Lists the buffers of a pack that lie in storage for results, by number; read for timelines."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +126,9 @@ def _replace(packing: Packing) -> None:
 
 def _move(pack: Any, access: Access, storage: Storage, offset: int) -> None:
     """Have a command access storage for a result, at an offset."""
-    operands = access.command.operands
-    operands[access.resource], operands[access.size] = storage.resource, storage.size
-    operands[access.offset] = _constant(pack, offset)
+    operands, taken = access.command.operands, access.range
+    operands[taken.resource], operands[taken.size] = storage.resource, storage.size
+    operands[taken.offset] = _constant(pack, offset)
 
 
 def _constant(pack: Any, number: int) -> Any:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,8 @@ from iree.compiler import ir
 
 # Each is a function of a module, in a module of its name: what it cannot work on is a PassFailure.
 PASSES = ("bwd-overlap-commands", "bwd-pack-scratch")
+# Of an accesses attribute: the bit that says that bytes are written.
+_WRITES = 2
 
 
 class PassFailure(Exception):
@@ -63,3 +66,33 @@ def operand_groups(op: Any) -> list[list[Any]]:
         groups.append(operands[:size])
         operands = operands[size:]
     return groups
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of bytes that a command takes: the numbers of its operands that are the resource, its size, the offset
+    and the length; ``writes`` says whether it writes there."""
+
+    resource: int
+    size: int
+    offset: int
+    length: int
+    writes: bool
+
+
+def read_ranges(command: Any) -> list[Range] | None:
+    """The ranges that a command takes; None where that is not known."""
+    if command.name == "stream.cmd.dispatch":
+        # Behind what is not memory come all resources, then all sizes, offsets and lengths.
+        workload, uniforms, taken, *_ = map(len, operand_groups(command))
+        flags = [int(ir.IntegerAttr(flag).value) for flag in command.attributes["resource_accesses"]]
+        firsts = range(workload + uniforms, workload + uniforms + taken)
+        return [
+            Range(first, first + taken, first + 2 * taken, first + 3 * taken, bool(flag & _WRITES))
+            for first, flag in zip(firsts, flags, strict=True)
+        ]
+    if command.name == "stream.cmd.fill":
+        return [Range(0, 1, 2, 3, True)]
+    if command.name == "stream.cmd.copy":
+        return [Range(0, 1, 2, 6, False), Range(3, 4, 5, 6, True)]
+    return None

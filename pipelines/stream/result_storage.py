@@ -13,7 +13,7 @@ from typing import Any
 from iree.compiler import ir
 
 from retrograd.pipelines.analysis.kernels.hosted_buffers import Host
-from retrograd.pipelines.stream.passes import constant_of, operand_groups
+from retrograd.pipelines.stream.passes import Range, constant_of, operand_groups, read_ranges
 
 _EXECUTE, _IMPORT, _ALLOCA = "stream.cmd.execute", "stream.tensor.import", "stream.resource.alloca"
 _DISPATCH = "stream.cmd.dispatch"
@@ -26,13 +26,10 @@ _FOREVER = 1 << 40
 
 @dataclass(frozen=True)
 class Access:
-    """A range of bytes that a command takes: the numbers of its operands that are the resource, its size and the
-    offset; ``step`` is that of the command."""
+    """A range of bytes that a command takes, at the ``step`` of that command."""
 
     command: Any
-    resource: int
-    size: int
-    offset: int
+    range: Range
     step: int
 
 
@@ -78,16 +75,16 @@ def read_scratch(pack: Any) -> Scratch | None:
     commands = [(step, c) for step, op in enumerate(block.operations) for c in _find_commands(op.operation)]
     ranges: dict[Any, list[Access]] = {}
     for step, command in commands:
-        found = _read_ranges(command, step)
-        if found is None:
+        taken_ranges = read_ranges(command)
+        if taken_ranges is None:
             return None
-        for access in found:
-            ranges.setdefault(command.operands[access.resource], []).append(access)
+        for taken in taken_ranges:
+            ranges.setdefault(command.operands[taken.resource], []).append(Access(command, taken, step))
     resources = operand_groups(execute)[0]
     for argument, value in zip(block.arguments, resources, strict=False):
         if _is_scratch_of(value, pack):
             for access in ranges.get(argument, ()):
-                place = _find_place(access.command.operands[access.offset], pack)
+                place = _find_place(access.command.operands[access.range.offset], pack)
                 if place is None:
                     return None
                 scratch.accesses.setdefault(place[0], []).append((access, place[1]))
@@ -95,7 +92,7 @@ def read_scratch(pack: Any) -> Scratch | None:
             found = ranges[argument]
             host = _read_host(value, execute, [access.step for access in found])
             if host is not None:
-                size = found[0].command.operands[found[0].size]
+                size = found[0].command.operands[found[0].range.size]
                 scratch.storages.append(Storage(host, argument, size))
     return scratch if _is_known(pack, scratch) else None
 
@@ -125,19 +122,6 @@ def _find_commands(op: Any) -> Iterator[Any]:
             yield from _find_commands(inner.operation)
     elif op.name != "stream.yield":
         yield op
-
-
-def _read_ranges(command: Any, step: int) -> list[Access] | None:
-    """The ranges that a command takes; None where that is not known."""
-    if command.name == _DISPATCH:
-        groups = operand_groups(command)
-        count, start = len(groups[2]), len(groups[0]) + len(groups[1])
-        return [Access(command, start + i, start + count + i, start + 2 * count + i, step) for i in range(count)]
-    if command.name == "stream.cmd.fill":
-        return [Access(command, 0, 1, 2, step)]
-    if command.name == "stream.cmd.copy":
-        return [Access(command, 0, 1, 2, step), Access(command, 3, 4, 5, step)]
-    return None
 
 
 def _is_scratch_of(value: Any, pack: Any) -> bool:
@@ -183,7 +167,7 @@ def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
 
 def _is_known(pack: Any, scratch: Scratch) -> bool:
     """Whether all uses of the places are accesses that were read."""
-    known = {(access.command, access.offset) for found in scratch.accesses.values() for access, _ in found}
+    known = {(access.command, access.range.offset) for found in scratch.accesses.values() for access, _ in found}
     waiting = list(pack.results)[1:]
     while waiting:
         for use in waiting.pop().uses:

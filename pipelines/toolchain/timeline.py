@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED
+
 ALLOCATION_PASS = "iree-stream-schedule-allocation"
 """After this pass of IREE's :func:`read_timelines` reads; print locations with it."""
 
@@ -121,7 +123,7 @@ _FUNCTION = re.compile(r"^  util\.func public @(\w+)\(.*?\{\n(.*?)^  \}", re.MUL
 _CONSTANT = re.compile(r"(%[\w-]+) = arith\.constant (\d+) : index")
 _EVENT = re.compile(
     r"^    (?P<pack>%\w+)(?::\d+)? = stream\.resource\.pack\b[^\n]*slices\(\{(?P<slices>.*?)\}\)"
-    r"(?:[^\n]*bwd\.hosted = array<i64: (?P<hosted>[^>]*)>)?"
+    rf"(?:[^\n]*{re.escape(HOSTED)} = array<i64: (?P<hosted>[^>]*)>)?"
     r"|^    (?P<block>%\w+), \S+ = stream\.resource\.alloca\b[^\n]*!stream\.resource<transient>\{(?P<size>[^}]+)\}"
     r"|^    \S+ = stream\.resource\.dealloca\b[^\n]*=> (?P<freed>%\w+) : "
     r"|^    \S+ = stream\.cmd\.execute\b[^\n]*\{\n(?P<region>.*?)^    \} =>",

@@ -18,6 +18,9 @@ from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out, 
 # Buffers are hosted one by one, and each time all that are alive at the fullest step are looked at.
 _MOST_SLICES = 4000
 
+HOSTED = "bwd.hosted"
+"""Of a ``stream.resource.pack``: the buffers that lie in hosts, by number."""
+
 
 @dataclass(frozen=True)
 class Host:
