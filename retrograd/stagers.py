@@ -23,8 +23,9 @@ from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.analysis.partition.read_graph import read_hints
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function
-from retrograd.pipelines.stages.backward_variants import find_left_out, stage_first, stage_variant, variant_peak
+from retrograd.pipelines.stages.backward_variants import stage_variant, variant_peak
 from retrograd.pipelines.stages.budgeted import BudgetBuilder, half_peak
+from retrograd.pipelines.stages.kept_stages import KeptStages, Staging
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
@@ -34,7 +35,6 @@ from retrograd.pipelines.stages.staged import (
     build_executable,
     mark_module,
     stage_backward,
-    stage_module,
 )
 from retrograd.pipelines.toolchain.executable import Executable
 
@@ -102,15 +102,17 @@ class AheadOfTime:
     work: Work
     plan: StagePlan | None = None
     _builder: BudgetBuilder | None = None
+    # Where what is staged is to be kept; none if it is from there.
+    _kept: KeptStages | None = None
 
     def stage(self, islands: Sequence[Island]) -> StagedModule:
         work = self.work
         module = import_captured(work.captured, work.options, work.phases, islands)
         if find_function(module.operation, JOINT) is None:
             # A forward alone has nothing to partition, whatever the policy.
-            return stage_module(module, "default", work.phases)
+            return self._stage_once(module, "default")
         if work.options.partition != BUDGET:
-            return stage_module(module, work.options.partition, work.phases)
+            return self._stage_once(module, work.options.partition)
         source, target = module.operation.get_asm(enable_debug_info=True), work.options.target
         self._builder = BudgetBuilder(
             source, module.context, target, work.versions, work.phases, work.store, work.portable
@@ -121,20 +123,24 @@ class AheadOfTime:
         work = self.work
         if self._builder is None or work.options.budget is None:
             work.captured.packings.check_saved(staged.saved)
-            first = self._first(staged)
-            return work.compile(first if work.cut_gain is None else shorten_lifetimes(first, work.cut_gain))
+            finished = work.compile(staged)
+            if self._kept is not None:
+                self._kept.put(staged)
+            return finished
         built = self._builder.build(work.options.budget)
         work.captured.packings.check_saved(built[0].saved)
         return built
 
-    def _first(self, staged: StagedModule) -> StagedModule:
-        """Returns what is compiled at once: the backward of the loss, where one output is one. A file holds that of all
-        outputs, and on Vulkan a program finds its own residuals alone."""
+    def _stage_once(self, module: ir.Module, policy: str) -> StagedModule:
+        """Returns what is compiled at once of a module; kept stages are those of a compilation that succeeded."""
         work = self.work
-        if not work.for_loss or work.portable or not {"cpu", "cuda"}.issuperset(work.options.target.kinds):
-            return staged
-        absent = find_left_out(staged)
-        return stage_first(staged, absent, work.phases) if absent else staged
+        # A file holds the backward of all outputs, and on Vulkan a program finds its own residuals alone.
+        for_loss = work.for_loss and not work.portable and {"cpu", "cuda"}.issuperset(work.options.target.kinds)
+        staging = Staging(policy, for_loss, work.cut_gain)
+        kept = KeptStages.of(work.store, module, staging, work.versions)
+        found = kept.get(work.phases)
+        self._kept = kept if found is None else None
+        return staging.stage(module, work.phases) if found is None else found
 
 
 @dataclass

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import outputs_left_out
@@ -260,6 +260,26 @@ def test_the_cache_has_it_the_next_time(tmp_path: Path, monkeypatch: pytest.Monk
         gradients(step, leaves_of(model, (x,)), (x,), (1,))
         assert ("iree-compile" in phases[first:]) is compiles
         assert "drop tangents" in phases[first:]
+
+
+def test_stages_that_are_kept_are_those_of_a_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next time no pass runs, and what leaves out outputs is made of the same stages; a policy has its own."""
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    model, args = Language(), (torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, 4]]))
+    steps = []
+    policies: tuple[tuple[Literal["min-cut", "default"], bool], ...]
+    policies = (("min-cut", True), ("min-cut", False), ("default", True))
+    for policy, passes in policies:
+        phases = list[str]()
+        steps.append(compile_backward(model, args, partition=policy, progress=phases.append))
+        assert ("partition" in phases) is passes
+    found = [step.mlir(stage) for step in steps[:2] for stage in ("imported", "partitioned", "scheduled")]
+    assert found[:3] == found[3:]
+    for used in ((0,), (1,)):
+        torch.testing.assert_close(
+            *(gradients(call, leaves_of(model, args), args, used) for call in (steps[1], model)), rtol=1e-5, atol=1e-6
+        )
 
 
 class Twice(nn.Module):

@@ -3,21 +3,23 @@
 """The staged pipeline: what each stage leaves, how a refusal reads, and when an executable is compiled at all."""
 
 import contextlib
-import dataclasses
 import shlex
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from retrograd.contract.plan import StagePlan
+from retrograd.contract.plan import StagePlan, insert_frees, whole_plan
+from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.devices.targets import CPU, Target
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages import staged
+from retrograd.pipelines.stages.kept_stages import KeptStages, Staging
 from retrograd.pipelines.stages.stage_steps import STAGES
 from retrograd.pipelines.stages.staged import Progress, StagedModule, build_executable, stage_module
 from retrograd.pipelines.toolchain.executable import Executable
@@ -167,6 +169,46 @@ def test_what_another_process_made_meanwhile_is_taken(compiled: list[str]) -> No
     assert len(compiled) == 1
 
 
+def test_stages_are_found_again_by_the_module_and_how_it_was_staged() -> None:
+    """By each of: the module, where its ops come from, how it is staged, and with what."""
+    staging, versions = Staging("min-cut", for_loss=False, cut_gain=None), {"torch": "2"}
+    ways = [replace(staging, policy="default"), replace(staging, for_loss=True), replace(staging, cut_gain=0)]
+    moved, other = "\n" + JOINT, JOINT.replace("aten.neg", "aten.exp")
+    store, made = Store(), replace(stage(), whole=stage())
+    with make_context(), ir.Location.unknown():
+        kept, *others = (
+            KeptStages.of(store, ir.Module.parse(text), way, made_with)
+            for text, way, made_with in (
+                (JOINT, staging, versions),
+                (moved, staging, versions),
+                (other, staging, versions),
+                *((JOINT, way, versions) for way in ways),
+                (JOINT, staging, {"torch": "3"}),
+            )
+        )
+        assert KeptStages.of(None, ir.Module.parse(JOINT), staging, versions).get(Progress()) is None
+    later = Progress()
+    assert kept.get(later) is None
+    kept.put(made)
+    found = kept.get(later)
+    assert found == replace(made, seconds={}, whole=replace(stage(), seconds={}))
+    assert found.seconds is later.seconds
+    assert [another.get(later) for another in others] == [None] * 6
+
+
+def test_kept_stages_have_open_sizes_and_plans() -> None:
+    """What JSON has no word for comes back as it was."""
+    size = ("mul", "s0", 2)
+    tensor = TensorSpec("x", "saved", (size, 3), "float32", "view", (8, 3))
+    function = FunctionSpec("backward.stage_0", (tensor,), (), 64)
+    plan = insert_frees(whole_plan(function))
+    made = replace(stage(), stages=(function,), plans={"backward": plan}, memory_budget=64, merged={"a": "b"})
+    with make_context(), ir.Location.unknown():
+        kept = KeptStages.of(Store(), ir.Module.parse(JOINT), Staging("budget", for_loss=False, cut_gain=None), {})
+    kept.put(made)
+    assert kept.get(Progress()) == replace(made, seconds={})
+
+
 def test_a_change_of_place_in_the_source_is_no_change(compiled: list[str]) -> None:
     store = Store()
     for text in (JOINT, "\n\n" + JOINT):
@@ -183,7 +225,7 @@ def test_what_only_the_runtime_calls_is_an_executable_of_its_own(
     for standalone in (True, False):
         assert build_executable(stage(), CPU, {}, Progress(), store, standalone=standalone) == (MADE, False)
     # Cut by islands, it cannot be written to a file either.
-    cut = dataclasses.replace(stage(), plans={"backward": StagePlan((), (), ())})
+    cut = replace(stage(), plans={"backward": StagePlan((), (), ())})
     assert build_executable(cut, CPU, {}, Progress(), None) == (MADE, False)
     assert asked == [False, True, True]
 
@@ -195,7 +237,7 @@ def test_what_it_depends_on_is_part_of_the_key(
     store = Store()
     build_executable(stage(), CPU, {"iree": "1"}, Progress(), store)
     module = stage(JOINT.replace("torch.aten.neg", "torch.aten.exp") if change == "module" else JOINT)
-    target = dataclasses.replace(CPU, ladder=(("--other",),)) if change == "target" else CPU
+    target = replace(CPU, ladder=(("--other",),)) if change == "target" else CPU
     if change == "cpu":
         monkeypatch.setattr(staged, "host_cpu", lambda: "another")
     _, found = build_executable(module, target, {"iree": "2" if change == "version" else "1"}, Progress(), store)
