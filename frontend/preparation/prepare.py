@@ -19,6 +19,7 @@ from retrograd.frontend.layers.class_losses import shorten_class_losses
 from retrograd.frontend.layers.random_ops import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
+from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
 
@@ -75,6 +76,12 @@ def _respell_quotients(traced: Traced) -> None:
             node.target = torch.ops.aten.div.Tensor
 
 
+def _fold_rounded_constants(traced: Traced) -> None:
+    # Under compiled autograd PyTorch has run the forward, and with it what is decided there.
+    if traced.is_joint or traced.is_dynamo:
+        fold_rounded_constants(traced.graph_module)
+
+
 def _finish_reads(traced: Traced) -> None:
     if traced.written:
         finish_reads(traced.graph_module.graph, traced.written, traced.inlined, traced.freeing)
@@ -107,6 +114,10 @@ PREPARE: tuple[Step, ...] = (
     Step(
         lambda traced: share_sizes(traced.graph_module, traced.sizes),
         "before ops are written: what is written asks the heads of sizes alone",
+    ),
+    Step(
+        _fold_rounded_constants,
+        "behind sizes that are fixed by now, and before ops are written, which PyTorch does not run",
     ),
     Step(
         _finish_reads,

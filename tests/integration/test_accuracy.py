@@ -132,3 +132,26 @@ func.func @f(%x: tensor<{ERF_SIZE}xf32>) -> tensor<{ERF_SIZE}xf32> {{
     torch.testing.assert_close(found.double(), expected, rtol=2.5e-7, atol=0.0, equal_nan=True)
     assert float(found.nan_to_num().abs().max()) == 1.0
     assert math.copysign(1.0, float(found[1 - len(ends)])) == -1.0
+
+
+def buckets(count: int) -> Tensor:
+    """Which bucket of a logarithmic scale each distance is in, as of relative positions; many are on a border."""
+    distances = torch.arange(1, count + 1)
+    scaled = torch.log(distances.float() / 8) / math.log(128 / 8) * 24
+    return scaled.to(torch.long) + 3 * (torch.log(distances.float()) / math.log(2)).floor().to(torch.long)
+
+
+@pytest.mark.parametrize("door", ["compile_backward", "torch.compile"])
+def test_constants_that_are_cut_to_whole_numbers_are_eagers(door: str) -> None:
+    """Compiled code rounds two of these logarithms to the other side of a whole number."""
+
+    def model(x: Tensor) -> Tensor:
+        return x * buckets(2048)
+
+    x = torch.ones(2048, requires_grad=True)
+    if door == "compile_backward":
+        step = retrograd.compile_backward(model, (x,), fallback="error")
+    else:
+        step = torch.compile(model, backend="retrograd", options={"fallback": "error"})
+    (gradient,) = torch.autograd.grad(step(x).sum(), x)
+    assert torch.equal(gradient, buckets(2048).float())

@@ -1,0 +1,128 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Integers and conditions that a model computes from floats which depend on no argument, as the buckets of relative
+positions are a logarithm, cut to a whole number.
+
+The float next to a whole number decides, and compiled code rounds it in its own way: a bucket off by one is another
+row of a table. So PyTorch computes these constants once, as eager does each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.preparation.empty_tensors import is_empty
+
+aten = torch.ops.aten
+
+MOST_ELEMENTS = 1 << 20
+"""A constant of more elements stays computed: it would be a part of the program, and of the file."""
+# What jumps, and stays a float.
+_STEPS = {
+    aten.floor.default,
+    aten.ceil.default,
+    aten.trunc.default,
+    aten.round.default,
+    aten.round.decimals,
+    aten.sign.default,
+    aten.fmod.Scalar,
+    aten.fmod.Tensor,
+    aten.remainder.Scalar,
+    aten.remainder.Tensor,
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+}
+_NARROW = (torch.int8, torch.int16, torch.int32)
+
+
+def fold_rounded_constants(graph_module: GraphModule) -> None:
+    """Put constants, computed by PyTorch, in place of what rounds or compares constant floats, in place."""
+    graph, values = graph_module.graph, dict[Node, Any]()
+    fixed = set[Node]()
+    for node in graph.nodes:
+        if _is_fixed(node, fixed):
+            fixed.add(node)
+    for node in [node for node in graph.nodes if node in fixed and _decides(node)]:
+        with _disable_current_modes():
+            value = _compute(node, values)
+            kept = None if value is None else _narrowed(value)
+        if kept is None:
+            continue
+        name = f"_retrograd_rounded_{sum(1 for _ in graph_module.buffers())}"
+        graph_module.register_buffer(name, kept, persistent=False)
+        with graph.inserting_before(node):
+            constant = graph.get_attr(name)
+        constant.meta["val"] = node.meta["val"].new_empty(kept.shape, dtype=kept.dtype)
+        node.target, node.args = aten._to_copy.default, (constant,)
+        node.kwargs = {"dtype": node.meta["val"].dtype}
+    if values:
+        graph.eliminate_dead_code()
+        recompile_when_called(graph_module)
+
+
+def _is_fixed(node: Node, fixed: set[Node]) -> bool:
+    """Whether a node gives the same tensor at every call: it is a pure op of others that do, of fixed sizes."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if not isinstance(value, Tensor) or value.is_complex() or not _has_fixed_sizes(value):
+        return False
+    if node.target.namespace not in ("aten", "prims") or node.target._schema.is_mutable:
+        return False
+    if torch.Tag.nondeterministic_seeded in node.target.tags or "empty" in node.target.__name__:
+        return False
+    return all(n in fixed for n in node.all_input_nodes)
+
+
+def _has_fixed_sizes(value: Tensor) -> bool:
+    return all(isinstance(size, int) for size in value.shape) and value.numel() <= MOST_ELEMENTS and value.dim() > 0
+
+
+def _decides(node: Node) -> bool:
+    """Whether a node makes whole numbers or conditions of floats."""
+    if is_empty(node) or not any(n.meta["val"].is_floating_point() for n in node.all_input_nodes):
+        return False
+    return node.target in _STEPS or not node.meta["val"].is_floating_point()
+
+
+def _compute(node: Node, values: dict[Node, Any]) -> Tensor | None:
+    """What a fixed node gives; ``None`` where PyTorch does not compute it."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        try:
+            for each in _needed(node, values):
+                args, kwargs = torch.fx.node.map_arg((each.args, each.kwargs), values.__getitem__)
+                values[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, NotImplementedError):
+            return None
+    value = values[node]
+    expected = node.meta["val"]
+    return value if value.shape == expected.shape and value.dtype == expected.dtype else None
+
+
+def _needed(node: Node, values: dict[Node, Any]) -> Iterator[Node]:
+    """The nodes that lead to one, in order, itself last, less those that have values."""
+    found, waiting = set[Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each not in values:
+            found.add(each)
+            waiting += each.all_input_nodes
+    yield from sorted(found)
+
+
+def _narrowed(value: Tensor) -> Tensor:
+    """The value in the smallest type of integers that holds it: a program keeps it as a literal."""
+    if value.is_floating_point() or value.dtype is torch.bool or value.dtype.itemsize == 1:
+        return value.detach()
+    least, most = (int(bound) for bound in value.aminmax())
+    for dtype in _NARROW:
+        if torch.iinfo(dtype).min <= least and most <= torch.iinfo(dtype).max and dtype.itemsize < value.dtype.itemsize:
+            return value.to(dtype)
+    return value
