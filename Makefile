@@ -8,11 +8,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# What is long is guarded by another test too: docs/long-runs.md.
+SHORT  := -m "not long"
 # mypy cannot read setuptools' package-dir: it gets a tree of links that has the layout of the wheel.
 TYPED  := build/typecheck/retrograd
 
+# Bytecode is written where it is missing, whatever the user's shell says: hundreds of tools and workers import the same.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick bytecode lint types lit lit-then-unit lit-then-all unit integration coverage models fuzz vulkan-driver test-gpu test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test quick bytecode lint types lit lit-then-unit lit-then-all unit integration coverage models fuzz vulkan-driver test-gpu test-long test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +28,9 @@ $(STAMP): requirements-dev.txt requirements-models.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-models.txt
-	@# To bytecode on all cores, where pip takes one: half of it, less what is hardly imported (pandas is: OR-Tools does it).
-	@# Files that are no Python but templates of it do not compile.
-	$(BIN)/python -m compileall -qq -j 0 -x '/(pip|setuptools|sklearn|fontTools|tests?|timm|transformers/models)/' $(VENV)/lib || true
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@# To bytecode what is imported, a third of what there is: pip compiled all of it, on one core.
+	$(BIN)/python -c 'import retrograd.api, torch._dynamo, torch._functorch.aot_autograd'
 	touch $@
 
 setup: $(STAMP) ## create .venv with the pinned packages and retrograd, editable
@@ -39,18 +43,18 @@ demo: $(STAMP) ## train two small networks on handwritten digits, through retrog
 quick: bytecode lint ## what tells most in a minute or two: lint, types, lit and unit tests
 	$(MAKE) --no-print-directory --jobs=2 types lit-then-unit
 
-test: bytecode lint ## everything that has to pass: lint, types, lit, unit and integration tests, the wheel
+test: bytecode lint ## what has to pass for every change: lint, types, lit, unit and integration tests, the wheel
 	$(MAKE) --no-print-directory --jobs=2 types lit-then-all
 
 lit-then-unit: lit
-	$(PYTEST) tests/unit
+	$(PYTEST) $(SHORT) tests/unit
 
 lit-then-all: lit
 	@# Those that take long come first: at the end no core waits for another's last.
-	$(PYTEST) tests/integration tests/unit tests/upstream
+	$(PYTEST) $(SHORT) tests/integration tests/unit
 
 bytecode: $(STAMP)
-	@# Every tool that a test starts imports these: where Python writes no bytecode by itself, it would compile them anew.
+	@# Every tool that a test starts imports these: two at once would compile them twice.
 	@$(BIN)/python -m compileall -qq -j 0 retrograd dialects frontend pipelines runtime tools
 
 lint: $(STAMP) ## ruff: rules and formatting
@@ -95,6 +99,9 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
 	if [ $$devices -lt 2 ]; then echo "one device: tests/gpu/test_two_gpus.py is left out"; two=--ignore=tests/gpu/test_two_gpus.py; fi; \
 	echo $(BIN)/python -m pytest tests/gpu $$two; $(BIN)/python -m pytest tests/gpu $$two
 
+test-long: $(STAMP) ## all tests that need no device, those that `make test` leaves out too; ARGS="-m long" for these alone
+	$(PYTEST) tests/integration tests/unit tests/upstream $(ARGS)
+
 test-budgets: $(STAMP) ## gradients of all models for all partitions and for memory budgets from 10% to 100% (half an hour)
 	$(BIN)/python -m pytest tests/budgets $(ARGS)
 
@@ -102,7 +109,7 @@ test-precisions: $(STAMP) ## five steps of all models in bfloat16 and under auto
 	$(BIN)/python -m pytest -s tests/precisions $(ARGS)
 
 long: $(STAMP) ## all that `make test` leaves out and needs no device (hours): what each said is written down in docs/long-runs.md
-	$(MAKE) --keep-going test-budgets test-precisions fuzz coverage models bench bench-memory
+	$(MAKE) --keep-going test-long test-budgets test-precisions fuzz coverage models bench bench-memory
 
 wheel: $(STAMP) ## build dist/*.whl, and try a wheel in a venv of its own
 	rm -rf build/lib build/bdist.*

@@ -50,10 +50,35 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuTimes())
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     # `-m integration`, say: a test is marked with its folder's name.
     for item in items:
         item.add_marker(item.path.relative_to(Path(__file__).parent).parts[0])
+    # Where single cases are asked for, others are not here to be named.
+    mark_long_cases(items, is_whole=not any("::" in argument for argument in config.args))
+
+
+def mark_long_cases(items: Sequence[pytest.Item], *, is_whole: bool) -> None:
+    """Mark as `long` those cases that `long_cases` names, and those that `short_cases` does not name.
+
+    ``is_whole`` says that all cases of each test are among ``items``.
+
+    Raises:
+        pytest.UsageError: a test names a case that it does not have.
+    """
+    unknown: dict[str, set[str]] = {}
+    for item in items:
+        test, _, rest = item.nodeid.partition("[")
+        case = rest.removesuffix("]")
+        for mark in item.iter_markers():
+            if mark.name in ("long_cases", "short_cases"):
+                unknown.setdefault(test, set(mark.args)).discard(case)
+                if (case in mark.args) == (mark.name == "long_cases"):
+                    item.add_marker("long")
+    unknown = {test: names for test, names in unknown.items() if names}
+    if unknown and is_whole:
+        raise pytest.UsageError(f"long_cases or short_cases name cases that there are not: {unknown}")
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

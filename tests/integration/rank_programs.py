@@ -238,6 +238,17 @@ GROUPS: Mapping[str, Mapping[str, Case]] = {
     },
 }
 PIPELINES: Mapping[str, Any] = {"pipeline, GPipe": ScheduleGPipe, "pipeline, 1F1B": Schedule1F1B}
+ONE_OF_EACH = "one of each"
+"""A case of each wrapper and of each way to train, for those who do not have the time for all groups."""
+_ONES = (
+    *("ddp, other sizes on one rank", "fsdp1, no_sync", "fsdp1, by blocks"),
+    *("fsdp2, eager on the other rank", "tensor parallel"),
+    *("torch.compile of ddp", "torch.compile of tensor parallel"),
+)
+_CASES: Mapping[str, Mapping[str, Case]] = {
+    **GROUPS,
+    ONE_OF_EACH: {name: case for group in GROUPS.values() for name, case in group.items() if name in _ONES},
+}
 
 
 def train(case: Case) -> str:
@@ -329,7 +340,7 @@ def train_pipeline(schedule: Any) -> str:
 
 def run_group(group: str) -> None:
     """Train each case, and print its name and how it ran."""
-    cases: dict[str, Callable[[], str]] = {name: partial(train, case) for name, case in GROUPS[group].items()}
+    cases: dict[str, Callable[[], str]] = {name: partial(train, case) for name, case in _CASES[group].items()}
     if group == "parallel":
         cases |= {name: partial(train_pipeline, schedule) for name, schedule in PIPELINES.items()}
     for name, run in cases.items():
@@ -341,7 +352,7 @@ def run_group(group: str) -> None:
 
 def expect(group: str) -> dict[str, str]:
     """What each case of a group is to print, by its name; of a reason its beginning."""
-    expected = {name: case.expected for name, case in GROUPS[group].items()}
+    expected = {name: case.expected for name, case in _CASES[group].items()}
     return expected | dict.fromkeys(PIPELINES, COMPILED) if group == "parallel" else expected
 
 

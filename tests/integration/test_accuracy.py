@@ -36,6 +36,7 @@ def near_poles() -> Tensor:
     return (multiples + offsets).flatten().float().double()
 
 
+@pytest.mark.long
 def test_tangents_near_poles_and_hyperbolic_ones_near_one() -> None:
     exact = near_poles().requires_grad_()
     arguments = exact.detach().float().requires_grad_(), exact.detach().clone().requires_grad_()

@@ -131,6 +131,7 @@ def sample(turn: int, contents: list[int]) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 4, generator=torch.Generator().manual_seed(turn)), torch.tensor(contents)
 
 
+@pytest.mark.long_cases("by_expert", "one_by_one", "repeated", "narrowed")
 @pytest.mark.parametrize("name", ASKING)
 def test_steps_of_other_contents(name: str) -> None:
     model = Model(ASKING[name])
@@ -167,6 +168,7 @@ def test_the_same_answer_takes_the_same_program() -> None:
     assert "the contents of the arguments decide otherwise" in reason and "(True, asked" in reason
 
 
+@pytest.mark.long
 def test_what_is_another_answer_each_time_runs_in_eager() -> None:
     model = Model(cut_short)
     step = retrograd.compile_backward(model, sample(0, [1, 1, 1, 1]), cache=False)

@@ -85,6 +85,7 @@ def test_nothing_is_found_in_a_program_that_is_right() -> None:
         found.write("nowhere")
 
 
+@pytest.mark.long
 def test_miscompiled_op_is_found_and_reproduced(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
     model, x = make_mlp()
     miscompile(*FAULT_OF_ERF)
@@ -105,6 +106,7 @@ def test_miscompiled_op_is_found_and_reproduced(miscompile: Callable[[str, str],
     assert "[SUCCESS]" in mended.stdout
 
 
+@pytest.mark.long
 def test_miscompiled_op_of_the_backward_is_found(miscompile: Callable[[str, str], None]) -> None:
     """The backward is given what eager saved: a fault in the forward would be found there."""
 
@@ -139,6 +141,7 @@ def test_a_step_bisects_itself(miscompile: Callable[[str, str], None], tmp_path:
         retrograd.load(tmp_path / "mlp.vmfb", model).bisect(x)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
 def test_fault_beside_islands_is_found(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
     """Eigenvalues are found by torch; what is compiled before and after is given eager's values of them."""

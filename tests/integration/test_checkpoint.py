@@ -75,6 +75,7 @@ def assert_eager(call: Callable[..., Tensor], model: nn.Module) -> None:
         assert float((a - b).norm() / b.norm()) <= 2e-5
 
 
+@pytest.mark.short_cases("plain-budget", "marked-default", "selective-min-cut")
 @pytest.mark.parametrize("partition", ["default", "min-cut", "budget"])
 @pytest.mark.parametrize("case", CASES)
 def test_compile_backward(case: str, partition: Any) -> None:
@@ -88,6 +89,7 @@ def test_compile_backward(case: str, partition: Any) -> None:
     assert ("mm" in report["recomputed"]) == (case == "plain")
 
 
+@pytest.mark.short_cases("marked")
 @pytest.mark.parametrize("case", CASES)
 def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

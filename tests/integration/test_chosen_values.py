@@ -56,11 +56,22 @@ def check(loss: Callable[[Tensor, Tensor], Tensor], **options: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long_cases(
+    "from the median",
+    "beyond the third",
+    "Chebyshev distance",
+    "infinite norm",
+    "pooled by group",
+    "max of all",
+    "index_reduce",
+    "amax",
+)
 @pytest.mark.parametrize("name", CHOICES)
 def test_gradients_go_to_what_was_chosen(name: str) -> None:
     check(loss_of(CHOICES[name]))
 
 
+@pytest.mark.long
 def test_in_a_checkpointed_block_that_gives_what_it_chose() -> None:
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         def block(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,6 +95,7 @@ def test_under_torch_compile() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.short_cases("arange-shape1")
 @pytest.mark.parametrize("shape", [(8, 8), (3, 5, 8)])
 @pytest.mark.parametrize(
     "spread", [lambda: torch.arange(8), lambda: torch.linspace(0, 1, 8)], ids=["arange", "linspace"]

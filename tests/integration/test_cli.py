@@ -263,6 +263,7 @@ def test_altered_file_is_refused(compiled: Compiled, capsys: pytest.CaptureFixtu
         assert "altered.vmfb: altered" in err
 
 
+@pytest.mark.long
 def test_bfloat16_goes_through_safetensors(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = compiled.folder / "half.vmfb", compiled.folder / "half"
     status, _, err = run_here(capsys, "compile", f"{compiled.folder / 'cli_networks.py'}:half", "-o", file)
@@ -320,6 +321,7 @@ def find_children(pid: int) -> dict[int, str]:
     return children
 
 
+@pytest.mark.long
 def test_interrupt_leaves_no_child_and_no_file(compiled: Compiled, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "retrograd.tools.cli", "compile", "cli_networks:mlp", "--no-cache"]
     process = subprocess.Popen(

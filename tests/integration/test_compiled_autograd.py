@@ -13,6 +13,7 @@ def test_what_stock_compiled_autograd_fails_is_right_here(name: str) -> None:
     assert judge(CASES[name], scope_of("retrograd")) == "right"
 
 
+@pytest.mark.long
 def test_stock_compiled_autograd_still_fails() -> None:
     """Should it be mended, the page that says so is out of date."""
     cases = ["reentrant checkpoint", "two threads"]

@@ -24,6 +24,7 @@ needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not i
 SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 99 << 10}
 
 
+@pytest.mark.short_cases("sm_80")
 @needs_triton
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
 def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def test_iree_takes_the_kernels_with_the_module(monkeypatch: pytest.MonkeyPatch,
     assert {"split_f32"} < set(kernels) and any(name.startswith("product_nt_f32") for name in kernels)
 
 
+@pytest.mark.short_cases("cuda:sm_90")
 @needs_triton
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

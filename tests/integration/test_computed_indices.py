@@ -28,6 +28,7 @@ MODELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.long_cases("index_put", "index_add of bf16", "scatter_add")
 @pytest.mark.parametrize("name", MODELS)
 def test_out_of_range(name: str) -> None:
     """In range, gradients are eager's; out of range, what the index chooses or writes is NaN, and nothing else."""

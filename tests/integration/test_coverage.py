@@ -34,6 +34,7 @@ def case_of(name: str, function: Any, *inputs: torch.Tensor) -> Case:
     return Case(name, lambda: iter([Sample(function, (x.clone().requires_grad_(),), {}, same) for x in inputs]))
 
 
+@pytest.mark.long
 def test_a_tenth_of_what_is_native_stays_native(tmp_path: Path) -> None:
     options = [
         "--fraction",
@@ -66,6 +67,7 @@ def test_a_share_is_of_its_size_and_goes_by_the_key() -> None:
     assert share != rotate(cases, 0.1, "2024-03-01")
 
 
+@pytest.mark.long
 def test_verdicts(tmp_path: Path) -> None:
     """A case that agrees, one that cannot be traced, one whose process dies, and what the table says of them."""
     program = (

@@ -48,6 +48,7 @@ def assert_eager(found: tuple[Tensor, ...], model: nn.Module, x: Tensor) -> None
         assert float((a - b).norm() / b.norm()) <= 2e-5
 
 
+@pytest.mark.short_cases("min-cut")
 @pytest.mark.parametrize("partition", ["default", "min-cut"])
 def test_gradients_and_what_was_merged(model: nn.Module, partition: Any) -> None:
     x = torch.randn(5, 6, requires_grad=True)

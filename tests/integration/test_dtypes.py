@@ -43,6 +43,7 @@ def check(function: Callable[..., Tensor], *args: Tensor, tolerance: float | Non
         assert torch.equal(argument, copy)
 
 
+@pytest.mark.short_cases("torch.bfloat16", "torch.float64")
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_floating_point(dtype: torch.dtype) -> None:
     def block(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -52,6 +53,7 @@ def test_floating_point(dtype: torch.dtype) -> None:
     check(block, *(random(*s, dtype=dtype).requires_grad_() for s in ((5, 6), (6, 7), (7,))))
 
 
+@pytest.mark.short_cases("torch.int64", "torch.bool")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_integers(dtype: torch.dtype) -> None:
     def mix(x: Tensor, numbers: Tensor) -> Tensor:
@@ -62,6 +64,7 @@ def test_integers(dtype: torch.dtype) -> None:
     check(mix, random(5, 5).requires_grad_(), numbers)
 
 
+@pytest.mark.long
 def test_autocast() -> None:
     """The forward and its backward are compiled with the casts that were on when it was traced."""
     torch.manual_seed(0)
@@ -72,6 +75,7 @@ def test_autocast() -> None:
         check(model, x, tolerance=2e-2)
 
 
+@pytest.mark.short_cases("sliced")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -151,6 +155,7 @@ def test_sums_of_half_types_are_added_up_in_float32() -> None:
         assert (found.float() - expected).norm() <= 5e-3 * expected.norm()
 
 
+@pytest.mark.short_cases("default")
 @pytest.mark.parametrize("partition", ["default", "min-cut"])
 def test_a_maximum_of_bfloat16_is_found_again_in_the_backward(partition: Literal["default", "min-cut"]) -> None:
     """Its gradient asks which elements equal it: with other roundings in another kernel none does, which gives NaN."""

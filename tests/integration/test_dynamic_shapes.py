@@ -113,6 +113,7 @@ def attention() -> tuple[Attention, retrograd.CompiledBackward]:
     return model, retrograd.compile_backward(model, (torch.randint(20, (3, 7)),), dynamic_shapes=shapes)
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(batch=st.one_of(st.sampled_from([1, 2, 31, 64]), st.integers(1, 64)))
 def test_every_batch_size_of_one_program(classifier: tuple[Classifier, Any], batch: int) -> None:
@@ -264,6 +265,7 @@ def test_sizes_that_are_derived_from_others() -> None:
         step(torch.randn(6, 4), torch.randn(3, 4), torch.randn(30))
 
 
+@pytest.mark.long
 def test_pieces_of_an_open_size() -> None:
     def pieces(x: Tensor, y: Tensor) -> Tensor:
         left, right = torch.cat([x, y]).split([x.shape[0], y.shape[0]])
@@ -281,6 +283,7 @@ def test_pieces_of_an_open_size() -> None:
         torch.testing.assert_close(ours, eager, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.long
 def test_a_budget_and_narrow_types_hold_for_open_sizes() -> None:
     """Bytes are those at the sizes of the trace, where IREE then takes as many as was worked out."""
     torch.manual_seed(0)
@@ -343,6 +346,7 @@ def test_what_depends_on_fixed_sizes_is_refused() -> None:
         )
 
 
+@pytest.mark.long
 def test_a_part_of_a_split_that_nobody_reads() -> None:
     class Parts(nn.Module):
         def __init__(self) -> None:
@@ -372,6 +376,7 @@ class Padded(nn.Module):
         return sequences.sin().sum()
 
 
+@pytest.mark.short_cases("compile_backward")
 @pytest.mark.parametrize("door", ["compile_backward", "torch.compile"])
 def test_padding_to_an_open_length(door: str) -> None:
     """The backward of a pad is a pad by a negative amount, which nobody compiles rightly where it is open."""

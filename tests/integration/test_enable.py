@@ -96,6 +96,7 @@ def test_hooks_of_parameters() -> None:
     assert log.count("first") == STEPS
 
 
+@pytest.mark.long
 def test_a_forward_under_autocast() -> None:
     """Gradients of float32 that are computed in bfloat16 are off from eager's by its rounding, and compiled still."""
     eager, ours = (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)) for _ in range(2))
@@ -349,6 +350,7 @@ def test_threads() -> None:
         torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in models[0].parameters()])
 
 
+@pytest.mark.long
 def test_one_thread_trains_while_another_compiles() -> None:
     """A trace runs a backward, and a captured backward is traced: neither waits for what the other holds."""
     x = torch.randn(5, 4)
@@ -415,6 +417,7 @@ def test_one_scope_serves_again_inside_itself_and_in_threads() -> None:
     assert len(retrograd.explain_recompiles()) == compiled
 
 
+@pytest.mark.long
 def test_a_compiled_forward_with_graph_breaks() -> None:
     """AOTAutograd's backward graphs are part of one capture."""
     eager, ours = make_model(), make_model()

@@ -773,6 +773,7 @@ def test_noise_from_means_over_pixels_is_no_alarm() -> None:
     assert entry.outcome == "compiled", str(entry)
 
 
+@pytest.mark.long
 def test_tensors_that_are_not_contiguous_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transposed weights, and the parts of a projection that attention is given."""
     torch.manual_seed(0)

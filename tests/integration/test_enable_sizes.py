@@ -84,6 +84,7 @@ class Classifier(nn.Module):
         return tensor
 
 
+@pytest.mark.long
 def test_batches_with_hooks_and_a_custom_function() -> None:
     """Gradients are there already in each second step, which makes other captures of the same program."""
 
@@ -103,6 +104,7 @@ def test_batches_with_hooks_and_a_custom_function() -> None:
     assert eager == ours and (30, 8) in ours
 
 
+@pytest.mark.long
 def test_images() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
@@ -151,6 +153,7 @@ def test_numbers_of_layers() -> None:
     assert "from now on for any number of leaky_relu_backward0 (so far 0.1, 0.25)" in entries[1]
 
 
+@pytest.mark.long
 def test_a_forward_that_dynamo_compiled() -> None:
     """Dynamo's second graph has its sizes as numbers, another structure than the first's; what the first one's sizes
     were tells which are open."""
@@ -163,6 +166,7 @@ def test_a_forward_that_dynamo_compiled() -> None:
     assert count(train(layers, loss, [3, 5, 8, 2], keep=1)) == 2
 
 
+@pytest.mark.long
 def test_islands_take_open_sizes() -> None:
     def loss(model: Any, rows: int) -> torch.Tensor:
         points = model(torch.randn(rows, 3)).tanh()
@@ -218,6 +222,7 @@ def test_inlined_hooks() -> None:
     assert {name: next(numbers) - eager for name, numbers in calls.items()} == {"mean": 4, "square": 3, "length": 8}
 
 
+@pytest.mark.long
 def test_optimizers_in_the_backward() -> None:
     """What they write to has one size at all steps."""
     models = [nn.Linear(3, 4) for _ in range(2)]

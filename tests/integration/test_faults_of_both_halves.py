@@ -60,6 +60,7 @@ def test_torn_comparison_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong together with the forward" in str(step.explain().to_dict()["verification"])
 
 
+@pytest.mark.short_cases("after its first step")
 @pytest.mark.parametrize("ended", ["after its first step", "after its forward"])
 def test_torn_comparison_is_caught_by_programs_that_find_it_in_the_cache(
     ended: str, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.short_cases("dropout")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_right_gradients_are_compared_from_the_inputs(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)

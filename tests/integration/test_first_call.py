@@ -120,6 +120,7 @@ WRONG: dict[str, Change] = {
 }
 
 
+@pytest.mark.long_cases("one element-forward", "nan-backward", "transposed-forward")
 @pytest.mark.parametrize("half", ["forward", "backward"])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_values_are_never_used(
@@ -201,6 +202,7 @@ def test_backward_without_outputs(plant: Callable[[str, Change], None], checks: 
     wait(checks)
 
 
+@pytest.mark.long
 def test_open_sizes_stay_in_torch(plant: Callable[[str, Change], None]) -> None:
     plant("backward", WRONG["values"])
     model, x = make()
@@ -274,6 +276,7 @@ def test_what_passed_is_remembered() -> None:
     assert "not wanted" in states(step)
 
 
+@pytest.mark.long
 def test_only_what_is_compared_is_compiled_without_checks_between_passes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

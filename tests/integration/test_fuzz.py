@@ -30,6 +30,7 @@ IDS = Input("ids", (3,), "int64", indices=True)
 
 # A seed whose programs, of 26 and 22 statements, compile at the first try but for an op that torch-mlir does not lower:
 # what no flags compile is in test_first_call.py, test_islands.py and test_bisect.py, on smaller programs.
+@pytest.mark.long
 @seed(1)
 @settings(
     max_examples=2,

@@ -237,6 +237,7 @@ def test_why_a_marked_hook_is_called_in_python() -> None:
         assert reason in str(entry)
 
 
+@pytest.mark.long
 def test_hooks_of_dead_models_make_room_for_others() -> None:
     """Variants are known by the hook's tensors; those of tensors that are gone are not kept."""
     before = len(retrograd.explain_recompiles())
@@ -308,6 +309,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Parameter], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.short_cases("sgd", "adamw_foreach")
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_optimizers_step_in_the_compiled_backward(name: str) -> None:
     """With learning rates that a schedule changes: they are read at each step."""
@@ -316,6 +318,7 @@ def test_optimizers_step_in_the_compiled_backward(name: str) -> None:
     assert calls == ([2, *[0] * 11] if name == "sgd" else [2, 2, *[0] * 10])
 
 
+@pytest.mark.short_cases("momentum_foreach")
 @pytest.mark.parametrize("name", ["momentum_foreach", "adamw"])
 def test_torch_counts_the_writes_of_an_inlined_optimizer(name: str) -> None:
     parameter = nn.Parameter(torch.ones(3))

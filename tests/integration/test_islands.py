@@ -147,6 +147,7 @@ def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return distances.t(), order, x.detach() + 1, torch.cdist(y, y.detach()).sum()
 
 
+@pytest.mark.long
 def test_results_of_all_kinds() -> None:
     torch.manual_seed(1)
     x, y = torch.randn(3, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
@@ -156,6 +157,7 @@ def test_results_of_all_kinds() -> None:
     assert len(step.explain().to_dict()["islands"]) >= 3
 
 
+@pytest.mark.long
 def test_a_complex_argument_and_result() -> None:
     def turn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         inverse: torch.Tensor = torch.linalg.inv(x)
@@ -234,6 +236,7 @@ def test_random_islands_draw_as_torch_does() -> None:
     assert_same(ours, gradients(pick, [x], x))
 
 
+@pytest.mark.long
 def test_a_checkpointed_block_with_an_island() -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
         return torch.cdist(x.tanh(), x.sin()).exp()
@@ -304,6 +307,7 @@ class Small(torch.nn.Module):
         return solved, q @ r.square(), pooled, smaller, special, parts, ends
 
 
+@pytest.mark.long
 def test_small_matrices_and_special_functions_run_in_torch() -> None:
     torch.manual_seed(7)
     model, x = Small(), torch.randn(8, 3)

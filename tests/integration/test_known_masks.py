@@ -88,6 +88,7 @@ def in_a_row(mask: Mask) -> Callable[[Tensor], Tensor]:
     return lambda x: (x[mask(x)].cumsum(0) ** 2).sum()
 
 
+@pytest.mark.long_cases("a triangle", "the same label", "all but the diagonal")
 @pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str) -> None:
     torch.manual_seed(0)
@@ -105,6 +106,7 @@ def test_unknown(name: str) -> None:
         retrograd.compile_backward(in_a_row(UNKNOWN[name]), (x,))
 
 
+@pytest.mark.long
 def test_contrastive_loss() -> None:
     """SimCLR's: of each row of similarities all but itself, in rows again."""
 

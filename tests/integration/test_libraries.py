@@ -94,6 +94,7 @@ def _gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
     return [torch.zeros(()) if g is None else g for g in torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
+@pytest.mark.long_cases("cache in a dataclass", "frozen dataclass")
 @pytest.mark.parametrize(
     "make",
     [
@@ -125,6 +126,7 @@ def test_outputs_as_they_come(make: Callable[[Tensor, Tensor, Cache], Any]) -> N
         torch.testing.assert_close(found["cache"].layers[0].keys, expected["cache"].layers[0].keys)
 
 
+@pytest.mark.long
 def test_gradient_through_a_cache() -> None:
     args = _tokens()
     model = Decoder(lambda loss, logits, cache: Result(None, logits, cache))
@@ -206,12 +208,14 @@ def test_a_model_that_fails_while_it_compiles_is_traced_as_it_runs() -> None:
     assert not torch.compiler.is_compiling()
 
 
+@pytest.mark.short_cases("error")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"fails": True}, r"TypeError: 'NoneType' .*must run on these arguments in eager mode first"),
         ({"asks": True}, r"data-dependent control flow .*retrograd.enable\(\)"),
     ],
+    ids=["error", "control flow"],
 )
 def test_a_model_that_fails_both_ways(options: dict[str, bool], message: str) -> None:
     """By what it asks of its tensors, which other doors let it ask; else by its error while it compiles."""
@@ -359,6 +363,7 @@ class Policy(nn.Module):
         return loss
 
 
+@pytest.mark.long
 def test_distributions_that_validate() -> None:
     model = Policy()
     x, action, move = torch.randn(5, 3), torch.randint(4, (5,)), torch.randn(5, 2)

@@ -90,6 +90,7 @@ def islands(compiled: retrograd.CompiledBackward) -> list[str]:
     return [island["what"] for island in compiled.explain().to_dict().get("islands", [])]
 
 
+@pytest.mark.short_cases("convolutions", "grouped")
 @pytest.mark.parametrize("name", CASES)
 def test_ahead_of_time(name: str) -> None:
     model, x = CASES[name]()
@@ -103,6 +104,7 @@ def test_ahead_of_time(name: str) -> None:
     assert all("is faster" in text for text in islands(compiled))
 
 
+@pytest.mark.short_cases("causal")
 @pytest.mark.parametrize("name", CASES)
 def test_under_torch_compile(name: str) -> None:
     model, x = CASES[name]()
@@ -128,6 +130,7 @@ def test_nothing_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     assert not [w for w in recwarn if issubclass(w.category, retrograd.EagerIslandWarning)]
 
 
+@pytest.mark.short_cases("grouped")
 @pytest.mark.parametrize("name", ["convolutions", "grouped"])
 def test_a_file_holds_them_compiled(name: str, tmp_path: Path) -> None:
     model, x = CASES[name]()
@@ -157,6 +160,7 @@ def test_fallback_error_takes_them_too() -> None:
     torch.testing.assert_close(step(compiled, model, x), expected)
 
 
+@pytest.mark.long
 def test_open_sizes() -> None:
     model, x = CASES["convolutions"]()
     sizes = ({0: torch.export.Dim("batch")},)
@@ -166,6 +170,7 @@ def test_open_sizes() -> None:
         torch.testing.assert_close(step(compiled, model, other), step(model, model, other))
 
 
+@pytest.mark.long
 def test_open_sizes_in_a_file(tmp_path: Path) -> None:
     # A projection and attention alone: of open sizes each kernel that is written out takes seconds.
     model, x = Projected(), torch.randn(2, 10, 8, requires_grad=True)
@@ -178,6 +183,7 @@ def test_open_sizes_in_a_file(tmp_path: Path) -> None:
         torch.testing.assert_close(step(loaded, model, other), step(model, model, other))
 
 
+@pytest.mark.long
 def test_bisect_runs_them_as_they_run() -> None:
     model, x = CASES["causal"]()
     compiled = retrograd.compile_backward(model, (x,), kernels="library", verify=True)
@@ -185,6 +191,7 @@ def test_bisect_runs_them_as_they_run() -> None:
     assert not compiled.bisect(x)
 
 
+@pytest.mark.long
 def test_a_checkpointed_block_is_computed_again() -> None:
     """A library's op gives the same again: what the user wants recomputed is."""
     block, x = CASES["causal"]()
@@ -207,6 +214,7 @@ def test_a_checkpointed_block_is_computed_again() -> None:
     assert len(ran) == 19
 
 
+@pytest.mark.long
 def test_channels_last() -> None:
     model, x = CASES["convolutions"]()
     for parameter in model.parameters():
@@ -218,6 +226,7 @@ def test_channels_last() -> None:
     torch.testing.assert_close(step(compiled, model, x), expected)
 
 
+@pytest.mark.long
 def test_a_complex_convolution_is_four_of_numbers() -> None:
     weight = torch.randn(2, 2, 3, dtype=torch.complex64)
 

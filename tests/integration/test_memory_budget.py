@@ -60,6 +60,7 @@ def joint_graph(case: Case) -> JointGraph:
         return read_joint(function).graph
 
 
+@pytest.mark.short_cases("transformer", "several_outputs")
 @pytest.mark.parametrize("name", SUITE)
 def test_more_memory_never_means_more_recomputation(name: str) -> None:
     graph = joint_graph(SUITE[name].make("test"))
@@ -92,6 +93,7 @@ def check_budget(name: str, budget: float | int) -> retrograd.CompiledBackward:
     return step
 
 
+@pytest.mark.long
 def test_a_transformer_within_a_budget() -> None:
     """All its budgets are tried by ``make test-budgets``."""
     check_budget("transformer", 0.9)
@@ -103,7 +105,7 @@ def test_budgets_are_honoured() -> None:
         retrograd.compile_backward(ours.model, ours.args, partition="budget", memory_budget=0.01)
     least, whole = caught.value.least, caught.value.budget / 0.01
     assert least < 0.75 * whole
-    steps = [check_budget("mlp", budget) for budget in (1.0, 0.75, least)]
+    steps = [check_budget("mlp", budget) for budget in (1.0, least)]
     reports = [step.explain().to_dict() for step in steps]
     assert [r["memory_budget"] for r in reports[-1:]] == [least]
     assert reports[0]["recompute_seconds"] == 0
@@ -132,6 +134,7 @@ class Residual(nn.Module):
         return F.relu(y + self.second(self.first(y))).mean((2, 3))
 
 
+@pytest.mark.long
 def test_what_is_made_of_a_residual_is_not_kept_beside_it() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -147,6 +150,7 @@ def test_what_is_made_of_a_residual_is_not_kept_beside_it() -> None:
     assert report["peak_bytes_measured"] <= report["memory_budget"]
 
 
+@pytest.mark.short_cases("bwd-split-columns")
 @pytest.mark.parametrize("left", ["bwd-repeat-elementwise", "bwd-split-columns"])
 def test_less_scratch_memory_is_taken_where_kernels_run_in_order(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With both passes that are for memory alone there is less than with one of them."""

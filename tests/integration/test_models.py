@@ -80,12 +80,14 @@ def check_training(ours: Case, theirs: Case, tolerance: float) -> None:
             assert torch.allclose(buffer, buffers[name], rtol=1e-4, atol=1e-6), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "precision"), [("transformer", "autocast"), ("mlp", "bf16")])
 def test_trains_in_a_narrow_precision(name: str, precision: Precision) -> None:
     """By the rule of narrow_gradients; `make test-precisions` tries all models."""
     train(name, precision, STEPS).check()
 
 
+@pytest.mark.short_cases("graph_convolution", "llama", "wavenet")
 @pytest.mark.parametrize("name", TRAINED)
 def test_trains_as_eager(name: str) -> None:
     check_training(MODELS[name].make("test"), MODELS[name].make("test"), TOLERANCE)

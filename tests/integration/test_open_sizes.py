@@ -38,6 +38,7 @@ def check(model: Callable[..., Tensor], shapes: Any, *calls: Sequence[Tensor]) -
 PLACES = (torch.tensor([[5, 0]]), torch.tensor([[-1, 0, 3], [1, 1, -6]]))
 
 
+@pytest.mark.long_cases("read", "second axis")
 @pytest.mark.parametrize(
     "model",
     [
@@ -62,6 +63,7 @@ def test_places_that_broadcast() -> None:
     check(model, (None, {0: A}, {0: B}), *((x, *places) for places in calls))
 
 
+@pytest.mark.short_cases("True-False")
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("include_pad", [False, True])
 def test_average_pools_of_open_planes(ceil_mode: bool, include_pad: bool) -> None:
@@ -72,6 +74,7 @@ def test_average_pools_of_open_planes(ceil_mode: bool, include_pad: bool) -> Non
     check(model, ({2: HEIGHT, 3: WIDTH},), *((torch.randn(2, 3, *size),) for size in sizes))
 
 
+@pytest.mark.long
 def test_maximum_pools_of_open_planes() -> None:
     def model(x: Tensor) -> Tensor:
         return F.max_pool2d(x, 2, 2, 1, dilation=3, ceil_mode=True)
@@ -80,6 +83,7 @@ def test_maximum_pools_of_open_planes() -> None:
     check(model, ({2: HEIGHT, 3: WIDTH},), *((torch.randn(2, 3, *size),) for size in sizes))
 
 
+@pytest.mark.short_cases("reflect", "constant")
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "constant"])
 def test_padding_of_open_planes(mode: str) -> None:
     def model(x: Tensor) -> Tensor:

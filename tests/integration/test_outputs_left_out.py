@@ -138,6 +138,7 @@ def subsets(count: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return [used for size in sizes for used in itertools.combinations(range(count), size)]
 
 
+@pytest.mark.short_cases("normalized", "infinite_slopes", "views", "arguments", "written")
 @pytest.mark.parametrize("name", CASES)
 def test_subsets_of_the_outputs(name: str) -> None:
     """Each output alone and all of them; of the heads two of the three as well."""
@@ -151,6 +152,7 @@ def test_subsets_of_the_outputs(name: str) -> None:
         check_same(gradients(step, leaves_of(model, args), args, used), expected)
 
 
+@pytest.mark.short_cases("halves")
 @pytest.mark.parametrize(
     ("make", "shapes"),
     [
@@ -216,6 +218,7 @@ def test_the_backward_of_a_loss_is_compiled_at_once() -> None:
     assert len(step.explain().to_dict()["verification"]) == 3
 
 
+@pytest.mark.long
 def test_a_file_has_the_backward_of_all_outputs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Language()
@@ -225,6 +228,7 @@ def test_a_file_has_the_backward_of_all_outputs(tmp_path: Path) -> None:
     check_same(gradients(loaded, leaves, args, (0, 1)), gradients(model, leaves, args, (0, 1)))
 
 
+@pytest.mark.long_cases("island")
 @pytest.mark.parametrize("fallback", ["island", "error"])
 def test_a_backward_of_all_outputs_that_does_not_compile(fallback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in torch, and says so; or that is an error. That of the loss goes on."""
@@ -248,6 +252,7 @@ def test_a_backward_of_all_outputs_that_does_not_compile(fallback: Any, monkeypa
     check_same(gradients(step, leaves, args, (0,)), gradients(model, leaves, args, (0,)))
 
 
+@pytest.mark.long
 def test_the_cache_has_it_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests of the run compile this too.
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path))
@@ -378,6 +383,7 @@ class Dropped(nn.Module):
         return h.sum(), self.second(h)
 
 
+@pytest.mark.long
 def test_dropout_has_the_masks_of_its_forward() -> None:
     model, x = Dropped(), torch.randn(5, 6)
     step = compile_backward(model, (x,))
@@ -391,6 +397,7 @@ def test_dropout_has_the_masks_of_its_forward() -> None:
     assert bool(found[0][0].any())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [None, retrograd.must_save(op="tanh") | retrograd.saved_dtype("bf16", op="tanh")])
 def test_a_memory_budget_and_a_save_policy(policy: Any) -> None:
     torch.manual_seed(0)
@@ -419,6 +426,7 @@ class Spectral(nn.Module):
         return self.last(h), torch.linalg.eigvals(h).abs()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
 def test_islands() -> None:
     torch.manual_seed(0)
@@ -429,6 +437,7 @@ def test_islands() -> None:
     assert len(step.explain().to_dict()["backward_variants"]) == 2
 
 
+@pytest.mark.long
 def test_verified_programs_have_them_too() -> None:
     model, x = Heads(), torch.randn(5, 4)
     step, leaves = compile_backward(model, (x,), verify=True), leaves_of(model, (x,))
@@ -491,6 +500,7 @@ def test_enable_has_the_graph_of_the_loss() -> None:
             check_same([p.grad for p in model.parameters()], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shapes", [None, {"input": {0: BATCH}}], ids=["fixed", "open"])
 def test_compiled_autograd_copies_the_whole_backward_of_a_compiled_step(shapes: Any) -> None:
     x, model = torch.randn(5, 4).abs(), nn.Sequential(nn.Linear(4, 3), Forked())
@@ -526,6 +536,7 @@ def test_torch_compile_makes_zeros_whatever_the_backend() -> None:
         assert [g is not None and bool((g == 0).all()) for g in found] == [False, False, True, True]
 
 
+@pytest.mark.long
 def test_the_benchmark_compares_both_backwards(capsys: pytest.CaptureFixture[str]) -> None:
     assert outputs_left_out.main(["--size", "test", "--repeats", "1"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]

@@ -150,6 +150,7 @@ def test_hooks_that_are_not_compiled_in_are_called(packed: tuple[Model, retrogra
     assert log == ["pack"] * 3 + ["unpack"] * 3
 
 
+@pytest.mark.short_cases("graph modules")
 @pytest.mark.parametrize("hooks", ["marked", "graph modules"])
 def test_torch_compile(hooks: str) -> None:
     torch._dynamo.reset()

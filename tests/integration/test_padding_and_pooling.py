@@ -38,6 +38,7 @@ def pools(x: Tensor) -> list[Tensor]:
     return [*plane, *dilated, *beyond, *line]
 
 
+@pytest.mark.long
 def test_windows_of_minus_infinities_and_padding() -> None:
     """The place of the maximum is the first element, as in eager; the padding has none."""
     x = torch.full((2, 1, 9, 9), -math.inf)
@@ -50,6 +51,7 @@ def circular(x: Tensor) -> Tensor:
     return F.pad(x, (1, 2, 3, 1), mode="circular").square()
 
 
+@pytest.mark.short_cases("adaptive")
 @pytest.mark.parametrize("model", [circular, lambda x: F.adaptive_max_pool2d(x, 3)], ids=["circular", "adaptive"])
 def test_open_planes(model: Callable[[Tensor], Tensor]) -> None:
     """Circular padding is compiled, adaptive pooling to a few runs in torch, where it is all that there is too."""

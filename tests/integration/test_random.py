@@ -52,6 +52,7 @@ def step_of(step: retrograd.CompiledBackward, args: tuple[Tensor, ...], leaves: 
     return [output.detach(), *torch.autograd.grad(loss(output), leaves)]
 
 
+@pytest.mark.short_cases("Mlp-min-cut")
 @pytest.mark.parametrize(("make", "partition"), [(Mlp, "min-cut"), (Mlp, "default"), (block, "min-cut")])
 def test_random_model(make: Callable[[], nn.Module], partition: str) -> None:
     model = make()
@@ -101,6 +102,7 @@ def test_gradients_against_the_same_masks() -> None:
         assert float((a - b).norm() / b.norm()) <= 2e-5
 
 
+@pytest.mark.short_cases("shape0")
 @pytest.mark.parametrize("shape", [(3, 5, 7), (1031,)])
 def test_bits_of_the_compiled_generator(shape: tuple[int, ...]) -> None:
     def model(x: Tensor) -> tuple[Tensor, ...]:
@@ -174,6 +176,7 @@ def test_distributions() -> None:
     assert float(samples[-1].max()) < 1
 
 
+@pytest.mark.short_cases("attention", "dropouts")
 @pytest.mark.parametrize(
     ("model", "args"),
     [
@@ -196,6 +199,7 @@ def test_verified(model: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     assert torch.equal(first, again[0] if isinstance(again, tuple) else again)
 
 
+@pytest.mark.long
 def test_dropout_between_recurrent_layers() -> None:
     model = nn.GRU(5, 5, 2, dropout=1.0, batch_first=True)
     x = torch.randn(2, 2, 5)
@@ -232,6 +236,7 @@ def test_artifact(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0, "the seed changed nothing"
 
 
+@pytest.mark.long
 def test_budget() -> None:
     model, x = Mlp(), torch.randn(1024, 16)
     step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="0.92", verify=True)

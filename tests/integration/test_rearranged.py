@@ -70,9 +70,21 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # With another partition other values meet in a kernel: all but the last ways to rearrange.
 BY_DEFAULT = [*PROGRAMS][:10]
+# Of each way in which a value meets itself one: as a row and a column, as its transpose, as another order of its rows.
+FEW = [
+    "contrastive loss",
+    "a row's greatest beside a column's place of it",
+    "differences of all pairs of a product",
+    "flip",
+]
 
 
-@pytest.mark.parametrize(("partition", "names"), [("min-cut", [*PROGRAMS]), ("default", BY_DEFAULT)])
+@pytest.mark.short_cases("few")
+@pytest.mark.parametrize(
+    ("partition", "names"),
+    [("min-cut", FEW), ("min-cut", [*PROGRAMS]), ("default", BY_DEFAULT)],
+    ids=["few", "min-cut", "default"],
+)
 def test_gradients_beside_eager(partition: Literal["default", "min-cut"], names: Sequence[str]) -> None:
     """All programs as one model, each with an argument of its own: to compile them one by one takes minutes."""
     torch.manual_seed(0)

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[nn.RNNBase, list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.short_cases("one layer, states", "GRU, no bias, batch first", "RNN, ReLU, no bias")
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_exact(name: str) -> None:
     layer, shapes = CASES[name]
@@ -90,6 +91,7 @@ def test_few_steps_are_written_out() -> None:
     _check(model, given, step)
 
 
+@pytest.mark.long
 def test_a_budget_has_steps_written_out() -> None:
     """Of a loop's values it could keep all or none, and the peaks that it keeps to would be higher."""
     model, given = Weighed(nn.RNN(5, 7)), [torch.randn(LEAST_STEPS, 3, 5)]
@@ -99,6 +101,7 @@ def test_a_budget_has_steps_written_out() -> None:
     _check(model, given, step)
 
 
+@pytest.mark.short_cases("LSTM")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_values_are_recomputed(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
     """A policy that has what a loop gives computed once more has the loop run once more."""
@@ -110,6 +113,7 @@ def test_values_are_recomputed(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
     _check(model, given, step)
 
 
+@pytest.mark.long
 def test_several_losses_and_backwards() -> None:
     """Two losses of one forward: both of them, one by one on a graph that is kept, and one alone."""
 
@@ -160,6 +164,7 @@ def test_inference() -> None:
         _check_close([compiled(x)[0]], [copy.deepcopy(model).double()(x.double())[0]])
 
 
+@pytest.mark.short_cases("RNN")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_torch_compile_takes_long_sequences(kind: type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]) -> None:
     """However many steps a loop has, it is compiled: written out, 300 would be left to eager."""
@@ -167,6 +172,7 @@ def test_torch_compile_takes_long_sequences(kind: type[nn.LSTM] | type[nn.GRU] |
     _check(model, given, torch.compile(model, backend="retrograd", fullgraph=True, options={"fallback": "error"}))
 
 
+@pytest.mark.long
 def test_penalties_on_gradients() -> None:
     """A derivative in the model is differentiated step by step."""
 

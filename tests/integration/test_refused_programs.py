@@ -76,6 +76,7 @@ def gradients(model: nn.Module, call: Callable[..., Tensor], *args: Any) -> list
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
+@pytest.mark.long_cases("labelled_only")
 @pytest.mark.parametrize("name", NO_GRAPHS)
 def test_the_remedy_of_a_refusal_works(name: str) -> None:
     model = Model(NO_GRAPHS[name])
@@ -191,6 +192,7 @@ class Experts(nn.Module):
         return out.square().mean()
 
 
+@pytest.mark.long
 def test_experts_by_rows_are_one_graph() -> None:
     model = Experts()
     step = retrograd.compile_backward(model, (sample()[0],), cache=False)
@@ -245,6 +247,7 @@ def volume_of(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return -torch.linalg.slogdet(turned)[1].mean()  # type: ignore[no-any-return]
 
 
+@pytest.mark.short_cases("energy_of")
 @pytest.mark.parametrize("function", [energy_of, volume_of])
 def test_transforms_inside_of_the_model(function: Forward) -> None:
     model = Model(function)
@@ -349,6 +352,7 @@ def written_rows(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     return row.square().sum()
 
 
+@pytest.mark.short_cases("written_rows")
 @pytest.mark.parametrize("function", [written_row, written_rows])
 def test_a_row_that_is_written_to_as_a_part(function: Forward) -> None:
     model = Model(function)

@@ -44,6 +44,7 @@ def resized_exactly(w: Tensor) -> Tensor:
     return (F.interpolate(w[None, None], size=(7, 3), mode="nearest-exact") * torch.arange(21.0).view(7, 3)).sum()
 
 
+@pytest.mark.short_cases("solved_for_both", "resized")
 @pytest.mark.parametrize("function", [solved, solved_for_both, solved_for_one, resized, resized_exactly])
 def test_later_backwards_are_eagers(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -53,6 +53,7 @@ def narrow(request: pytest.FixtureRequest) -> tuple[str, retrograd.CompiledBackw
     )
 
 
+@pytest.mark.short_cases("int8-block", "bf16")
 def test_gradients_within_the_bound(narrow: tuple[str, retrograd.CompiledBackward]) -> None:
     format, step = narrow
     model, x = Model(), argument()
@@ -97,6 +98,7 @@ def test_an_artifact_packs_as_well(narrow: tuple[str, retrograd.CompiledBackward
         assert torch.equal(a, b)
 
 
+@pytest.mark.long_cases("default")
 @pytest.mark.parametrize("partition", ["default", "budget"])
 def test_the_other_policies(partition: Any) -> None:
     model, x = Model(), argument()
@@ -117,6 +119,7 @@ def test_torch_compile() -> None:
     assert 1e-4 < error(found[3], expected[3]) <= FORMATS["bf16"].roundoff
 
 
+@pytest.mark.long_cases("policy2-recomputed2-0", "policy0-recomputed0-None")
 @pytest.mark.parametrize(
     ("policy", "recomputed", "saved"),
     [

@@ -143,6 +143,7 @@ def test_the_first_call_and_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(filled) > 3
 
 
+@pytest.mark.long
 def test_a_size_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Half(), torch.randn(64, 16)

@@ -296,6 +296,16 @@ def owner(call: Callable[..., Any]) -> nn.Module | None:
     return module if isinstance(module, nn.Module) else None
 
 
+@pytest.mark.long_cases(
+    "scatters",
+    "running_statistics",
+    "shared_module",
+    "several_outputs",
+    "float64",
+    "frozen_parameter",
+    "odd_strides",
+    "transposed_output",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_eager(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -374,6 +384,7 @@ def test_writes_to_a_part_of_an_expanded_argument_are_refused(tmp_path: Path) ->
             call(torch.zeros(1, 4).expand(3, 4), w)
 
 
+@pytest.mark.short_cases("compile_backward")
 @pytest.mark.parametrize("way", [retrograd.compile_backward, torch.compile])
 def test_writes_to_expanded_views(way: Callable[..., Any]) -> None:
     """Of what the model computes: eager sees them once, PyTorch's functional form as often as the elements are seen.

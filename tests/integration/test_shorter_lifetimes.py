@@ -131,6 +131,7 @@ def test_what_is_saved_is_whole_and_says_its_own_peak(
     assert report["peak_bytes_measured"] == pytest.approx(report["peak_bytes_predicted"], rel=0.01)
 
 
+@pytest.mark.long
 def test_through_dynamo(model: Deep, x: Tensor) -> None:
     compiled = torch.compile(model, backend="retrograd", options={"partition": "default", "free_early": True})
     expected = gradients(model, LOSSES["both outputs"](model(x)))

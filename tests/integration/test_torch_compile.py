@@ -65,6 +65,7 @@ def assert_eager(compiled: Callable[..., Tensor], function: Callable[..., Tensor
         assert (gradient - reference).norm() <= TOLERANCE * reference.norm()
 
 
+@pytest.mark.short_cases("None-2", "True-1")
 @pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, 4)])
 def test_programs_for_many_sizes(dynamic: bool | None, programs: int, built: list[Any]) -> None:
     """A size that changed is left open from then on; each is compiled for by itself only where that is asked for."""
@@ -330,6 +331,7 @@ def assert_same_gradients(model: nn.Module, compiled: Callable[..., Any], x: Ten
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "named"),
     [("LSTM", {"batch_first": True}), ("GRU", {"bidirectional": True}), ("RNN", {"num_layers": 2})],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import rank_faults
 import rank_programs
-from rank_programs import GROUPS, find_surprises
+from rank_programs import GROUPS, ONE_OF_EACH, find_surprises
 from rank_runner import Rank, RankRunner, open_runner
 
 
@@ -20,7 +20,8 @@ def runner() -> Iterator[RankRunner]:
         yield opened
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.short_cases(ONE_OF_EACH)
+@pytest.mark.parametrize("group", [ONE_OF_EACH, *GROUPS])
 def test_training_is_eagers(group: str, runner: RankRunner, tmp_path: Path) -> None:
     """With every wrapper in the same two processes: to start these takes longer than to train."""
     ranks = runner.run(rank_programs.__name__, [group, "cpu"], tmp_path)
@@ -45,6 +46,7 @@ def test_an_error_in_one_process_ends_both_and_says_which(runner: RankRunner, tm
     assert "rank 0 of 2" in first.text
 
 
+@pytest.mark.long
 def test_a_process_that_fails_before_its_backward_does_not_leave_the_other_waiting(
     runner: RankRunner, tmp_path: Path
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_process_that_fails_before_its_backward_does_not_leave_the_other_waiti
     assert "rank 0 of 2" in first.text
 
 
+@pytest.mark.long
 def test_one_process_compiles_longer_and_goes_on_in_eager(runner: RankRunner, tmp_path: Path) -> None:
     first, second = run_fault(runner, "late", tmp_path)
     assert [rank.code for rank in (first, second)] == [0, 0], first.text + second.text

@@ -134,6 +134,7 @@ def test_a_convolution_with_batch_norm_and_pooling() -> None:
     step(torch.randn(2, 3, 8, 8)).sum().backward()
 
 
+@pytest.mark.long
 def test_what_islands_take_and_give_is_copied() -> None:
     """The backward's island takes what the forward left on the device, and the other way round."""
 
@@ -151,6 +152,7 @@ def test_what_islands_take_and_give_is_copied() -> None:
             assert (found - expected).norm() <= 2e-5 * expected.norm()
 
 
+@pytest.mark.long
 def test_outputs_that_are_left_out_count_with_zeros() -> None:
     """Residuals are in memory of the program that computed them, which a backward of its own would not find."""
     x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)

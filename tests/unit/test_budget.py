@@ -114,6 +114,7 @@ def test_of_few_values_no_plan_within_the_budget_is_cheaper(seed: int) -> None:
     assert curve.points[-1].peak == min(peak for peak, _ in priced)
 
 
+@pytest.mark.long_cases("12", "17", "27", "30", "34")
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_stays_above_its_bound_and_finds_no_better_than_there_is(seed: int) -> None:
     graph = random_graph(seed, ops=random.Random(seed).randint(4, 12), unit=64)
@@ -194,6 +195,7 @@ def test_a_deep_network_fits_in_much_less() -> None:
     assert curve.points[-1].cost <= once + 1e-12
 
 
+@pytest.mark.long
 def test_thousands_of_nodes() -> None:
     graph = gpt(90)
     assert len(graph.ops) > 4_000

@@ -189,6 +189,7 @@ def test_a_filter_on_open_sizes_is_a_slice_for_each_tap(kernel: int) -> None:
     assert_close(graph(x, weight), call(x, weight))
 
 
+@pytest.mark.long
 def test_a_symbolic_batch_stays_symbolic() -> None:
     op = aten.convolution_backward.default
     options = (None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])

@@ -61,7 +61,7 @@ def test_mapped_folders_lie_where_their_names_say() -> None:
 def test_every_folder_of_tests_has_its_mark() -> None:
     folders = {file.parent.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").rglob("test_*.py")}
     marks = {mark.partition(":")[0] for mark in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
-    assert marks == folders
+    assert marks == folders | {"long", "long_cases(*names)", "short_cases(*names)"}
 
 
 def test_a_test_is_marked_with_its_folder(request: pytest.FixtureRequest) -> None:
@@ -121,6 +121,7 @@ def test_public_name_loads(name: str) -> None:
     assert exported.__module__ == retrograd._EXPORTS[name]
 
 
+@pytest.mark.short_cases("MiscompiledWarning")
 @pytest.mark.parametrize("name", ["MiscompiledWarning", "EagerIslandWarning"])
 def test_warnings_load_before_all_else(name: str) -> None:
     """As for a filter at the top of a program: parts of torch that import each other have one order that works. And

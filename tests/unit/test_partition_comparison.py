@@ -14,6 +14,7 @@ def rows(request: pytest.FixtureRequest) -> list[Row]:
     return compare_partitions(make_problem(request.param, MODELS[request.param].make("test")))
 
 
+@pytest.mark.long_cases("lstm")
 def test_at_equal_flops_never_more_bytes_than_the_min_cut_of_pytorch(rows: list[Row]) -> None:
     theirs = [row for row in rows if row.engine == "torch"]
     assert [row.policy for row in theirs] == ["default", "min-cut", *["budget"] * 10]

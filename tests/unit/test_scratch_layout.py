@@ -61,6 +61,7 @@ def test_a_loose_layout_takes_as_much(slices: list[Slice]) -> None:
     assert lay_out(slices).size == lay_out(slices, loose=False).size
 
 
+@pytest.mark.long
 def test_small_blocks_are_near_the_least() -> None:
     """Of a few buffers best fit in four orders finds the least block nearly always."""
     numbers = random.Random(0)
