@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,7 @@ def test_constants_that_are_cut_to_whole_numbers_are_eagers(door: str) -> None:
         return x * buckets(2048)
 
     x = torch.ones(2048, requires_grad=True)
+    step: Callable[[Tensor], Tensor]
     if door == "compile_backward":
         step = retrograd.compile_backward(model, (x,), fallback="error")
     else:
