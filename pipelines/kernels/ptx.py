@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
@@ -56,10 +57,18 @@ def compile_kernels(kernels: Iterable[Kernel], architecture: str) -> dict[Kernel
 
 
 def _compile(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
+    """PTX for each kernel, in as many processes as there are cores: one of attention takes seconds."""
     if not kernels:
         return []
     if find_triton() is None:
         raise KernelError(f"Triton is not installed, which compiles kernels of our own: {INSTALL}, or kernels='off'")
+    count = min(len(kernels), os.cpu_count() or 1)
+    with ThreadPoolExecutor(count) as pool:
+        shares = list(pool.map(lambda first: _run_program(kernels[first::count], architecture), range(count)))
+    return [shares[number % count][number // count] for number in range(len(kernels))]
+
+
+def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
     request = json.dumps({"architecture": architecture, "kernels": [kernel.to_dict() for kernel in kernels]})
     ended = subprocess.run([sys.executable, "-m", _PROGRAM], input=request, capture_output=True, text=True, check=False)
     if ended.returncode:
