@@ -54,11 +54,23 @@ def create_dispatch(
     result: ir.Type,
     before: ir.Operation,
 ) -> ir.Value:
-    """Dispatch a kernel in front of an op; gives its result, of type ``result``."""
+    """Dispatch a kernel of one result in front of an op; gives that, of type ``result``."""
+    (value,) = create_dispatches(launch, compiled, operands, [result], before)
+    return value
+
+
+def create_dispatches(
+    launch: Launch,
+    compiled: CompiledKernel,
+    operands: Sequence[ir.Value],
+    types: Sequence[ir.Type],
+    before: ir.Operation,
+) -> list[ir.Value]:
+    """Dispatch a kernel in front of an op; gives its results, of these ``types``."""
     ip, location = ir.InsertionPoint(before), before.location
     grid = [make_index(count, ip, location).result for count in launch.grid]
     numbers = [_make_number(number, ip, location) for number in launch.numbers]
-    results = [result]
+    results = list(types)
     if compiled.scratch:
         results.append(_bytes_type(prod(launch.grid) * compiled.scratch, location))
     attributes: dict[str, ir.Attribute] = {
@@ -70,7 +82,7 @@ def create_dispatch(
     made = ir.Operation.create(
         DISPATCH, results=results, operands=[*grid, *operands, *numbers], attributes=attributes, loc=location, ip=ip
     )
-    return made.results[0]
+    return list(made.results)[: len(types)]
 
 
 def add_executables(module: ir.Operation, kernels: Mapping[Kernel, tuple[CompiledKernel, bool]], target: str) -> None:
@@ -84,7 +96,7 @@ def add_executables(module: ir.Operation, kernels: Mapping[Kernel, tuple[Compile
 
 def write_executable(kernel: Kernel, compiled: CompiledKernel, target: str, *, updates: bool) -> str:
     """The executable of a kernel as text, its PTX in it as data."""
-    results = 0 if updates else 1
+    results = kernel.results - updates
     read = len(kernel.pointers) - results
     plain, written = "#hal.pipeline.binding<storage_buffer, ReadOnly>", "#hal.pipeline.binding<storage_buffer>"
     bindings = [plain] * (read - updates) + [written] * (results + updates + bool(compiled.scratch))

@@ -22,7 +22,8 @@ class KernelError(RetrogradError):
 class Kernel:
     """One kernel for all sizes of its class.
 
-    ``pointers`` are its buffers, operands first, each with the type of its elements; ``numbers`` its 32-bit arguments.
+    ``pointers`` are its buffers, operands first, each with the type of its elements; the last ``results`` of them are
+    what it gives, an operand that it updates in place among them. ``numbers`` are its 32-bit arguments.
     ``aligned`` are those of both that are multiples of 16 (addresses in bytes). ``constants`` are what the function is
     specialized to, ``None`` for a buffer that it does without. A workgroup has ``warps`` warps, which load ``stages``
     steps ahead. ``text`` is the source of a function that is in none of ``source``: it was written for one op.
@@ -38,6 +39,7 @@ class Kernel:
     warps: int
     stages: int
     text: str = ""
+    results: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, which the compiling program reads."""
