@@ -6,8 +6,9 @@
 Order is carried by values: every op that the user can observe takes a ``!bwd.token`` and gives the next one, so that
 any topological order of a function is a legal schedule. The exception is ``bwd.save``, which only marks a value.
 
-Each op takes and gives one value. Where PyTorch passes several (a node's pre-hook takes all its gradients), they travel
-as one ``!torch.tuple``, as in PyTorch; ``dialects/builders.py`` makes tuples and takes them apart.
+Each op with an effect takes and gives one value. Where PyTorch passes several (a node's pre-hook takes all its
+gradients), they travel as one ``!torch.tuple``, as in PyTorch; ``dialects/builders.py`` makes tuples and takes them
+apart.
 """
 
 # Annotations of op classes are read when the classes are made: `from __future__ import annotations` would hide them.
@@ -183,6 +184,63 @@ class RecomputeBarrierOp(Bwd.Operation, name="recompute_barrier", traits=[FreshR
         return _report(op, _find_shape_problem(op, ["value"], ["value"]) or _find_type_change(op))
 
 
+# The two ops below are of tensors, and stand for what a kernel of ours computes until it takes their place.
+
+
+class AttentionOp(Bwd.Operation, name="attention", traits=[ext.Pure]):
+    """Attention of queries ``B x H x L x D`` and keys and values ``B x H / repeats x S x D``, with the log-sum-exps of
+    the scores, ``B x H x L``. Scores are times `scale`; with `causal` a row has those of the columns up to its own
+    number. `mask` is added to them, and is of a shape that is broadcast to ``B x H x L x S``; of no axes it is none."""
+
+    query: ext.Operand[Any]
+    key: ext.Operand[Any]
+    value: ext.Operand[Any]
+    mask: ext.Operand[Any]
+    causal: ir.IntegerAttr
+    scale: ir.FloatAttr
+    output: ext.Result[Any]
+    logsumexp: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        operands, results = ["value"] * 4, ["value"] * 2
+        return _report(
+            op,
+            _find_shape_problem(op, operands, results)
+            or _find_attention_problem(op, list(op.operands), [op.operands[0], None], op.results[1]),
+        )
+
+
+class AttentionBackwardOp(Bwd.Operation, name="attention_backward", traits=[ext.Pure]):
+    """The gradients of queries, keys and values; `gradient` is that of `output`."""
+
+    gradient: ext.Operand[Any]
+    query: ext.Operand[Any]
+    key: ext.Operand[Any]
+    value: ext.Operand[Any]
+    output: ext.Operand[Any]
+    logsumexp: ext.Operand[Any]
+    mask: ext.Operand[Any]
+    causal: ir.IntegerAttr
+    scale: ir.FloatAttr
+    query_gradient: ext.Result[Any]
+    key_gradient: ext.Result[Any]
+    value_gradient: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        problem = _find_shape_problem(op, ["value"] * 7, ["value"] * 3)
+        if problem is None:
+            gradient, query, key, value, output, logsumexp, mask = op.operands
+            problem = _find_attention_problem(op, [query, key, value, mask], [query, key, value], logsumexp)
+            for number, other in ((0, gradient), (4, output)):
+                if problem is None and other.type != query.type:
+                    problem = f"expects operand {number} of the query's type {query.type}, found {other.type}"
+        return _report(op, problem)
+
+
 def _report(op: Any, problem: str | None) -> bool:
     if problem is not None:
         op.location.emit_error(f"'{op.operation.name}' op {problem}")
@@ -223,6 +281,37 @@ def _find_name_problem(op: Any) -> str | None:
     if isinstance(name, ir.StringAttr) and name.value:
         return None
     return f"expects attribute 'name' to be a string that is not empty, found {show_attribute(name)}"
+
+
+def _find_attention_problem(
+    op: Any, attended: Sequence[ir.Value], results: Sequence[ir.Value | None], logsumexp: ir.Value
+) -> str | None:
+    """Says what is wrong with attention to ``attended``, a query, key, value and mask; results are of the types of
+    ``results``."""
+    types = [value.type for value in [*attended, logsumexp]]
+    if not all(isinstance(type_, ir.RankedTensorType) and type_.has_static_shape for type_ in types):
+        return "expects tensors of fixed sizes"
+    query, key, value, mask, sums = (list(type_.shape) for type_ in types)
+    if len(query) != 4 or len(key) != 4 or value != key or query[::3] != key[::3] or query[1] % key[1]:
+        shown = ", ".join(str(type_) for type_ in types[:3])
+        return f"expects a query B x H x L x D, a key and a value B x H / repeats x S x D, found {shown}"
+    scores = [*query[:3], key[2]]
+    if len(mask) > 4 or any(own not in (1, size) for own, size in zip(mask[::-1], scores[::-1], strict=False)):
+        return f"expects a mask for {' x '.join(map(str, scores))} scores, or one of no axes, found {types[3]}"
+    if sums != query[:3] or str(types[4].element_type) != "f32":
+        return f"expects log-sum-exps {' x '.join(map(str, query[:3]))} of f32, found {types[4]}"
+    for number, (taken, given) in enumerate(zip(results, op.results, strict=False)):
+        if taken is not None and taken.type != given.type:
+            return f"expects result {number} of type {taken.type}, found {given.type}"
+    causal = _attribute(op, "causal")
+    if not isinstance(causal, ir.BoolAttr):
+        return f"expects attribute 'causal' to be a bool, found {show_attribute(causal)}"
+    scale = _attribute(op, "scale")
+    if not isinstance(scale, ir.FloatAttr) or str(scale.type) != "f32":
+        return f"expects attribute 'scale' to be an f32, found {show_attribute(scale)}"
+    if not scale.value > 0:
+        return f"expects attribute 'scale' to be positive, found {scale}"
+    return None
 
 
 def _find_type_change(op: Any) -> str | None:

@@ -108,7 +108,7 @@ def _compile_portable(work: Work, staged: StagedModule, executable: Executable) 
 
 def _compile_written_out(work: Work) -> Portable:
     """A program in which no library computes anything, compiled from the graph anew."""
-    captured = replace(work.captured, graph_module=write_out(work.captured.graph_module))
+    captured = replace(work.captured, graph_module=write_out(work.captured.graph_module, work.options.libraries))
     stager = AheadOfTime(replace(work, captured=captured, phases=Progress(), portable=True))
     whole, filed, _ = stager.finish(stager.stage(()))
     return _describe_filed(whole, filed)

@@ -27,7 +27,7 @@ from retrograd.frontend.islands.eager_values import find_primals, record_values
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent import recurrent_loops
-from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
+from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.preparation.fx_partition import bind, bind_traced
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.sizes.size_one import admit_ones
@@ -72,7 +72,7 @@ class Compilation:
         """Compile for arguments like these; returns and raises what :func:`retrograd.compile_backward` does."""
         options, phases, hooks = self._options(args, kwargs), Progress(self.progress), find_open_pair()
         with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
-            with phases.phase("capture"), library_ops(NO_LIBRARIES if portable else options.libraries):
+            with phases.phase("capture"), library_ops(options.libraries.compiled() if portable else options.libraries):
                 captured = capture_joint(stack, self.model, args, kwargs, self.dynamic_shapes)
                 python = captured.module.python or PythonValues()
             # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the

@@ -15,6 +15,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.libraries.attention_calls import REFUSED
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable
@@ -30,7 +31,7 @@ def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
         "target": options.target.name,
         "notes": list(built.executable.notes),
         "flags": list(built.executable.flags),
-        "kernels": list(built.executable.kernels),
+        "kernels": [*built.executable.kernels, *captured.graph_module.meta.get(REFUSED, ())],
         "cached": built.cached,
         "saved_values": sum(a.role == SAVED for a in backward.arguments),
         **built.staged.partition,

@@ -159,10 +159,11 @@ class Request:
         return _AUTO_GAIN if self.free_early == AUTO and cuttable else None
 
     def _libraries(self, target: Target) -> Libraries:
-        """Says what libraries compute. Nobody knows beforehand how much memory they work in: a budget has them where
-        they are asked for by name alone."""
+        """Says what libraries compute, and which kernels of our own there are. Nobody knows beforehand how much memory
+        libraries work in: a budget has them where they are asked for by name alone."""
         is_kept = self.partition == "budget" and self.kernels == AUTO
-        return NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
+        found = NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
+        return replace(found, kernels=target.kernels)
 
 
 @dataclass(frozen=True)

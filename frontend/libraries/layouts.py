@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.libraries.attention_calls import note_refusals
 from retrograd.frontend.libraries.ops import LIBRARY, mark_library_ops
 from retrograd.frontend.sizes.size_nodes import SIZE
 
@@ -33,8 +34,10 @@ _PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, 
 
 
 def attach_views(graph_module: GraphModule) -> None:
-    """Mark what libraries compute now, and bring all that they take and give into the order of memory, in place."""
+    """Mark what libraries compute now, and bring all that they take and give into the order of memory, in place; note
+    which attention is computed by no kernel, and why."""
     graph = graph_module.graph
+    note_refusals(graph_module)
     marked = mark_library_ops(graph)
     if marked:
         _join_permutations(graph)

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from retrograd.contract.attention import Attention
 from retrograd.frontend.doors.outputs import hint
+from retrograd.frontend.libraries.attention_calls import describe, describe_backward, refusing_calls, take_call
 
 aten = torch.ops.aten
 
@@ -40,11 +42,17 @@ FLOPS = "retrograd_flops"
 @dataclass(frozen=True)
 class Libraries:
     """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
-    ``products`` says whether that is so of products on a CPU; those on CUDA are compiled."""
+    ``products`` says whether that is so of products on a CPU; those on CUDA are compiled. ``kernels`` are families of
+    kernels of our own that the target has: where they take attention, and no library does, it is kept whole."""
 
     cpu: int | None = None
     cuda: int | None = None
     products: bool = True
+    kernels: tuple[str, ...] = ()
+
+    def compiled(self) -> Libraries:
+        """The same for what is compiled whole: no library computes anything."""
+        return Libraries(kernels=self.kernels)
 
     def least(self, device: torch.device, op: LibraryOp) -> int | None:
         """The number of an op for tensors on a device."""
@@ -56,11 +64,13 @@ class Libraries:
 class LibraryOp:
     """An op that a library computes: how many multiplications a call is, of numbers (``None``: a call that is not for
     it), and which library it is. ``excess`` says how much longer compiled code takes on a CPU for one of them than the
-    library, to that of a product: so much sooner a call is worth its step."""
+    library, to that of a product: so much sooner a call is worth its step. ``describe`` says which call of attention it
+    is."""
 
     count: Callable[..., int | None]
     library: str
     excess: int = 1
+    describe: Callable[..., Attention] | None = None
 
 
 def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
@@ -101,9 +111,11 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.mm.default: LibraryOp(_product, "PyTorch's product"),
     aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution", _OF_CONVOLUTIONS),
     aten.convolution_backward.default: LibraryOp(_convolution_backward, "PyTorch's convolution", _OF_CONVOLUTIONS),
-    aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(_attention, "PyTorch's attention"),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(
+        _attention, "PyTorch's attention", describe=describe
+    ),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
-        _attention_backward, "PyTorch's attention"
+        _attention_backward, "PyTorch's attention", describe=describe_backward
     ),
 }
 
@@ -116,7 +128,8 @@ def library_ops(libraries: Libraries) -> Iterator[None]:
     """While this is open, traces keep ops whole that ``libraries`` are to compute."""
     token = _LIBRARIES.set(libraries)
     try:
-        yield
+        with refusing_calls(has_kernels="attention" in libraries.kernels):
+            yield
     finally:
         _LIBRARIES.reset(token)
 
@@ -127,7 +140,13 @@ def keeping_library_ops(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Ca
 
 
 def _decompose_rest(decompose: Callable[..., Any], known: LibraryOp, *args: Any, **kwargs: Any) -> Any:
-    return decompose(*args, **kwargs) if _count_for_library(known, args, kwargs) is None else NotImplemented
+    is_whole = _count_for_library(known, args, kwargs) is not None or _has_kernel(known, args, kwargs)
+    return NotImplemented if is_whole else decompose(*args, **kwargs)
+
+
+def _has_kernel(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether kernels of our own are to compute a call."""
+    return known.describe is not None and take_call(known.describe(*args, **kwargs))
 
 
 def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> int | None:

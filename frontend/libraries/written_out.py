@@ -13,9 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.doors.deferred_code import make_graph_module
-from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS
+from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS, Libraries, library_ops
 from retrograd.frontend.preparation.graph_writer import GraphWriter
 
 
@@ -24,16 +24,16 @@ def uses_libraries(graph_module: GraphModule) -> bool:
     return any(LIBRARY in node.meta for node in graph_module.graph.nodes)
 
 
-def write_out(graph_module: GraphModule) -> GraphModule:
+def write_out(graph_module: GraphModule, libraries: Libraries) -> GraphModule:
     """A copy of a graph in which what libraries compute is written in ops that are compiled; other nodes keep their
-    names."""
+    names. ``libraries`` are those that it was traced for: what kernels of our own take stays whole."""
     graph, copies = Graph(), dict[Node, Node]()
     for node in graph_module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     written = make_graph_module(graph_module, graph)
     marked = [node for node in graph.nodes if node.meta.pop(LIBRARY, None) is not None]
-    writer = GraphWriter(written, _mode_of(marked), decomposition_table())
-    with torch.no_grad():
+    with torch.no_grad(), library_ops(libraries.compiled()):
+        writer = GraphWriter(written, _mode_of(marked), tracing_table())
         for op in marked:
             if op.target in LIBRARY_OPS:
                 _write(writer, op)

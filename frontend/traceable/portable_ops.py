@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
+from retrograd.frontend.libraries.attention_calls import describe, take_call
 from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 from retrograd.frontend.traceable.matrix_checks import plain_checks
@@ -71,6 +72,8 @@ class PortableAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         query = args[0] if args else (kwargs or {}).get("query")
+        if func is F.scaled_dot_product_attention and isinstance(query, Tensor):
+            _note_dropout(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention and isinstance(query, Tensor) and query.is_cuda:
             output = _attend(*args, **(kwargs or {}))
             if output is not None:
@@ -78,6 +81,20 @@ class PortableAttention(TorchFunctionMode):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _note_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
+) -> None:
+    """Note that no kernel of ours has dropout: the op that they are found by has none either."""
+    if dropout_p:
+        take_call(describe(query, key, value, dropout_p))
 
 
 def _attend(

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.kernels.attention import Attention
 from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
 from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
@@ -22,7 +23,12 @@ from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 from retrograd.pipelines.transforms.helpers.fills import FILL
 from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
-FAMILIES: Mapping[str, Callable[[str], Family]] = {"products": Products, "rows": Rows, "scatters": Scatters}
+FAMILIES: Mapping[str, Callable[[str], Family]] = {
+    "attention": Attention,
+    "products": Products,
+    "rows": Rows,
+    "scatters": Scatters,
+}
 """Families by name; each is made for an architecture."""
 
 
@@ -41,7 +47,7 @@ class ConvertLinalgToKernels(ModulePass):
     description: ClassVar[str] = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
-    families: str = field(default="products,rows,scatters", metadata={"help": "names of families, by commas"})
+    families: str = field(default="attention,products,rows,scatters", metadata={"help": "names of families, by commas"})
     ptx: Literal["embed", "none"] = field(
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}
     )

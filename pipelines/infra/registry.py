@@ -55,6 +55,9 @@ PASSES: dict[str, str] = {
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",
     "convert-recurrence-to-scf": ("retrograd.pipelines.conversions.convert_recurrence_to_scf:ConvertRecurrenceToScf"),
+    "convert-torch-attention-to-bwd": (
+        "retrograd.pipelines.conversions.convert_torch_attention_to_bwd:ConvertTorchAttentionToBwd"
+    ),
     "convert-torch-complex-to-pairs": (
         "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"
     ),

@@ -47,6 +47,16 @@ MATRIX_UNITS = Where("CUDA or HIP among the devices", lambda target: not {"cuda"
 IN_ORDER = Where("kernels one at a time, for a memory budget", lambda target: target.is_in_order)
 
 
+_TO_LINALG = ",".join(
+    (
+        "func.func(torch-restructure-non-constant-axes,torch-fuse-quantized-ops,convert-torch-to-tmtensor,canonicalize",
+        "convert-torch-to-linalg,canonicalize,convert-torch-to-scf,convert-torch-to-arith,convert-torch-to-tensor)",
+        "convert-torch-conversion-to-mlprogram,func.func(memref-expand,canonicalize,resolve-shaped-type-result-dims,cse)",
+        "torch-func-backend-type-conversion,func.func(canonicalize,torch-finalizing-backend-type-conversion)",
+    )
+)
+
+
 def _with_kernels(family: str) -> Where:
     return Where(f"CUDA with kernels of our own: {family}", lambda target: family in target.kernels)
 
@@ -87,6 +97,11 @@ LOWERING: tuple[Step, ...] = (
         ALL,
         "torch-mlir knows no such op; written out, each step would be compiled by itself",
     ),
+    Step(
+        "convert-torch-attention-to-bwd",
+        ALL,
+        "torch-mlir knows no such op; traces have it for targets with kernels of attention alone",
+    ),
     Step("convert-torch-complex-to-pairs", ALL, "torch-mlir lowers few complex ops; pairs are ordinary tensors"),
     Step("convert-torch-view-to-tensor", ALL, "views that torch-mlir refuses, or whose open sizes it loses"),
     Step("func.func(torch-match-quantized-custom-ops)", ALL, "the first of torch-mlir's own pipeline"),
@@ -95,7 +110,12 @@ LOWERING: tuple[Step, ...] = (
         ALL,
         "ops that torch-mlir decomposes are decomposed; after ours, which know them whole",
     ),
-    Step("torch-backend-to-linalg-on-tensors-backend-pipeline", ALL, "torch ops become linalg on tensors"),
+    Step(
+        _TO_LINALG,
+        ALL,
+        "torch ops become linalg on tensors: torch-backend-to-linalg-on-tensors-backend-pipeline less its last pass, "
+        "which refuses bwd.attention; bwd-verify-legality is in its place",
+    ),
     # What every device needs, on linalg.
     Step("bwd-verify-legality{level=linalg}", ALL, "no op of torch or bwd is left: later passes look for none"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
@@ -130,6 +150,7 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-negate-products", CPU_AMONG, "sums of broadcast products that do not compile otherwise"),
     Step("bwd-repeat-elementwise", IN_ORDER, "less memory: tensors are computed again from arguments"),
     Step("bwd-split-columns", IN_ORDER, "less memory: one tap of a filter after another"),
+    _convert_to_kernels("attention", "no other pass knows it"),
     _convert_to_kernels("scatters", "before bwd-combine-scatters, which serves the scatters that are left"),
     Step("bwd-combine-scatters", NO_CPU, "IREE has one thread of a GPU add up all updates"),
     Step("bwd-order-scatters", CPU_ALONE, "IREE hands updates of one place to two threads"),

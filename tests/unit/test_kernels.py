@@ -100,7 +100,7 @@ def test_an_executable_has_its_ptx_as_data() -> None:
 def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: "3.6.0")
     cuda, cpu, old = find_target("cuda:sm_90"), find_target("cpu"), find_target("cuda:sm_75")
-    assert with_kernels(cuda, "auto").kernels == ("products", "rows", "scatters")
+    assert with_kernels(cuda, "auto").kernels == ("attention", "products", "rows", "scatters")
     assert with_kernels(cuda, "off").kernels == ()
     assert with_kernels(cuda, ["scatters"]).kernels == ("scatters",)
     assert with_kernels(cpu, "auto") == cpu and with_kernels(old, "auto") == old
@@ -110,7 +110,7 @@ def test_kernels_are_had_where_there_are_any(monkeypatch: pytest.MonkeyPatch) ->
         with_kernels(old, ["products"])
     with pytest.raises(ValueError, match="did you mean 'products'"):
         check_kernels(["product"])
-    with pytest.raises(TypeError, match=r"kernels is one of 'auto', 'off', 'products', .* or a list of .*, got 3"):
+    with pytest.raises(TypeError, match=r"kernels is one of 'auto', 'off', 'attention', .* or a list of .*, got 3"):
         check_kernels(3)  # type: ignore[arg-type]
     monkeypatch.setattr("retrograd.pipelines.kernels.choice.find_triton", lambda: None)
     assert with_kernels(cuda, "auto") == cuda

@@ -82,9 +82,9 @@ def test_permutations_that_undo_each_other_are_left_out() -> None:
 def test_a_budget_does_without_unless_they_are_named() -> None:
     x = [torch.randn(3)]
     budget: dict[str, Any] = {"target": "cuda:sm_90", "partition": "budget", "memory_budget": 0.5}
-    assert Request(**budget).on(x).libraries == NO_LIBRARIES
+    assert Request(**budget).on(x).libraries.compiled() == Request(**budget).on(x).libraries
     assert Request(**budget, kernels=["library"]).on(x).libraries == Libraries(cuda=0)
-    assert Request(target="cuda:sm_90").on(x).libraries == Libraries(cuda=WORTH)
+    assert Request(target="cuda:sm_90").on(x).libraries.cuda == WORTH
 
 
 def test_of_a_backward_on_any_device() -> None:
@@ -189,12 +189,23 @@ def test_parts_of_a_projection_are_taken_inside_of_the_island(way: str) -> None:
 
 def test_written_out_no_op_is_a_librarys() -> None:
     captured = capture(Libraries(cpu=0))
-    written = write_out(captured)
+    written = write_out(captured, Libraries(cpu=0))
     assert uses_libraries(captured)
     assert not uses_libraries(written)
     names = [[n.name for n in g.graph.find_nodes(op="placeholder")] for g in (captured, written)]
     assert names[0] == names[1]
     assert not [node for node in written.graph.nodes if node.target is aten.convolution_backward.default]
+
+
+def test_written_out_attention_is_left_to_kernels_of_our_own() -> None:
+    libraries = Libraries(cpu=0, kernels=("attention",))
+    captured = capture(libraries, Projected("chunk"), 2, 5, 8)
+    written = write_out(captured, libraries)
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    assert not uses_libraries(written)
+    assert {forward, backward} < {node.target for node in written.graph.nodes}
+    assert not [n for n in write_out(captured, Libraries()).graph.nodes if n.target in (forward, backward)]
 
 
 def test_attention_on_a_cpu_is_the_cpus_op() -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from retrograd.contract.attention import BACKWARD, FORWARD
+
 _PREFIX = "torch.aten."
 
 
@@ -86,6 +88,7 @@ KINDS: dict[str, OpKind] = (
         for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
         for half in ("", "_backward")
     }
+    | dict.fromkeys((FORWARD, BACKWARD), OpKind.COMPUTE)
     | {
         # Arithmetic on sizes.
         _PREFIX + name: OpKind.CONSTANT

@@ -273,3 +273,79 @@ func.func @hits(%x: tensor<512x1001xf32>, %c: tensor<1x1001xi32>, %t: tensor<512
   } -> tensor<512x1001xf32>
   return %r, %s : tensor<512x1001xf32>, tensor<512x1001xf32>
 }
+
+// -----
+
+// Attention is one kernel, which reads heads through the transposition that a projection's have, and writes them as all
+// that reads them transposes them to. Numbers are sizes and strides.
+
+// CHECK: bwd.kernels = ["attention of tensor<2x4x256x64xbf16> and tensor<2x2x256x64xbf16>: attention_bf16_64_{{.*}}_causal_shared_2"]
+// CHECK: bindings = [#hal.pipeline.binding<storage_buffer, ReadOnly>, #hal.pipeline.binding<storage_buffer, ReadOnly>, #hal.pipeline.binding<storage_buffer, ReadOnly>, #hal.pipeline.binding<storage_buffer>, #hal.pipeline.binding<storage_buffer>]
+// CHECK-LABEL: func.func @attention(
+// CHECK-SAME: %[[Q:.*]]: tensor<2x256x4x64xbf16>, %[[K:.*]]: tensor<2x2x256x64xbf16>
+// CHECK-DAG: %[[SCALE:.*]] = arith.constant 1040187392 : i32
+// CHECK-DAG: %[[ROW:.*]] = arith.constant 256 : i32
+// CHECK: %[[R:.*]]:2 = "flow.dispatch"({{.*}}, %[[Q]], %[[K]], %[[K]], %[[SCALE]], {{.*}}) {entry_points = [@attention_{{.*}}} : {{.*}} -> (tensor<2x256x4x64xbf16>, tensor<2x4x256xf32>)
+// CHECK-NEXT: return %[[R]]#0, %[[R]]#1
+func.func @attention(%q: tensor<2x256x4x64xbf16>, %k: tensor<2x2x256x64xbf16>) -> (tensor<2x256x4x64xbf16>, tensor<2x4x256xf32>) {
+  %none = arith.constant dense<0.0> : tensor<bf16>
+  %e = tensor.empty() : tensor<2x4x256x64xbf16>
+  %t = linalg.transpose ins(%q : tensor<2x256x4x64xbf16>) outs(%e : tensor<2x4x256x64xbf16>) permutation = [0, 2, 1, 3]
+  %o, %l = "bwd.attention"(%t, %k, %k, %none) {causal = true, scale = 0.125 : f32}
+      : (tensor<2x4x256x64xbf16>, tensor<2x2x256x64xbf16>, tensor<2x2x256x64xbf16>, tensor<bf16>) -> (tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>)
+  %f = tensor.empty() : tensor<2x256x4x64xbf16>
+  %u = linalg.transpose ins(%o : tensor<2x4x256x64xbf16>) outs(%f : tensor<2x256x4x64xbf16>) permutation = [0, 2, 1, 3]
+  return %u, %l : tensor<2x256x4x64xbf16>, tensor<2x4x256xf32>
+}
+
+// -----
+
+// Gradients are three kernels, of sizes that no tile divides, and a mask that is the same for all columns of a row; what
+// nobody reads is not computed.
+
+// CHECK: attention_delta_f32_40_{{.*}}_unaligned, attention_key_gradients_f32_40_{{.*}}_odd_mask_f32_row_unaligned_apart, attention_query_gradients_f32_40_
+// CHECK: gradients of attention of tensor<1x2x33x40xf32> and tensor<1x2x65x40xf32>: attention_delta_f32_40_{{[0-9x]*}}_unaligned, attention_query_gradients_f32_40_{{[0-9a-z_]*}}"]
+// CHECK-LABEL: func.func @gradients(
+// CHECK-SAME: %[[G:.*]]: tensor<1x2x33x40xf32>, %[[Q:.*]]: tensor<1x2x33x40xf32>, %[[K:.*]]: tensor<1x2x65x40xf32>, %[[L:.*]]: tensor<1x2x33xf32>, %[[M:.*]]: tensor<33x1xf32>
+// CHECK: %[[SUMS:.*]] = "flow.dispatch"({{.*}}, %[[G]], %[[Q]], {{.*}}@attention_delta_{{.*}} -> tensor<1x2x33xf32>
+// CHECK: %[[KV:.*]]:2 = "flow.dispatch"({{.*}}, %[[G]], %[[Q]], %[[K]], %[[K]], %[[M]], %[[L]], %[[SUMS]], {{.*}}@attention_key_gradients_{{.*}} -> (tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>)
+// CHECK: %[[DQ:.*]] = "flow.dispatch"({{.*}}, %[[G]], %[[Q]], %[[K]], %[[K]], %[[M]], %[[L]], %[[SUMS]], {{.*}}@attention_query_gradients_{{.*}} -> tensor<1x2x33x40xf32>
+// CHECK-NEXT: return %[[DQ]], %[[KV]]#0, %[[KV]]#1
+func.func @gradients(%g: tensor<1x2x33x40xf32>, %q: tensor<1x2x33x40xf32>, %k: tensor<1x2x65x40xf32>, %l: tensor<1x2x33xf32>, %m: tensor<33x1xf32>)
+    -> (tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>) {
+  %d:3 = "bwd.attention_backward"(%g, %q, %k, %k, %q, %l, %m) {causal = false, scale = 0.125 : f32}
+      : (tensor<1x2x33x40xf32>, tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x33x40xf32>, tensor<1x2x33xf32>, tensor<33x1xf32>)
+      -> (tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>)
+  return %d#0, %d#1, %d#2 : tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>
+}
+
+// CHECK-LABEL: func.func @one(
+// CHECK-COUNT-2: "flow.dispatch"
+// CHECK-NOT: "flow.dispatch"
+func.func @one(%g: tensor<1x2x33x40xf32>, %q: tensor<1x2x33x40xf32>, %k: tensor<1x2x65x40xf32>, %l: tensor<1x2x33xf32>, %m: tensor<33x1xf32>)
+    -> tensor<1x2x33x40xf32> {
+  %d:3 = "bwd.attention_backward"(%g, %q, %k, %k, %q, %l, %m) {causal = false, scale = 0.125 : f32}
+      : (tensor<1x2x33x40xf32>, tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x33x40xf32>, tensor<1x2x33xf32>, tensor<33x1xf32>)
+      -> (tensor<1x2x33x40xf32>, tensor<1x2x65x40xf32>, tensor<1x2x65x40xf32>)
+  return %d#0 : tensor<1x2x33x40xf32>
+}
+
+// -----
+
+// Parts of a product are read where they are in it.
+
+// CHECK-LABEL: func.func @parts(
+// CHECK-SAME: %[[X:.*]]: tensor<2x256x512xbf16>
+// CHECK-DAG: %[[START:.*]] = arith.constant 256 : i32
+// CHECK-DAG: %[[BATCH:.*]] = arith.constant 131072 : i32
+// CHECK: "flow.dispatch"({{.*}}, %[[X]], %[[X]], %[[X]], {{.*}}@attention_bf16_64_
+func.func @parts(%x: tensor<2x256x512xbf16>) -> (tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>) {
+  %none = arith.constant dense<0.0> : tensor<bf16>
+  %s = tensor.extract_slice %x[0, 0, 256] [2, 256, 256] [1, 1, 1] : tensor<2x256x512xbf16> to tensor<2x256x256xbf16>
+  %h = tensor.expand_shape %s [[0], [1], [2, 3]] output_shape [2, 256, 4, 64] : tensor<2x256x256xbf16> into tensor<2x256x4x64xbf16>
+  %e = tensor.empty() : tensor<2x4x256x64xbf16>
+  %t = linalg.transpose ins(%h : tensor<2x256x4x64xbf16>) outs(%e : tensor<2x4x256x64xbf16>) permutation = [0, 2, 1, 3]
+  %o, %l = "bwd.attention"(%t, %t, %t, %none) {causal = true, scale = 0.125 : f32}
+      : (tensor<2x4x256x64xbf16>, tensor<2x4x256x64xbf16>, tensor<2x4x256x64xbf16>, tensor<bf16>) -> (tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>)
+  return %o, %l : tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>
+}

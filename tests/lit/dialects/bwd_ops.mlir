@@ -94,3 +94,17 @@ func.func @unused_token() {
   %start = "bwd.create_token"() : () -> !bwd.token
   return
 }
+
+// Attention that nobody reads goes, and one that is there twice is computed once.
+// CHECK-LABEL: func.func @attention(
+// CHECK: "bwd.attention_backward"(%{{.*}}) {causal = false, scale = 1.250000e-01 : f32}
+// OPT-LABEL: func.func @attention(
+// OPT-COUNT-1: "bwd.attention"(
+// OPT-NOT: "bwd.attention
+// OPT: return
+func.func @attention(%q: tensor<1x4x5x8xf32>, %k: tensor<1x2x7x8xf32>, %m: tensor<4x1x7xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>) {
+  %a, %b = "bwd.attention"(%q, %k, %k, %m) {causal = true, scale = 0.125 : f32} : (tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<4x1x7xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  %c, %d = "bwd.attention"(%q, %k, %k, %m) {causal = true, scale = 0.125 : f32} : (tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<4x1x7xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  %e:3 = "bwd.attention_backward"(%q, %q, %k, %k, %a, %b, %m) {causal = false, scale = 0.125 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<4x1x7xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+  return %a, %c : tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>
+}

@@ -148,3 +148,43 @@ func.func @custom_syntax(%x: i32) {
 }
 
 // expected-error @unknown {{write ops of the bwd dialect in generic form}}
+
+// -----
+
+func.func @attention_of_other_keys(%q: tensor<1x4x5x8xf32>, %k: tensor<1x3x7x8xf32>, %m: tensor<f32>) {
+  // expected-error @below {{'bwd.attention' op expects a query B x H x L x D, a key and a value B x H / repeats x S x D, found tensor<1x4x5x8xf32>, tensor<1x3x7x8xf32>, tensor<1x3x7x8xf32>}}
+  %0:2 = "bwd.attention"(%q, %k, %k, %m) {causal = true, scale = 1.0 : f32} : (tensor<1x4x5x8xf32>, tensor<1x3x7x8xf32>, tensor<1x3x7x8xf32>, tensor<f32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @attention_with_another_mask(%q: tensor<1x4x5x8xf32>, %m: tensor<5x4xf32>) {
+  // expected-error @below {{'bwd.attention' op expects a mask for 1 x 4 x 5 x 5 scores, or one of no axes, found tensor<5x4xf32>}}
+  %0:2 = "bwd.attention"(%q, %q, %q, %m) {causal = true, scale = 1.0 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<5x4xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @attention_of_no_scale(%q: tensor<1x4x5x8xf32>, %m: tensor<f32>) {
+  // expected-error @below {{'bwd.attention' op expects attribute 'scale' to be an f32, found 1.000000e+00 : f64}}
+  %0:2 = "bwd.attention"(%q, %q, %q, %m) {causal = true, scale = 1.0 : f64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<f32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @attention_of_a_negative_scale(%q: tensor<1x4x5x8xf32>, %m: tensor<f32>) {
+  // expected-error @below {{'bwd.attention' op expects attribute 'scale' to be positive, found -1.000000e+00 : f32}}
+  %0:2 = "bwd.attention"(%q, %q, %q, %m) {causal = true, scale = -1.0 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<f32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @gradients_of_another_output(%q: tensor<1x4x5x8xf32>, %o: tensor<1x4x6x8xf32>, %l: tensor<1x4x5xf32>, %m: tensor<f32>) {
+  // expected-error @below {{'bwd.attention_backward' op expects operand 4 of the query's type tensor<1x4x5x8xf32>, found tensor<1x4x6x8xf32>}}
+  %0:3 = "bwd.attention_backward"(%q, %q, %q, %q, %o, %l, %m) {causal = true, scale = 1.0 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x6x8xf32>, tensor<1x4x5xf32>, tensor<f32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
+  return
+}

@@ -1,0 +1,170 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention in kernels of our own, from a saved file, beside PyTorch's kernels, on a CUDA device.
+
+python benchmarks/attention.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from kernels import TYPES, kernel_times
+from page import (
+    command_line,
+    cpu_model,
+    heading_of,
+    markdown_table,
+    measured_with,
+    positive,
+    releases,
+    save_json,
+    write_page,
+)
+from torch import Tensor
+
+import retrograd
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu-attention.md"
+EXPLANATION = """\
+Attention and its gradients, causal, of queries batch x heads x rows x width and keys of as many heads, or of fewer.
+Ours is from a file that was saved and loaded, in which no library computes anything. Kernel times of a forward and a
+backward by `torch.profiler`, in the same process as PyTorch's own kernels (cuDNN's, flash or memory-efficient ones,
+whichever it chooses; TF32 off); peaks are of the memory that a step takes from PyTorch's allocator; errors are the
+largest of output and gradients, relative to the norm, from float64, of one of the batch.
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Heads of queries and of keys, rows and columns, and how wide a head is."""
+
+    batch: int
+    heads: int
+    shared: int
+    rows: int
+    width: int
+    kind: str
+
+    def __str__(self) -> str:
+        keys = f", keys of {self.shared}" * (self.shared != self.heads)
+        return f"{self.batch} x {self.heads} x {self.rows} x {self.width}{keys} {self.kind}"
+
+
+SIZES = (
+    Size(8, 12, 12, 1024, 64, "bf16"),
+    Size(8, 12, 12, 4096, 64, "bf16"),
+    Size(4, 32, 8, 2048, 128, "bf16"),
+    Size(8, 12, 12, 1024, 64, "f32"),
+    Size(4, 16, 16, 1024, 128, "f32"),
+    Size(2, 8, 8, 2048, 256, "bf16"),
+)
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """A size: milliseconds of kernels, MiB at the fullest moment of a step, and errors, of PyTorch's and of ours."""
+
+    name: str
+    times: tuple[float, float]
+    peaks: tuple[float, float]
+    errors: tuple[float, float]
+    kernels: tuple[str, ...]
+
+
+def run(call: Callable[..., Any], args: Sequence[Tensor], tangent: Tensor) -> list[Tensor]:
+    """The output and the gradients."""
+    output = call(*args)
+    return [output.detach(), *torch.autograd.grad(output, args, tangent)]
+
+
+def measure(size: Size, repeats: int) -> AttentionRow:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=size.heads != size.shared)
+
+    dtype = TYPES[size.kind]
+    shapes = [(size.batch, heads, size.rows, size.width) for heads in (size.heads, size.shared, size.shared)]
+    args = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+    tangent = torch.randn(shapes[0], device="cuda").to(dtype)
+    compiled = retrograd.compile_backward(attend, args, verify=False)
+    with tempfile.TemporaryDirectory() as folder:
+        compiled.save(Path(folder) / "attention.rgd")
+        loaded = retrograd.load(Path(folder) / "attention.rgd")
+        calls = (attend, loaded)
+        times = [kernel_times(lambda call=call: run(call, args, tangent), repeats) for call in calls]  # type: ignore[misc]
+        peaks = [find_peak(lambda call=call: run(call, args, tangent)) for call in calls]  # type: ignore[misc]
+        results = [run(call, args, tangent) for call in calls]
+    exact = run(attend, [t[:1].detach().double().requires_grad_() for t in args], tangent[:1].double())
+    errors = [
+        max(float((g[:1].double() - e).norm() / e.norm()) for g, e in zip(found, exact, strict=True))
+        for found in results
+    ]
+    eager, ours = (sum(found.values()) / 1e3 for found in times)
+    names = tuple(name for name in times[1] if name.startswith("attention"))
+    return AttentionRow(str(size), (eager, ours), (peaks[0], peaks[1]), (errors[0], errors[1]), names)
+
+
+def find_peak(call: Callable[[], Any]) -> float:
+    """MiB that a step takes besides what there is before it, at the fullest."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def document(rows: Sequence[AttentionRow], facts: dict[str, str]) -> list[str]:
+    """The page, by line."""
+    depends = dict(facts)
+    lines = heading_of(f"Attention in kernels of our own: {facts['device']}", [depends.pop("command")], EXPLANATION)
+    figures = ["PyTorch ms", "ours ms", "to PyTorch's speed", "PyTorch MiB", "ours MiB", "PyTorch's error", "error"]
+    lines += markdown_table(["attention", *figures], 1, map(row_cells, rows))
+    mean = math.prod(row.times[0] / row.times[1] for row in rows) ** (1 / len(rows))
+    return [*lines, "", f"The geometric mean of the speeds is {mean:.2f}.", "", *measured_with(depends)]
+
+
+def row_cells(row: AttentionRow) -> list[str]:
+    times = [f"{row.times[0]:.3f}", f"{row.times[1]:.3f}", f"{row.times[0] / row.times[1]:.2f}"]
+    return [row.name, *times, *(f"{peak:.0f}" for peak in row.peaks), *(f"{error:.1e}" for error in row.errors)]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time attention in kernels of our own on a CUDA device.")
+    parser.add_argument("--repeats", type=positive, default=11, help="calls timed")
+    parser.add_argument("--sizes", type=positive, default=len(SIZES), help="how many of the sizes, from the first on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-attention.md")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device to run on")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    facts = {"command": command_line("attention.py", arguments), "device": torch.cuda.get_device_name()}
+    facts |= {"CUDA": str(torch.version.cuda), "CPU": cpu_model(), "timed": str(options.repeats), **releases()}
+    rows: list[AttentionRow] = []
+    for size in SIZES[: options.sizes]:
+        rows.append(measure(size, options.repeats))
+        print(*row_cells(rows[-1]), *rows[-1].kernels, sep=" | ", flush=True)
+    if options.json is not None:
+        save_json(options.json, rows, facts)
+    if options.write:
+        write_page(DOCUMENT, document(rows, facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

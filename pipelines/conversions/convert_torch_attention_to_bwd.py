@@ -1,0 +1,114 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``convert-torch-attention-to-bwd``: attention that a trace kept whole becomes an op on builtin tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.contract.attention import BACKWARD, FORWARD, Attention, Tensor
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
+from retrograd.pipelines.analysis.partition.read_graph import operator_name
+from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+
+_NAME = "convert-torch-attention-to-bwd"
+_NONE = "torch.constant.none"
+_NUMBERS = ("torch.constant.float", "torch.constant.bool", "torch.constant.int")
+# Operands that a forward and a backward begin with; what comes behind them is the same for both.
+_TENSORS = {FORWARD: 3, BACKWARD: 6}
+_CONVERTED = {FORWARD: "bwd.attention", BACKWARD: "bwd.attention_backward"}
+_REMEDY = "decompose attention where it is traced, for a target without kernels of ours that take it"
+
+
+@dataclass(frozen=True)
+class ConvertTorchAttentionToBwd(ModulePass):
+    """Attention and its gradients, as PyTorch has them for a CPU, become ``bwd.attention`` and
+    ``bwd.attention_backward`` on builtin tensors, which torch-mlir's lowering leaves alone.
+    """
+
+    name: ClassVar[str] = _NAME
+    description: ClassVar[str] = "Keep attention whole through torch-mlir's lowering, for kernels of our own"
+
+    def apply(self, module: ir.Operation) -> None:
+        found = [
+            view.operation
+            for func in functions(module)
+            for block in func.regions[0].blocks
+            for view in block.operations
+            if operator_name(view.operation) in _TENSORS
+        ]
+        for op in found:
+            with op.location, ir.InsertionPoint(op):
+                _convert(op)
+
+
+def _convert(op: ir.Operation) -> None:
+    count = _TENSORS[operator_name(op)]
+    tensors, (dropout, causal, mask, scale) = list(op.operands)[:count], list(op.operands)[count : count + 4]
+    query, key, value = tensors[:3] if count == 3 else tensors[1:4]
+    obstacle = Attention(
+        _describe(query),
+        _describe(key),
+        _describe(value),
+        None if _is_none(mask) else _describe(mask),
+        _read_number(op, dropout),
+        None if _is_none(scale) else _read_number(op, scale),
+    ).find_obstacle()
+    if obstacle is not None:
+        raise PassFailure(op, f"{_NAME}: no kernel of ours takes this attention: {obstacle}", _REMEDY)
+    width = _describe(query)[1][-1] or 1
+    factor = 1 / math.sqrt(width) if _is_none(scale) else _read_number(op, scale)
+    taken = [_create("torch_c.to_builtin_tensor", tensor, _builtin(tensor.type)) for tensor in tensors]
+    added = _write_nothing(query) if _is_none(mask) else _create("torch_c.to_builtin_tensor", mask, _builtin(mask.type))
+    # Not by the op's class, which takes a false attribute for none.
+    made = ir.Operation.create(
+        _CONVERTED[operator_name(op)],
+        results=[_builtin(result.type) for result in op.results],
+        operands=[*taken, added],
+        attributes={
+            "causal": ir.BoolAttr.get(bool(_read_number(op, causal))),
+            "scale": ir.FloatAttr.get(ir.F32Type.get(), factor),
+        },
+    )
+    for old, new in zip(op.results, made.results, strict=True):
+        old.replace_all_uses_with(_create("torch_c.from_builtin_tensor", new, old.type))
+    op.erase()
+
+
+def _is_none(value: ir.Value) -> bool:
+    return isinstance(value, ir.OpResult) and value.owner.name == _NONE
+
+
+def _read_number(op: ir.Operation, value: ir.Value) -> float:
+    """The number that an operand is."""
+    if isinstance(value, ir.OpResult) and value.owner.name in _NUMBERS:
+        return float(value.owner.attributes["value"].value)
+    raise PassFailure(op, f"{_NAME}: a number among the operands is no constant", _REMEDY)
+
+
+def _describe(tensor: ir.Value) -> Tensor:
+    known = parse_tensor_type(str(tensor.type))
+    return ("", ()) if known is None else (known.element, known.shape)
+
+
+def _builtin(type_: ir.Type) -> ir.Type:
+    """The builtin type of a torch tensor of fixed sizes."""
+    known = parse_tensor_type(str(type_))
+    if known is None or known.fixed_shape is None:
+        raise ValueError(f"{type_} is no tensor of fixed sizes")
+    return ir.RankedTensorType.get(list(known.fixed_shape), ir.Type.parse(known.element))
+
+
+def _write_nothing(like: ir.Value) -> ir.Value:
+    """What stands for no mask."""
+    type_ = ir.RankedTensorType.get([], ir.RankedTensorType(_builtin(like.type)).element_type)
+    zero = ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, 0.0))
+    return ir.Operation.create("arith.constant", results=[type_], attributes={"value": zero}).results[0]
+
+
+def _create(name: str, operand: ir.Value, result: ir.Type) -> ir.Value:
+    return ir.Operation.create(name, results=[result], operands=[operand]).results[0]

@@ -1,0 +1,213 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention by kernels of our own: the ops that a trace kept whole, on which tiles, by how many dispatches.
+
+A forward is one kernel, which gives the log-sum-exps of the scores besides. Its gradients are three: the sums of
+gradient times output over each row; the gradients of keys and values, a program for a tile of keys; those of queries, a
+program for a tile of queries. Weights are computed anew in both, so that nothing is added up in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, SUMS, choose_tile, fill_width
+from retrograd.pipelines.kernels.dispatch import Launch, create_dispatches
+from retrograd.pipelines.kernels.family import Compiled
+from retrograd.pipelines.kernels.heads import Given, Heads, find_given, find_heads, mask_strides
+from retrograd.pipelines.kernels.kernel import Kernel
+from retrograd.pipelines.kernels.matrices import is_aligned
+
+ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
+# The operands of the two that are heads, by the names that kernels have for them.
+_OPERANDS = {ATTENTION: ("q", "k", "v"), BACKWARD: ("dout", "q", "k", "v", "out")}
+_AXES = ("batch", "head", "row")
+# Values of one op, by the names that a kernel has for them.
+Values = Mapping[str, ir.Value | None]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The family: ``bwd.attention`` and its gradients, all of them."""
+
+    architecture: str
+
+    name: ClassVar[str] = "attention"
+
+    def plan(self, op: ir.Operation) -> AttentionPlan | None:
+        """A plan for attention."""
+        return AttentionPlan(op, self.architecture) if op.name in _OPERANDS else None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Attention or its gradients as dispatches."""
+
+    op: ir.Operation
+    architecture: str
+
+    def __str__(self) -> str:
+        what = "attention" if self.op.name == ATTENTION else "gradients of attention"
+        query, key = (ir.RankedTensorType(self.op.operands[_OPERANDS[self.op.name].index(name)].type) for name in "qk")
+        return f"{what} of {query} and {key}: {', '.join(kernel.label for kernel in self.kernels())}"
+
+    def kernels(self) -> dict[Kernel, bool]:
+        """The kernels that it takes."""
+        return dict.fromkeys((write_kernel(step, self.architecture) for step in read_steps(self.op)), False)
+
+    def apply(self, compiled: Compiled) -> None:
+        """Put the dispatches in the place of the op."""
+        op, left = self.op, dict[str, ir.Value]()
+        for step in read_steps(op):
+            kernel = write_kernel(step, self.architecture)
+            tensors = [*(heads.value for heads in step.heads.values()), *([] if step.mask is None else [step.mask])]
+            sums = [left[name] if value is None else value for name, value in step.sums.items()]
+            types = [given.type for given in step.given.values()] + [step.sums_type] * len(step.given_sums)
+            launch = Launch(kernel, find_grid(step, self.architecture), tuple(step.numbers.values()))
+            values = create_dispatches(launch, compiled[kernel], [*tensors, *sums], types, op)
+            for given, value in zip(step.given.values(), values, strict=False):
+                given.replace_by(value)
+            for (name, result), value in zip(step.given_sums.items(), values[len(step.given) :], strict=True):
+                left[name] = value
+                if result is not None:
+                    result.replace_all_uses_with(value)
+        op.erase()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel, and what it takes and gives by the names of its function: heads, and sums, an f32 for each row.
+
+    A sum that is no value of the op's is ``None``: one step leaves it to the next.
+    """
+
+    kind: str
+    op: ir.Operation
+    heads: Mapping[str, Heads]
+    mask: ir.Value | None
+    sums: Values
+    given: Mapping[str, Given]
+    given_sums: Values
+    sizes: Mapping[str, int]
+
+    @property
+    def first(self) -> Heads:
+        """Heads of the shape of queries."""
+        return next(iter(self.heads.values()))
+
+    @property
+    def element(self) -> str:
+        """The type of the elements of heads."""
+        return str(ir.RankedTensorType(self.first.value.type).element_type)
+
+    @property
+    def sums_type(self) -> ir.Type:
+        """The type of sums."""
+        return ir.RankedTensorType.get(list(self.first.shape[:3]), ir.F32Type.get(), loc=self.op.location)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What the kernel is told: sizes, and the strides of what it takes and gives."""
+        taken = {name: (heads.start, *heads.strides) for name, heads in self.heads.items()}
+        masks = {} if self.mask is None else {"mask": mask_strides(self.mask)[:3]}
+        given = {name: heads.strides for name, heads in self.given.items()}
+        names = [*_name_strides(taken, "start"), *_name_strides([*masks, *given])]
+        values = [number for own in (taken | masks | given).values() for number in own]
+        return {**self.sizes, **dict(zip(names, values, strict=True))}
+
+
+def read_steps(op: ir.Operation) -> list[Step]:
+    """The kernels of an op, less those of which nobody reads a result; read anew each time: of two ops, what one reads
+    is replaced as the other is."""
+    heads = {name: find_heads(value) for name, value in zip(_OPERANDS[op.name], op.operands, strict=False)}
+    *_, mask = op.operands
+    added = mask if ir.RankedTensorType(mask.type).rank else None
+    (bits,) = struct.unpack("<i", struct.pack("<f", ir.FloatAttr(op.attributes["scale"]).value))
+    _, count, rows, _ = heads["q"].shape
+    sizes = {"scale": bits, "H": count, "L": rows, "S": heads["k"].shape[2]}
+    results = list(op.results)
+    if op.name == ATTENTION:
+        output, lse = results
+        return [Step(ATTEND, op, heads, added, {}, {"out": find_given(output)}, {"lse": lse}, sizes)]
+    taken, lse = {name: heads[name] for name in ("dout", "q", "k", "v")}, op.operands[5]
+    sums: Values = {"lse": lse, "total": None}
+    dq, dk, dv = (find_given(result) for result in results)
+    steps = [
+        Step(KEYS, op, taken, added, sums, {"dk": dk, "dv": dv}, {}, sizes),
+        Step(QUERIES, op, taken, added, sums, {"dq": dq}, {}, sizes),
+    ]
+    read = [step for step in steps if any(list(given.value.uses) for given in step.given.values())]
+    summed = {name: heads[name] for name in ("dout", "out")}
+    return [Step(SUMS, op, summed, None, {}, {}, {"total": None}, {"H": count, "L": rows}), *read]
+
+
+def find_grid(step: Step, architecture: str) -> tuple[int, int, int]:
+    """Tiles, heads and batches: a program each."""
+    batch, heads, rows, width = (step.heads["k"] if step.kind == KEYS else step.first).shape
+    tile = choose_tile(step.kind, step.element, width, architecture)
+    return -(-rows // (tile.columns if step.kind == KEYS else tile.rows)), heads, batch
+
+
+def write_kernel(step: Step, architecture: str) -> Kernel:
+    """The kernel of a step, for all sizes of its class."""
+    width = step.first.shape[3]
+    tile = choose_tile(step.kind, step.element, width, architecture)
+    element, mask = step.element, step.mask
+    added = [("mask", str(ir.RankedTensorType(mask.type).element_type))] if mask is not None else []
+    constants: dict[str, int | None] = {"D": width, "BD": fill_width(width), "BM": tile.rows}
+    traits = []
+    if step.kind != SUMS:
+        over, step_size = (step.sizes["L"], tile.rows) if step.kind == KEYS else (step.sizes["S"], tile.columns)
+        repeats = step.heads["q"].shape[1] // step.heads["k"].shape[1]
+        causal = bool(ir.BoolAttr(step.op.attributes["causal"]).value)
+        column = mask_strides(mask)[3] if mask is not None else 0
+        even = over % step_size == 0
+        constants |= {"MASK": int(mask is not None), "COLUMN": column, "CAUSAL": int(causal), "EVEN": int(even)}
+        constants |= {"EXACT": int(element == "f32"), "REPEATS": repeats, "BN": tile.columns}
+        if mask is None:
+            constants |= dict.fromkeys(["mask", *_name_strides(["mask"])])
+        traits = ["causal" * causal, f"shared_{repeats}" * (repeats > 1), "odd" * (not even)]
+        traits += [f"mask_{type_}" + "_row" * (not column) for _, type_ in added]
+    aligned = dict.fromkeys(_find_aligned(step))
+    shape = f"{width}_{tile.rows}x{tile.columns}x{tile.warps}x{tile.stages}"
+    traits += ["even" * ("mask" in aligned), "unaligned" * (not aligned.keys() >= set(step.heads))]
+    traits += ["apart" * (not aligned.keys() >= set(step.given))]
+    label = ["attention" if step.kind == ATTEND else f"attention_{step.kind}", element, shape, *traits]
+    return Kernel(
+        "_".join(part for part in label if part),
+        "attention",
+        step.kind,
+        (
+            *((name, element) for name in step.heads),
+            *added,
+            *((name, "f32") for name in step.sums),
+            *((name, element) for name in step.given),
+            *((name, "f32") for name in step.given_sums),
+        ),
+        tuple(step.numbers),
+        tuple(aligned),
+        tuple(constants.items()),
+        tile.warps,
+        tile.stages,
+        results=len(step.given) + len(step.given_sums),
+    )
+
+
+def _find_aligned(step: Step) -> tuple[str, ...]:
+    """The buffers and strides that are multiples of 16: of what is read all or none, so of results, and of a mask."""
+    aligned: list[str] = []
+    if all(heads.is_aligned for heads in step.heads.values()):
+        aligned += [*step.heads, *_name_strides(step.heads, "start")]
+    if all(given.is_aligned for given in step.given.values()):
+        aligned += [*step.given, *_name_strides(step.given)]
+    if step.mask is not None and is_aligned(step.mask) and not any(s % 16 for s in mask_strides(step.mask)[:3]):
+        aligned += ["mask", *_name_strides(["mask"])]
+    return tuple(aligned)
+
+
+def _name_strides(names: Iterable[str], *more: str) -> list[str]:
+    return [f"{name}_{axis}" for name in names for axis in (*more, *_AXES)]

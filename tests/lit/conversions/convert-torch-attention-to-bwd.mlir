@@ -1,0 +1,39 @@
+// RUN: retrograd-opt %s -p convert-torch-attention-to-bwd --split-input-file | FileCheck %s
+
+!query = !torch.vtensor<[2,4,5,8],bf16>
+!key = !torch.vtensor<[2,2,7,8],bf16>
+!sums = !torch.vtensor<[2,4,5],f32>
+
+// Without a mask and a scale: the mask is of no axes, the scale one over the root of the width.
+
+// CHECK-LABEL: func.func @forward(
+// CHECK-DAG: %[[QT:.*]] = torch_c.to_builtin_tensor %arg0
+// CHECK-DAG: %[[KT:.*]] = torch_c.to_builtin_tensor %arg1
+// CHECK-DAG: %[[NONE:.*]] = arith.constant dense<0.000000e+00> : tensor<bf16>
+// CHECK: %[[R:.*]]:2 = "bwd.attention"(%[[QT]], %[[KT]], %{{.*}}, %[[NONE]]) {causal = true, scale = 0.353553385 : f32} : (tensor<2x4x5x8xbf16>, tensor<2x2x7x8xbf16>, tensor<2x2x7x8xbf16>, tensor<bf16>) -> (tensor<2x4x5x8xbf16>, tensor<2x4x5xf32>)
+// CHECK-DAG: %[[O:.*]] = torch_c.from_builtin_tensor %[[R]]#0
+// CHECK-DAG: %[[L:.*]] = torch_c.from_builtin_tensor %[[R]]#1
+// CHECK: return %[[O]], %[[L]]
+func.func @forward(%q: !query, %k: !key, %v: !key) -> (!query, !sums) {
+  %dropout = torch.constant.float 0.0
+  %causal = torch.constant.bool true
+  %none = torch.constant.none
+  %0:2 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu"(%q, %k, %v, %dropout, %causal, %none, %none) : (!query, !key, !key, !torch.float, !torch.bool, !torch.none, !torch.none) -> (!query, !sums)
+  return %0#0, %0#1 : !query, !sums
+}
+
+// -----
+
+!heads = !torch.vtensor<[2,4,5,8],f32>
+!sums = !torch.vtensor<[2,4,5],f32>
+!mask = !torch.vtensor<[5,5],f32>
+
+// CHECK-LABEL: func.func @backward(
+// CHECK: "bwd.attention_backward"({{.*}}) {causal = false, scale = 5.000000e-01 : f32} : (tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5xf32>, tensor<5x5xf32>) -> (tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>)
+func.func @backward(%g: !heads, %q: !heads, %o: !heads, %l: !sums, %m: !mask) -> (!heads, !heads, !heads) {
+  %dropout = torch.constant.float 0.0
+  %causal = torch.constant.bool false
+  %scale = torch.constant.float 5.000000e-01
+  %0:3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu_backward"(%g, %q, %q, %q, %o, %l, %dropout, %causal, %m, %scale) : (!heads, !heads, !heads, !heads, !heads, !sums, !torch.float, !torch.bool, !mask, !torch.float) -> (!heads, !heads, !heads)
+  return %0#0, %0#1, %0#2 : !heads, !heads, !heads
+}
