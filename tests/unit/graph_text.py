@@ -45,6 +45,8 @@ NAMED = {
     "full_like": OpKind.POINTWISE,
     "cat": OpKind.DATA_MOVEMENT,
     "permute": OpKind.VIEW,
+    "split.Tensor": OpKind.VIEW,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": OpKind.COMPUTE,
     "select.int": OpKind.VIEW,
     "unsqueeze": OpKind.VIEW,
     "gather": OpKind.DATA_MOVEMENT,

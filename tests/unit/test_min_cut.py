@@ -418,3 +418,30 @@ def test_twenty_thousand_ops() -> None:
     found = find_min_cut_partition(graph)
     assert found.saved == tuple(activations[1:])
     assert found.saved_bytes == 64 * layers
+
+
+# A product, of which attention reads three parts.
+PARTS = """
+    input x 96
+    tangent t 32
+    y = mm x x 96
+    a b c = split.Tensor y 32 32 32
+    q = permute a 32
+    k = permute b 32
+    v = permute c 32
+    o = compute q k v 32
+    {more}
+    g = _scaled_dot_product_flash_attention_for_cpu_backward t q k {last} o 96
+    forward o {result}
+    backward g
+"""
+
+
+def test_attention_reads_parts_of_what_is_saved_whole() -> None:
+    assert saved(PARTS.format(more="", last="v", result="")) == ["y", "o"]
+
+
+def test_parts_are_saved_apart_where_others_read_them_or_one_is_missing() -> None:
+    assert saved(PARTS.format(more="", last="q", result="")) == ["q", "k", "o"]
+    wide = PARTS.format(more="h = pointwise t v 32", last="v", result="")
+    assert "y" not in saved(wide.replace("backward g", "backward g h"))

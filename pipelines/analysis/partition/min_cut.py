@@ -13,6 +13,7 @@ import math
 import numpy as np
 from ortools.graph.python import max_flow
 
+from retrograd.contract.attention import BACKWARD as ATTENTION_BACKWARD
 from retrograd.contract.attributes import Tag
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
@@ -27,12 +28,39 @@ def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = No
     """Values to save so that the fewest weighted bytes cross from forward to backward.
 
     Of a matrix and its transpose, which are as large, the matrix: products read it either way, and to save the
-    transpose is to write it to memory in that order.
+    transpose is to write it to memory in that order. Of the parts of a tensor that attention reads, which are as large
+    together, that tensor: kernels of ours read them where they lie.
     """
     options = options or MinCutOptions()
     banned = find_banned(graph, options)
     saved = {_as_it_lies(graph, value) for value in find_cut(graph, banned, options)}
-    return plan_from_saved(graph, saved, "min-cut")
+    return plan_from_saved(graph, _join_parts(graph, saved), "min-cut")
+
+
+def _join_parts(graph: JointGraph, saved: set[int]) -> set[int]:
+    """Choose what to save in place of parts of a tensor that attention alone reads in the backward."""
+    parts: dict[int, set[int]] = {}
+    for value in saved:
+        readers = [graph.ops[user] for user in graph.users[value] if user in graph.tangent_ops]
+        if readers and all(op.name == ATTENTION_BACKWARD for op in readers):
+            parts.setdefault(_find_whole(graph, value), set()).add(value)
+    joined = set(saved)
+    for whole, own in parts.items():
+        if sum(graph.values[part].saved_bytes for part in own) == graph.values[whole].saved_bytes:
+            joined = joined - own | {whole}
+    return joined
+
+
+def _find_whole(graph: JointGraph, value: int) -> int:
+    """The tensor that a value is a view of, as far as nobody asked for something of these views."""
+    producer = graph.values[value].producer
+    if producer is None:
+        return value
+    op = graph.ops[producer]
+    source = graph.values[op.operands[0]].producer if op.operands else None
+    if op.kind is not OpKind.VIEW or source is None or op.tag is not None or graph.ops[source].tag is not None:
+        return value
+    return _find_whole(graph, op.operands[0])
 
 
 def _as_it_lies(graph: JointGraph, value: int) -> int:
