@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.packed_products import Shape, repays_packing
+from retrograd.pipelines.analysis.layout.peeled_tiles import PeeledTile, find_peeled_tile
 from retrograd.pipelines.analysis.layout.split_products import find_part
 from retrograd.pipelines.analysis.layout.tail_tiles import TailTile, find_tail_tile
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
@@ -28,6 +29,14 @@ _TILE = (
     "vector_reduction = [0, 0, {t.terms}]>, translation_info = "
     "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
 )
+# The same, with what a tile leaves in loops of its own; ``one`` and ``zero`` are of a batch.
+_PEELED = (
+    "#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<"
+    "cache_parallel = [{one}64, 64, 0], distribution = [{one}64, 64, 0], "
+    "vector_common_parallel = [{one}{t.rows}, {t.columns}, 0], vector_reduction = [{zero}0, 0, {t.terms}]>, "
+    "translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<DoubleTilingExpert>, "
+    "{{enable_loop_peeling}}>>"
+)
 # What each is for the analysis, which counts in torch's ops.
 _PRODUCTS = {"linalg.matmul": "torch.aten.mm", "linalg.batch_matmul": "torch.aten.bmm"}
 
@@ -43,7 +52,7 @@ class BwdMarkProducts(ModulePass):
     """
 
     avoid_tails: bool = field(
-        default=False, metadata={"help": "give tiles that leave no tail, for vectors of 512 bits, where tails are slow"}
+        default=False, metadata={"help": "give tiles of their own, for vectors of 512 bits, where IREE's are slow"}
     )
 
     name: ClassVar[str] = "bwd-mark-products"
@@ -69,8 +78,29 @@ class BwdMarkProducts(ModulePass):
             for op in found:
                 if (part := find_part(_PRODUCTS[op.name], _read_operands(op))) is not None:
                     op.attributes[SPLIT_MARK] = ir.ArrayAttr.get([ir.IntegerAttr.get(ir.IndexType.get(), part)])
-                if self.avoid_tails and op not in worthy[func] and (tile := choose_tile(op)) is not None:
-                    op.attributes[_TILE_MARK] = ir.Attribute.parse(_TILE.format(t=tile))
+                if self.avoid_tails and op not in worthy[func] and (text := _write_tile(op)) is not None:
+                    op.attributes[_TILE_MARK] = ir.Attribute.parse(text)
+
+
+def _write_tile(product: ir.Operation) -> str | None:
+    if (tail := choose_tile(product)) is not None:
+        return _TILE.format(t=tail)
+    if (peeled := choose_peeled_tile(product)) is None:
+        return None
+    in_batch = product.name == "linalg.batch_matmul"
+    return _PEELED.format(t=peeled, one="1, " if in_batch else "", zero="0, " if in_batch else "")
+
+
+def choose_peeled_tile(product: ir.Operation) -> PeeledTile | None:
+    """The tile of a product in f32 of fixed sizes that is not split."""
+    left, right = shapes = _read_operands(product)
+    element = ir.RankedTensorType(product.operands[0].type).element_type
+    if left is None or right is None or not isinstance(element, ir.F32Type):
+        return None
+    # IREE takes axes of one element out of an op, and would not know the sizes for the rest.
+    if 1 in left + right or find_part(_PRODUCTS[product.name], shapes) is not None:
+        return None
+    return find_peeled_tile(left[-2], right[-1], left[-1])
 
 
 def choose_tile(product: ir.Operation) -> TailTile | None:

@@ -102,3 +102,50 @@ func.func @tail(%a: tensor<16x8192xf32>, %b: tensor<1x21x8192xf32>, %c: tensor<4
       -> tensor<16x21xf32>
   return %0, %1, %2 : tensor<16x21xf32>, tensor<16x48xf32>, tensor<16x21xf32>
 }
+
+// -----
+
+// Of sides that no tile of IREE's divides, as of 401 tokens, the rest is a loop of its own; 49 columns are three tiles
+// of 16 and one more.
+// CHECK-LABEL: func.func @peeled(
+// CHECK-NOT: compilation_info
+// TAILS-LABEL: func.func @peeled(
+// TAILS: linalg.batch_matmul {compilation_info = #iree_codegen.compilation_info<
+// TAILS-SAME: cache_parallel = [1, 64, 64, 0], distribution = [1, 64, 64, 0],
+// TAILS-SAME: vector_common_parallel = [1, 8, 32, 0], vector_reduction = [0, 0, 0, 4]
+// TAILS-SAME: enable_loop_peeling
+// TAILS-SAME: tensor<6x401x32xf32>
+// TAILS: linalg.matmul {compilation_info = #iree_codegen.compilation_info<
+// TAILS-SAME: cache_parallel = [64, 64, 0], distribution = [64, 64, 0],
+// TAILS-SAME: vector_common_parallel = [8, 16, 0], vector_reduction = [0, 0, 8]
+// TAILS-SAME: enable_loop_peeling
+// TAILS-SAME: tensor<49x64xf32>
+func.func @peeled(%a: tensor<6x401x32xf32>, %b: tensor<6x32x401xf32>, %y: tensor<6x401x401xf32>, %c: tensor<49x64xf32>,
+                  %d: tensor<64x49xf32>, %z: tensor<49x49xf32>) -> (tensor<6x401x401xf32>, tensor<49x49xf32>) {
+  %0 = linalg.batch_matmul ins(%a, %b : tensor<6x401x32xf32>, tensor<6x32x401xf32>) outs(%y : tensor<6x401x401xf32>)
+      -> tensor<6x401x401xf32>
+  %1 = linalg.matmul ins(%c, %d : tensor<49x64xf32>, tensor<64x49xf32>) outs(%z : tensor<49x49xf32>)
+      -> tensor<49x49xf32>
+  return %0, %1 : tensor<6x401x401xf32>, tensor<49x49xf32>
+}
+
+// -----
+
+// No tile: an axis of one element, which IREE takes out; fewer rows than a tile; other types; packed operands.
+// TAILS-LABEL: func.func @unpeeled(
+// TAILS-NOT: compilation_info
+func.func @unpeeled(%a: tensor<1x401x32xf32>, %b: tensor<1x32x401xf32>, %y: tensor<1x401x401xf32>,
+                    %c: tensor<6x7x32xf32>, %d: tensor<6x32x64xf32>, %z: tensor<6x7x64xf32>,
+                    %e: tensor<6x40x32xf64>, %f: tensor<6x32x64xf64>, %x: tensor<6x40x64xf64>,
+                    %g: tensor<512x512xf32>)
+    -> (tensor<1x401x401xf32>, tensor<6x7x64xf32>, tensor<6x40x64xf64>, tensor<512x512xf32>) {
+  %0 = linalg.batch_matmul ins(%a, %b : tensor<1x401x32xf32>, tensor<1x32x401xf32>) outs(%y : tensor<1x401x401xf32>)
+      -> tensor<1x401x401xf32>
+  %1 = linalg.batch_matmul ins(%c, %d : tensor<6x7x32xf32>, tensor<6x32x64xf32>) outs(%z : tensor<6x7x64xf32>)
+      -> tensor<6x7x64xf32>
+  %2 = linalg.batch_matmul ins(%e, %f : tensor<6x40x32xf64>, tensor<6x32x64xf64>) outs(%x : tensor<6x40x64xf64>)
+      -> tensor<6x40x64xf64>
+  %3 = linalg.matmul ins(%g, %g : tensor<512x512xf32>, tensor<512x512xf32>) outs(%g : tensor<512x512xf32>)
+      -> tensor<512x512xf32>
+  return %0, %1, %2, %3 : tensor<1x401x401xf32>, tensor<6x7x64xf32>, tensor<6x40x64xf64>, tensor<512x512xf32>
+}
