@@ -40,7 +40,7 @@ from retrograd.frontend.decompositions.pooling import (
     pooling_forward,
     pooling_gradients,
 )
-from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, strided
+from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, squeezed, strided
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_table"]
@@ -71,6 +71,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *hyperbolic.ENTRIES,
     *error_functions.ENTRIES,
     *splits.ENTRIES,
+    *squeezed.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
 )

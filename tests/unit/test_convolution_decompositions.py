@@ -124,6 +124,14 @@ def test_convolution_backward(name: str, transposed: bool, dtype: torch.dtype) -
     check_convolution(op, *arguments, [True, True, True])
 
 
+@pytest.mark.parametrize("size", [(3, 1, 1), (1, 3, 1, 2), (1,), (2, 3)])
+def test_axes_are_squeezed_by_one_view(size: tuple[int, ...]) -> None:
+    x, axes = torch.randn(size), [0, -1] if len(size) > 1 else [0]
+    graph, tensors = trace(aten.squeeze.dims, x, axes)
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [aten.view.default]
+    assert_close(graph(*tensors), aten.squeeze.dims(x, axes))
+
+
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])
 def test_convolution_backward_gives_what_the_mask_asks(mask: list[bool]) -> None:
     x, weight, bias, options = convolution_arguments("grouped", False, torch.float32)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from retrograd.frontend.decompositions.convolutions.im2col import Columns, is_static
 from retrograd.frontend.decompositions.convolutions.turned_filters import can_turn, turned_correlations
-from retrograd.frontend.decompositions.convolutions.windows import Window, tap_views
+from retrograd.frontend.decompositions.convolutions.windows import Window, fold, tap_views
 
 # With fewer input channels than this, folding writes so little that it beats a correlation with the turned filter.
 TURNED_CHANNELS = 4
@@ -29,6 +29,8 @@ def correlation(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tenso
     """``y[n, o, p] = sum over c and taps t of x[n, c, p * stride + t * dilation - padding] weight[o, c, t]``."""
     out = out_size(x.shape[2:], window)
     lead, filters = x.shape[0], weight.shape[0]
+    if _is_product(window, groups):
+        return torch.bmm(_for_each(weight.flatten(1), lead), _only_view(x, window, out)).reshape(lead, filters, *out)
     depth = weight.shape[1]
     columns = Columns.plan(window, x.shape[2:], out, x.shape[:2], x.element_size())
     if depth == 1 and (columns.by_tap or filters == groups):
@@ -50,6 +52,10 @@ def input_gradient(grad: Tensor, weight: Tensor, window: Window, size: Sequence[
     As correlations with the turned filter where that is possible and pays, else as a product whose columns are folded.
     A weight of narrower type than ``grad`` is turned as it is, and widened when it is multiplied.
     """
+    if _is_product(window, groups):
+        matrix = _for_each(weight.to(grad.dtype).flatten(1).t(), grad.shape[0])
+        value = torch.bmm(matrix, grad.flatten(2)).reshape(grad.shape[0], weight.shape[1], *grad.shape[2:])
+        return fold([((0,) * window.rank, value)], window, size)
     narrow = groups == 1 and weight.shape[1] < TURNED_CHANNELS
     turns = is_static((*size, *grad.shape[2:])) and can_turn(window) and math.prod(window.stride) <= MAX_PHASES
     if narrow or not turns or math.prod(window.kernel) == 1:
@@ -74,6 +80,9 @@ def weight_gradient(x: Tensor, grad: Tensor, window: Window, groups: int) -> Ten
     """The adjoint of ``correlation`` in its weight: ``[O, C / groups, *kernel]``."""
     out = grad.shape[2:]
     depth, filters = x.shape[1] // groups, grad.shape[1] // groups
+    if _is_product(window, groups):
+        left, right = grad.transpose(0, 1).flatten(1), _only_view(x, window, out).transpose(1, 2)
+        return torch.mm(left, right.flatten(0, 1)).reshape(filters, depth, *window.kernel)
     columns = Columns.plan(window, x.shape[2:], out, x.shape[:2], x.element_size())
     if depth == 1 and filters == 1:
         return _sums_of_products(x, grad, columns)
@@ -84,6 +93,22 @@ def weight_gradient(x: Tensor, grad: Tensor, window: Window, groups: int) -> Ten
         parts.append(product.reshape(groups * filters, -1, depth))
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return whole.transpose(1, 2).reshape(groups * filters, depth, *window.kernel)
+
+
+def _is_product(window: Window, groups: int) -> bool:
+    """Whether a correlation of all channels with a filter of one tap: a product, without columns."""
+    return groups == 1 and math.prod(window.kernel) == 1
+
+
+def _only_view(x: Tensor, window: Window, out: Sequence[int]) -> Tensor:
+    """The view of ``x`` at the one tap, ``[N, C, positions]``."""
+    return next(tap_views(x, window, window.taps(), out)).flatten(2)
+
+
+def _for_each(matrix: Tensor, lead: int) -> Tensor:
+    """A matrix for each of ``lead`` products. Expanded last, it is seen by bwd-share-matrices to be shared: IREE would
+    copy it."""
+    return matrix.expand(lead, *matrix.shape)
 
 
 def _channels_first(x: Tensor, groups: int) -> Tensor:

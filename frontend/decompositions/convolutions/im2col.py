@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retrograd.frontend.decompositions.convolutions.windows import Window, fold, tap_views
+from retrograd.frontend.decompositions.convolutions.windows import Window, fold, slice_axis, tap_views
 
 aten = torch.ops.aten
 
@@ -127,20 +127,21 @@ def _stack_axis(x: Tensor, axis: int, line: Window, out: int) -> Tensor:
     (kernel,), (stride,), (padding,), (dilation,) = line.kernel, line.stride, line.padding, line.dilation
     if _is_blocked(line):
         count = -(-kernel // stride)
-        padded = _slice(_pad(x, axis, padding, padding + count * stride - kernel), axis, 0, (out - 1 + count) * stride)
+        padded = _pad(x, axis, padding, padding + count * stride - kernel)
+        padded = slice_axis(padded, axis, 0, (out - 1 + count) * stride)
         # What has the same remainder modulo the stride is side by side: all taps are contiguous slices.
         phases = padded.unflatten(axis, (-1, stride)).movedim(axis, 1)
-        parts = [_slice(phases, axis, i, i + out) for i in range(count)]
-        parts[-1] = _slice(parts[-1], 1, 0, kernel - (count - 1) * stride)
+        parts = [slice_axis(phases, axis, i, i + out) for i in range(count)]
+        parts[-1] = slice_axis(parts[-1], 1, 0, kernel - (count - 1) * stride)
         return torch.cat(parts, 1) if count > 1 else parts[0]
     if kernel < _LONG:
         padded = _pad(x, axis, padding, padding)
         starts = [tap * dilation for tap in range(kernel)]
-        return _stack([_slice(padded, axis, n, n + (out - 1) * stride + 1, stride) for n in starts])
+        return _stack([slice_axis(padded, axis, n, n + (out - 1) * stride + 1, stride) for n in starts])
     inner, outer, reach = _windows_of_windows(line, out)
     padded = _pad(x, axis, 0, (inner.kernel[0] * outer.kernel[0] - kernel) * dilation)
     stacked = _stack_axis(_stack_axis(padded, axis, inner, reach), axis, outer, out)
-    return _slice(stacked.flatten(1, 2), 1, 0, kernel)
+    return slice_axis(stacked.flatten(1, 2), 1, 0, kernel)
 
 
 def _fold_axis(y: Tensor, axis: int, line: Window, size: int) -> Tensor:
@@ -163,7 +164,7 @@ def _fold_axis(y: Tensor, axis: int, line: Window, size: int) -> Tensor:
         return _fold_axis(_fold_axis(filled, axis, outer, reach), axis, inner, size)
     # Output padding and dilation may reach past the last window.
     more = max(padding + size - whole.shape[axis], 0)
-    return _slice(_pad(whole, axis, 0, more), axis, padding, padding + size)
+    return slice_axis(_pad(whole, axis, 0, more), axis, padding, padding + size)
 
 
 def _is_blocked(line: Window) -> bool:
@@ -192,8 +193,3 @@ def _add(parts: Sequence[Tensor]) -> Tensor:
 def _pad(x: Tensor, axis: int, low: int, high: int) -> Tensor:
     """``x`` with zeros before and after ``axis`` (negative)."""
     return aten.constant_pad_nd.default(x, [0, 0] * (-axis - 1) + [low, high], 0) if low or high else x
-
-
-def _slice(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
-    whole = start == 0 and stop == x.shape[axis] and step == 1
-    return x if whole else aten.slice.Tensor(x, axis % x.dim(), start, stop, step)

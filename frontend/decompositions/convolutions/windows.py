@@ -73,6 +73,17 @@ def pad_axes(x: Tensor, low: Sequence[int], high: Sequence[int]) -> Tensor:
     return torch.ops.aten.constant_pad_nd.default(x, pairs, 0)
 
 
+def slice_axis(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
+    """``x`` from ``start`` to ``stop`` along ``axis``, at each ``step``; itself, where that is all of it.
+
+    A size that is a symbol is not asked: the answer would become a guard.
+    """
+    size = x.shape[axis]
+    known = isinstance(size, int) and isinstance(stop, int)
+    whole = known and start == 0 and stop == size and (step == 1 or size == 1)
+    return x if whole else torch.ops.aten.slice.Tensor(x, axis % x.dim(), start, stop, step)
+
+
 def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]) -> Iterator[Tensor]:
     """The view of ``x`` (``[..., *spatial]``) at each tap, ``[..., *out]``, traced when it is asked for."""
     first = x.dim() - window.rank
@@ -83,8 +94,7 @@ def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]
             if tap[: axis + 1] not in views:
                 start, stride = position * window.dilation[axis], window.stride[axis]
                 stop = start + (out[axis] - 1) * stride + 1
-                view = torch.ops.aten.slice.Tensor(views[tap[:axis]], first + axis, start, stop, stride)
-                views[tap[: axis + 1]] = view
+                views[tap[: axis + 1]] = slice_axis(views[tap[:axis]], first + axis, start, stop, stride)
         yield views[tap]
 
 
@@ -104,7 +114,7 @@ def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequ
     first = total.dim() - window.rank
     for axis, length in enumerate(size):
         start = window.padding[axis]
-        total = torch.ops.aten.slice.Tensor(total, first + axis, start, start + length)
+        total = slice_axis(total, first + axis, start, start + length)
     return total
 
 
@@ -121,7 +131,7 @@ def merge_phases(phases: Sequence[Tensor], stride: Sequence[int], size: Sequence
         *lead, *(q * s for q, s in zip(quotients, stride, strict=True))
     )
     for axis, length in enumerate(size):
-        merged = torch.ops.aten.slice.Tensor(merged, axis + 2, 0, length)
+        merged = slice_axis(merged, axis + 2, 0, length)
     return merged
 
 
