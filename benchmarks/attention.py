@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from kernels import TYPES, kernel_times
 from page import (
     command_line,
-    cpu_model,
+    cuda_environment,
     heading_of,
     markdown_table,
     measured_with,
     positive,
-    releases,
     save_json,
     write_page,
 )
@@ -153,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         sys.exit("no CUDA device to run on")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    facts = {"command": command_line("attention.py", arguments), "device": torch.cuda.get_device_name()}
-    facts |= {"CUDA": str(torch.version.cuda), "CPU": cpu_model(), "timed": str(options.repeats), **releases()}
+    facts = {"command": command_line("attention.py", arguments), **cuda_environment("timed", options.repeats)}
     rows: list[AttentionRow] = []
     for size in SIZES[: options.sizes]:
         rows.append(measure(size, options.repeats))

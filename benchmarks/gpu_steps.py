@@ -31,10 +31,9 @@ from models.precision import convert
 from models.resnet import resnet50
 from page import (
     command_line,
-    cpu_model,
+    cuda_environment,
     number,
     positive,
-    releases,
     save_json,
     steps_page,
     write_page,
@@ -197,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case = make_case(options.compile[0])
         run_step(case, ENGINES[options.compile[1]](case))
         return 0
-    facts = {"command": command_line("gpu_steps.py", arguments), "device": torch.cuda.get_device_name()}
-    facts |= {"CUDA": str(torch.version.cuda), "CPU": cpu_model(), "steps timed": str(options.repeats), **releases()}
+    facts = {"command": command_line("gpu_steps.py", arguments), **cuda_environment("steps timed", options.repeats)}
     compile_all([(m, e) for m in options.models for e in options.through if e not in CAPTURED], options.jobs)
     rows: list[StepRow] = []
     for model in options.models:

@@ -51,6 +51,12 @@ def environment(size: str, repeats: int) -> dict[str, str]:
     }
 
 
+def cuda_environment(timed: str, repeats: int) -> dict[str, str]:
+    """What figures on a CUDA device depend on, by name; ``timed`` is what there were ``repeats`` of."""
+    facts = {"device": torch.cuda.get_device_name(), "CUDA": str(torch.version.cuda)}
+    return {**facts, "CPU": cpu_model(), timed: str(repeats), **releases()}
+
+
 def releases() -> dict[str, str]:
     """Of Python and of what is measured."""
     return {"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}}

@@ -20,7 +20,7 @@ def fill_empty_tensors(graph_module: GraphModule) -> None:
     others are joined with them. Nodes keep their names; what only such an op used is gone."""
     unused: list[Node] = []
     for node in graph_module.graph.nodes:
-        if not _is_pure(node) or _is_random(node):
+        if not is_pure(node) or is_random(node):
             continue
         before = node.all_input_nodes
         if is_empty(node):
@@ -30,7 +30,7 @@ def fill_empty_tensors(graph_module: GraphModule) -> None:
         elif node.target is aten.cat.default:
             node.args = ([t for t in node.args[0] if not is_empty(t)], *node.args[1:])
         unused += [n for n in before if not n.users and n not in unused]
-    _erase(graph_module, unused)
+    erase_unused(graph_module, unused)
     recompile_when_called(graph_module)
 
 
@@ -43,25 +43,26 @@ def forget_layouts(graph_module: GraphModule) -> None:
     recompile_when_called(graph_module)
 
 
-def _erase(graph_module: GraphModule, unused: list[Node]) -> None:
+def erase_unused(graph_module: GraphModule, unused: list[Node]) -> None:
     """Erase nodes that nothing uses, then those that only these used. What hooks and checks do is no node's result."""
     while unused:
         node = unused.pop()
-        if node.users or not _is_pure(node) or node.is_impure():
+        if node.users or not is_pure(node) or node.is_impure():
             continue
         before = node.all_input_nodes
         graph_module.graph.erase_node(node)
         unused += [n for n in before if not n.users and n not in unused]
 
 
-def _is_pure(node: Node) -> bool:
+def is_pure(node: Node) -> bool:
     """Whether a node does nothing but give its result: tokens of hooks have no elements either, and stand for calls."""
     if node.target is operator.getitem:
-        return _is_pure(node.all_input_nodes[0])
+        return is_pure(node.all_input_nodes[0])
     return node.op == "call_function" and getattr(node.target, "namespace", "") in ("aten", "prims")
 
 
-def _is_random(node: Node) -> bool:
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.preparation.empty_tensors import is_empty
+from retrograd.frontend.preparation.empty_tensors import erase_unused, is_empty, is_pure, is_random
 
 aten = torch.ops.aten
 
@@ -49,7 +50,10 @@ def fold_rounded_constants(graph_module: GraphModule) -> None:
     for node in graph.nodes:
         if _is_fixed(node, fixed):
             fixed.add(node)
-    for node in [node for node in graph.nodes if node in fixed and _decides(node)]:
+    # From the last one on: what only that is computed from is gone, decisions among it.
+    for node in reversed([node for node in graph.nodes if node in fixed and _decides(node)]):
+        if not node.users:
+            continue
         with _disable_current_modes():
             value = _compute(node, values)
             kept = None if value is None else _narrowed(value)
@@ -59,24 +63,23 @@ def fold_rounded_constants(graph_module: GraphModule) -> None:
         graph_module.register_buffer(name, kept, persistent=False)
         with graph.inserting_before(node):
             constant = graph.get_attr(name)
+        unused = [n for n in node.all_input_nodes if len(n.users) == 1]
         constant.meta["val"] = node.meta["val"].new_empty(kept.shape, dtype=kept.dtype)
         node.target, node.args = aten._to_copy.default, (constant,)
         node.kwargs = {"dtype": node.meta["val"].dtype}
+        erase_unused(graph_module, unused)
     if values:
-        graph.eliminate_dead_code()
         recompile_when_called(graph_module)
 
 
 def _is_fixed(node: Node, fixed: set[Node]) -> bool:
     """Whether a node gives the same tensor at every call: it is a pure op of others that do, of fixed sizes."""
     value = node.meta.get("val")
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
     if not isinstance(value, Tensor) or value.is_complex() or not _has_fixed_sizes(value):
         return False
-    if node.target.namespace not in ("aten", "prims") or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or not is_pure(node) or node.target._schema.is_mutable:
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags or "empty" in node.target.__name__:
+    if is_random(node) or "empty" in node.target.__name__:
         return False
     return all(n in fixed for n in node.all_input_nodes)
 

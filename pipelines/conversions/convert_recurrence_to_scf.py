@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import operator_name
+from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
 from retrograd.pipelines.conversions.gru_forms import gru_backward_form, gru_form
 from retrograd.pipelines.conversions.lstm_forms import lstm_backward_form, lstm_form
 from retrograd.pipelines.conversions.recurrence_text import Sizes
@@ -20,7 +20,6 @@ from retrograd.pipelines.conversions.rnn_forms import (
     rnn_tanh_backward_form,
     rnn_tanh_form,
 )
-from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 
@@ -59,14 +58,7 @@ class ConvertRecurrenceToScf(ModulePass):
     description: ClassVar[str] = "Turn recurrent layers into loops over their steps"
 
     def apply(self, module: ir.Operation) -> None:
-        found = [
-            view.operation
-            for func in functions(module)
-            for block in func.regions[0].blocks
-            for view in block.operations
-            if operator_name(view.operation) in _LAYERS
-        ]
-        for op in found:
+        for op in find_operators(module, _LAYERS):
             convert_recurrence(op)
 
 

@@ -11,8 +11,7 @@ from typing import ClassVar
 from retrograd.contract.attention import BACKWARD, FORWARD, Attention, Tensor
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
-from retrograd.pipelines.analysis.partition.read_graph import operator_name
-from retrograd.pipelines.infra.functions import functions
+from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _NAME = "convert-torch-attention-to-bwd"
@@ -34,14 +33,7 @@ class ConvertTorchAttentionToBwd(ModulePass):
     description: ClassVar[str] = "Keep attention whole through torch-mlir's lowering, for kernels of our own"
 
     def apply(self, module: ir.Operation) -> None:
-        found = [
-            view.operation
-            for func in functions(module)
-            for block in func.regions[0].blocks
-            for view in block.operations
-            if operator_name(view.operation) in _TENSORS
-        ]
-        for op in found:
+        for op in find_operators(module, _TENSORS):
             with op.location, ir.InsertionPoint(op):
                 _convert(op)
 

@@ -87,3 +87,20 @@ def test_open_sizes_stay_computed() -> None:
     graph_module = make_fx(lambda x: x * places(x.shape[0] + 1).log().floor(), tracing_mode="symbolic")(torch.ones(8))
     fold_rounded_constants(graph_module)
     assert constants_of(graph_module) == []
+
+
+def test_of_a_decision_on_a_decision_one_constant_is_left() -> None:
+    graph_module = folded(lambda x: x * (places().log().floor() > 0.5))
+    (constant,) = constants_of(graph_module)
+    assert constant.tolist() == [False, False, True, True, True, True, True, True]
+
+
+def test_what_no_constant_is_computed_from_stays_though_nothing_uses_it() -> None:
+    """Sizes are written in terms of such nodes."""
+    graph_module = make_fx(lambda x: x * places().log().floor(), tracing_mode="fake")(torch.ones(8))
+    (x,) = graph_module.graph.find_nodes(op="placeholder")
+    with graph_module.graph.inserting_after(x):
+        unused = graph_module.graph.call_function(aten.sym_size.int, (x, 0))
+    fold_rounded_constants(graph_module)
+    assert unused in graph_module.graph.nodes
+    assert len(constants_of(graph_module)) == 1

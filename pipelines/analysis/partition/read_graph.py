@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -40,6 +40,7 @@ from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, V
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind, op_kind
 from retrograd.pipelines.analysis.partition.stored_values import STORED, stored_bytes
 from retrograd.pipelines.analysis.partition.value_numbering import find_reshaped, find_transposed, number_repeated
+from retrograd.pipelines.infra.functions import functions
 
 # What was asked of an op is no part of what it computes.
 MARKS = (BWD_RECOMPUTE, BWD_BLOCK, BWD_LABEL)
@@ -215,6 +216,17 @@ def operator_name(op: ir.Operation) -> str:
     if op.name == _OPERATOR and "name" in op.attributes:
         return str(ir.StringAttr(op.attributes["name"]).value)
     return str(op.name)
+
+
+def find_operators(module: ir.Operation, names: Container[str]) -> list[ir.Operation]:
+    """The ops of these names, as :func:`operator_name` has them, in all functions of a module."""
+    return [
+        view.operation
+        for func in functions(module)
+        for block in func.regions[0].blocks
+        for view in block.operations
+        if operator_name(view.operation) in names
+    ]
 
 
 def attribute_dicts(func: ir.Operation, name: str) -> list[dict[str, str]]:
