@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from retrograd.beside_eager import beside_eager
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import build, tell_notes
 from retrograd.built import Build
@@ -58,13 +59,15 @@ class Compilation:
     """What the user asked for: a model, and how to compile it. It is compiled once more for other Python values than it
     reads at first.
 
-    ``dynamic_shapes`` and ``progress`` are as for :func:`retrograd.compile_backward`.
+    ``dynamic_shapes`` and ``progress`` are as for :func:`retrograd.compile_backward`; by ``as_in_eager`` the trace does
+    not say of itself that it compiles.
     """
 
     model: Callable[..., Any]
     request: Request
     dynamic_shapes: Any = None
     progress: Callable[[str], None] | None = None
+    as_in_eager: bool = False
 
     def compile(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, portable: bool = False
@@ -73,7 +76,9 @@ class Compilation:
         options, phases, hooks = self._options(args, kwargs), Progress(self.progress), find_open_pair()
         with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
             with phases.phase("capture"), library_ops(options.libraries.compiled() if portable else options.libraries):
-                captured = capture_joint(stack, self.model, args, kwargs, self.dynamic_shapes)
+                captured = capture_joint(
+                    stack, self.model, args, kwargs, self.dynamic_shapes, as_in_eager=self.as_in_eager
+                )
                 python = captured.module.python or PythonValues()
             # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the
             # comparison of a whole step.
@@ -85,13 +90,18 @@ class Compilation:
             call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
             if self.request.verify is True:
                 call = self._verified(call, captured, built, backward, args, kwargs)
+            elif self.request.verify:
+                call = beside_eager(captured, call, built.work.options.device)
             call = asking(captured, under_hooks(call, hooks))
         if captured.sizes.sizes:
             # Outside of the trace, in which every tensor would be a fake one.
             with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
                 captured = admit_ones(captured, self.model, args, kwargs)
         compiled = CompiledBackward(self._parts(captured, built, variants, call))
-        compiled.specializations = Specializations(self.model, python, self.compile, hooks, self.request.fallback)
+        in_eager = replace(self, as_in_eager=True)
+        compiled.specializations = Specializations(
+            self.model, python, self.compile, in_eager.compile, hooks, self.request.fallback
+        )
         return compiled
 
     def _options(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Options:

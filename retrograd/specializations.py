@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
+from retrograd.beside_eager import PARTS_REMEDY, PartsFromEagerError
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.hooks.pack_hooks import HookPair
 from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.user_lines import warn_user
+from retrograd.frontend.verification.first_comparison import VerificationError
+from retrograd.pipelines.infra.diagnostics import PipelineError
+from retrograd.pipelines.infra.errors import CompileError
 from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError
 from retrograd.runtime.steps.compiled import CompiledBackward
 
@@ -24,6 +29,9 @@ LIMIT = 8
 # Of those, as many as are made because the arguments' contents give other answers.
 MOST_ANSWERS = 3
 _REMEDY = "pass it as a tensor argument, or compile the model for each value by itself"
+
+
+Compile = Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward]
 
 
 class SpecializationWarning(UserWarning):
@@ -57,23 +65,28 @@ def asking(
 class Specializations:
     """Lists the values that a model was compiled for beside ``values``, those of the first program.
 
-    ``model`` is the model, ``compile`` compiles it for arguments, positional and by name; ``hooks`` are those for saved
-    tensors that were open, and are so again for others. ``texts`` says what each was compiled for.
+    ``model`` is the model, ``compile`` compiles it for arguments, positional and by name, and ``compile_in_eager`` as
+    it runs in eager; ``hooks`` are those for saved tensors that were open, and are so again for others. ``texts`` says
+    what each was compiled for. ``parting`` says how what was compiled first differs from the model in eager, once that
+    was found: it is not used again.
     """
 
     model: Callable[..., Any]
     values: PythonValues
-    compile: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward]
+    compile: Compile
+    compile_in_eager: Compile
     hooks: HookPair | None
     fallback: str
     texts: list[str] = field(default_factory=list)
+    parting: str | None = None
+    _stays_in_eager: bool = False
     _others: list[tuple[PythonValues, CompiledBackward]] = field(default_factory=list)
     _has_warned: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def is_first(self) -> bool:
-        """Whether Python's values are those of the first program."""
-        return self.values.are_as_before()
+        """Whether Python's values are those of the first program, and that does what the model does."""
+        return self.parting is None and self.values.are_as_before()
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: OtherProgramError | None = None) -> Any:
         """Call the program for what Python's values are now, and these arguments; compiled now if there is none.
@@ -86,21 +99,61 @@ class Specializations:
                 limit, and ``fallback`` is ``error``.
             CaptureError, PipelineError, CompileError: it cannot be compiled.
         """
+        while True:
+            if isinstance(refused, PartsFromEagerError):
+                self._note_parting(refused)
+            if self._stays_in_eager:
+                return self._call_model(args, kwargs)
+            try:
+                return self._call_other(args, kwargs, refused)
+            except PartsFromEagerError as error:
+                refused = error
+
+    def _note_parting(self, refused: PartsFromEagerError) -> None:
+        """Leave what was compiled alone: the model is compiled as it runs in eager, or, where that does not help, not
+        at all."""
+        with self._lock:
+            if refused.is_last:
+                self._leave_to_eager(refused.parting)
+            elif self.parting is None:
+                self.parting = refused.parting
+                self._others.clear()
+
+    def _leave_to_eager(self, reason: str) -> None:
+        self.parting = self.parting or reason
+        if self.fallback == "error":
+            raise VerificationError(f"{reason}; {PARTS_REMEDY}")
+        if not self._stays_in_eager:
+            self._stays_in_eager = True
+            self.texts.append(f"none, runs in eager: {reason}")
+            warn_user(f"{reason}. It runs in eager: {PARTS_REMEDY}", SpecializationWarning)
+
+    def _call_other(self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: OtherProgramError | None) -> Any:
         for values, program in reversed(self._others):
             if values.are_as_before():
                 try:
                     return program(*args, **kwargs)
+                except PartsFromEagerError:
+                    raise
                 except OtherProgramError:
                     # Nothing ran. One for more tensors that require grad may be among the others.
                     continue
         other_answers = isinstance(refused, OtherAnswersError)
         reason = str(refused) if other_answers else "more tensors that require grad"
-        reason = "; ".join(self.values.find_changed()) or reason
+        reason = "; ".join(self.values.find_changed()) or self.parting or reason
         # Contents differ from call to call where they differ at all.
         limit = MOST_ANSWERS if other_answers else LIMIT
         if len(self._others) >= limit:
             return self._run_eager(args, kwargs, reason)
-        return self._compile(args, kwargs, reason)(*args, **kwargs)
+        try:
+            program = self._compile(args, kwargs, reason)
+        except (CaptureError, CompileError, PipelineError) as error:
+            if self.parting is None:
+                raise
+            raise PartsFromEagerError(
+                f"{self.parting}; as it runs in eager it is not compiled: {error}", True
+            ) from error
+        return program(*args, **kwargs)
 
     def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
         message = (
@@ -111,6 +164,9 @@ class Specializations:
         if not self._has_warned:
             self._has_warned = True
             warn_user(f"{message}; such calls run in eager: {_REMEDY}", SpecializationWarning)
+        return self._call_model(args, kwargs)
+
+    def _call_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with ExitStack() as stack:
             self._open_hooks(stack)
             return self.model(*args, **kwargs)
@@ -124,12 +180,12 @@ class Specializations:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             self._open_hooks(stack)
-            program = self.compile(args, kwargs)
+            program = (self.compile if self.parting is None else self.compile_in_eager)(args, kwargs)
             alone = program.specializations
             if not isinstance(alone, Specializations):
                 raise AssertionError("a program that was compiled here knows what for")
             # It is called for these values only.
             program.specializations = None
             self._others.append((alone.values, program))
-            self.texts.append(reason)
+            self.texts.append(reason if self.parting is None else f"as it runs in eager: {reason}")
             return program

@@ -83,6 +83,8 @@ def capture_joint(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    *,
+    as_in_eager: bool = False,
 ) -> CapturedGraph:
     """Trace ``model(*args, **kwargs)`` and its backward to one graph of aten ops, without running either.
 
@@ -90,13 +92,15 @@ def capture_joint(
     ``dynamic_shapes`` says which sizes of the arguments are left open, as for ``torch.export.export``.
 
     The trace says of itself that it compiles. A model that fails then by an error of its own is traced as it runs in
-    eager: libraries that leave a mask out where they compile may go on to use it.
+    eager, as all are by ``as_in_eager``: libraries that leave a mask out where they compile may go on to use it.
 
     Raises:
         CaptureError: the model cannot be traced; names the line of the user's code and the remedy.
     """
     check_call(model, args, kwargs)
     given = (model, args, dict(kwargs or {}), dynamic_shapes)
+    if as_in_eager:
+        return _capture(stack, *given, says_compiling=False)
     with contextlib.ExitStack() as attempt:
         try:
             captured = _capture(attempt, *given, says_compiling=True)

@@ -41,7 +41,9 @@ class FlatModule(torch.nn.Module):
         self, model: Callable[..., Any], in_spec: pytree.TreeSpec, leaves: Sequence[Any], says_compiling: bool = True
     ) -> None:
         super().__init__()
-        self._says_compiling = says_compiling
+        self.says_compiling = says_compiling
+        # Whether the model asked, while it was traced, if it compiles.
+        self.asks_compiling = False
         owner = getattr(model, "__self__", None)
         # A bound method (`model.loss`) differentiates the module it is bound to.
         self.model = (
@@ -118,7 +120,7 @@ class FlatModule(torch.nn.Module):
             given,
             contained(self.model, self.made.place_of) as changed,
             noting,
-            compiling(self._says_compiling),
+            compiling(self.says_compiling),
             watched as of,
         ):
             if self.python is not None:
@@ -129,16 +131,22 @@ class FlatModule(torch.nn.Module):
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
+        self.asks_compiling = seen.asks_compiling
         if self.model is not None and changed:
             with (
                 HookTracker(),
                 SourceTracker(self.made.note),
                 contained(self.model, self.made.place_of),
-                compiling(self._says_compiling),
+                compiling(self.says_compiling),
                 self._watched(tensors, here),
             ):
                 refuse_counting(self.model, call)
         return result
+
+    @property
+    def called(self) -> Callable[..., Any]:
+        """What the user gave to be compiled."""
+        return self._call
 
     def parts(self) -> list[Any]:
         """The modules of the user's model, and what is called."""

@@ -37,10 +37,11 @@ _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.
 @dataclass
 class PythonSeen:
     """The Python that a model ran: the code of its functions, and the variables of the environment that it read, each
-    with what it was then (``None`` where it was not set)."""
+    with what it was then (``None`` where it was not set). ``asks_compiling`` says that it asked whether it compiles."""
 
     codes: set[CodeType] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
+    asks_compiling: bool = False
 
 
 def is_library(filename: str) -> bool:
@@ -76,6 +77,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
             continue
         seen.codes.add(entry.code)
         for called in entry.calls or ():
+            seen.asks_compiling |= _asks_compiling(called.code)
             clock = _clock_name(called.code)
             # What is not called again was done once and for all, such as an import.
             place = _find_call(run, entry.code, called.code) if clock else None
@@ -89,6 +91,11 @@ _FROZEN = "which would be compiled in as they were while tracing"
 
 def _is_users(code: CodeType) -> bool:
     return is_user_file(code.co_filename) and not is_library(code.co_filename)
+
+
+def _asks_compiling(code: Any) -> bool:
+    """Whether this is ``torch.compiler.is_compiling``, or an older name for it."""
+    return not isinstance(code, str) and code.co_name == "is_compiling" and not is_user_file(code.co_filename)
 
 
 def _clock_name(code: Any) -> str | None:
@@ -117,6 +124,17 @@ def _restore(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             generator.bit_generator.state = states[name]
         else:
             generator.set_state(states[name])
+
+
+@contextlib.contextmanager
+def generators_kept(generators: Mapping[str, Any]) -> Iterator[None]:
+    """Give ``random``, ``numpy.random`` and these generators back as they were before the block."""
+    known = {"random": random, "numpy.random": np.random, **generators}
+    before = {name: _state(generator) for name, generator in known.items()}
+    try:
+        yield
+    finally:
+        _restore(known, before)
 
 
 def _is_same(a: Any, b: Any) -> bool:

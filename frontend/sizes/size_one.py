@@ -85,7 +85,7 @@ def _is_right(
         return False
     try:
         with ExitStack() as stack:
-            fixed = capture_joint(stack, model, *given)
+            fixed = capture_joint(stack, model, *given, as_in_eager=not captured.module.says_compiling)
         primals = find_primals(fixed, *given)
         expected = _run(fixed.graph_module, fixed.graph_module, primals)
         found = _run(captured.graph_module, fixed.graph_module, primals)

@@ -45,7 +45,7 @@ from retrograd.frontend.verification.rounding import find_tolerances
 
 _LOG = logging.getLogger(__name__)
 # Of the memory that is free, what a check may take.
-_SHARE = 0.8
+SHARE = 0.8
 
 Call = Callable[..., list[Any]]
 # Of random number generators, by device; of the CPU's by None.
@@ -155,8 +155,8 @@ class Graph:
 
     def find_difference(self, found: Sequence[Any], tensors: Sequence[Any], eager: Sequence[Any]) -> Difference | None:
         """How ``found`` differs from ``eager``, which :meth:`run` gives for ``tensors``; ``None`` where it does not."""
-        arguments, before = self.fill_in(tensors), _states(tensors)
-        return self.judge(found, eager, Others(self.runnable, arguments, partial(_set_states, before)))
+        arguments, before = self.fill_in(tensors), random_states(tensors)
+        return self.judge(found, eager, Others(self.runnable, arguments, partial(set_random_states, before)))
 
     def judge(self, found: Sequence[Any], eager: Sequence[Any], others: Others) -> Difference | None:
         """As :meth:`find_difference`, by ``others``, other runs of the graph."""
@@ -295,7 +295,7 @@ class FirstCall:
         self._settle(self.compiled, self.state)
         if self.forwards.is_settled:
             return self.compiled(tensors)
-        given, before = [*tensors], _states(tensors)
+        given, before = [*tensors], random_states(tensors)
         results = self.compiled(tensors)
         self.forwards.keep(graph.module, given, before, results, lambda: self._run_in_torch(graph))
         return results
@@ -305,13 +305,13 @@ class FirstCall:
             _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
             self._settle(compiled, f"not verified: {reason}")
             return compiled(tensors)
-        before = _states(tensors)
+        before = random_states(tensors)
         results = run_on_copies(compiled, tensors)
-        computed = _states(tensors)
+        computed = random_states(tensors)
         try:
             eager, difference = _compare(graph, results, tensors, before)
         except (RuntimeError, NotImplementedError) as error:
-            _set_states(computed)
+            set_random_states(computed)
             reason = f"torch does not run the captured graph: {str(error).partition(chr(10))[0]}"
             _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
             self._settle(compiled, f"not verified: {reason}")
@@ -325,10 +325,10 @@ class FirstCall:
                 self.forwards.keep(graph.module, tensors, before, results, lambda: self._run_in_torch(graph))
             return results
         message = f"{graph.describe(difference.place)}: {difference}"
-        after = _states(tensors)
-        _set_states(before)
+        after = random_states(tensors)
+        set_random_states(before)
         fixed = _fix_seed(graph.runnable)
-        _set_states(after)
+        set_random_states(after)
         self.is_wrong = True
         self.state = f"wrong, runs in torch: {message}"
         self._repair = self.care.repair(Fault(graph, fixed, _copy(graph.fill_in(tensors)), _copy(eager), message))
@@ -378,7 +378,7 @@ class FirstCall:
         if repaired is None:
             self._stay(graph)
             return graph.run(tensors)
-        before = _states(tensors)
+        before = random_states(tensors)
         results = run_on_copies(repaired, tensors)
         eager, difference = _compare(graph, results, tensors, before)
         if difference is not None:
@@ -401,12 +401,12 @@ def _compare(
 ) -> tuple[list[Any], Difference | None]:
     """Run the graph from these states of the random number generators; returns its results, and how ``results`` differ
     from them. As can be seen afterwards, numbers were drawn once."""
-    _set_states(before)
+    set_random_states(before)
     eager = graph.run(tensors)
-    after = _states(tensors)
-    _set_states(before)
+    after = random_states(tensors)
+    set_random_states(before)
     difference = graph.find_difference(results, tensors, eager)
-    _set_states(after)
+    set_random_states(after)
     return eager, difference
 
 
@@ -424,21 +424,21 @@ def _compare_from_inputs(
     joint = Graph(module, True)
     if (reason := _find_shortage(joint, device, arguments)) is not None:
         return f"from the inputs, {reason}"
-    after = _states(arguments)
+    after = random_states(arguments)
     messages: list[str | None] = []
     try:
-        _set_states(run.states)
+        set_random_states(run.states)
         right = joint.run(arguments)
         for gradients in found:
             if messages == [None]:
                 return right, [None, None]
-            _set_states(run.states)
+            set_random_states(run.states)
             difference = joint.find_difference(gradients, arguments, right)
             messages.append(None if difference is None else f"{joint.describe(difference.place)}: {difference}")
     except (RuntimeError, NotImplementedError) as error:
         return f"torch does not run both halves at once: {str(error).partition(chr(10))[0]}"
     finally:
-        _set_states(after)
+        set_random_states(after)
     return right, messages
 
 
@@ -501,7 +501,7 @@ def _find_shortage(graph: Graph, device: torch.device, tensors: Sequence[Any]) -
     results = sum(_bytes_of(node) for node in graph.results() if isinstance(node, Node))
     # Open sizes may be larger than those of the trace.
     needed = int((peak_bytes(graph.module) + results) * max(1.0, given / traced if traced else 1.0)) + given
-    if needed <= _SHARE * available:
+    if needed <= SHARE * available:
         return None
     return f"it would take {needed >> 20} MiB beside the step, and {available >> 20} MiB are free"
 
@@ -511,12 +511,14 @@ def _bytes_of(node: Node) -> int:
     return hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else 0
 
 
-def _states(tensors: Sequence[Any]) -> _States:
+def random_states(tensors: Sequence[Any]) -> _States:
+    """The states of torch's random number generators: the CPU's, and those of devices that tensors are on."""
     devices = {t.device for t in tensors if isinstance(t, Tensor) and t.is_cuda}
     return {None: torch.get_rng_state(), **{device: torch.cuda.get_rng_state(device) for device in devices}}
 
 
-def _set_states(states: _States) -> None:
+def set_random_states(states: _States) -> None:
+    """Give torch's random number generators states that they had."""
     for device, state in states.items():
         if device is None:
             torch.set_rng_state(state)

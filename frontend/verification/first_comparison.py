@@ -65,14 +65,14 @@ def compare_with_eager(
     """
     names = [s.name for s in (*captured.signature.params, *captured.signature.buffers)]
     names += [i.name for i in captured.signature.inputs if i.type is not None]
-    run_eager = reference or partial(_run_eager, captured)
+    run_reference = reference or partial(run_eager, captured)
     allowed, allowed_gradients = _tolerances(captured)
     with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=()):
         ours, theirs = _copies(primals), _copies(primals)
         state = torch.get_rng_state()
         compiled = list(call(ours))
         torch.set_rng_state(state)
-        eager = list(run_eager(theirs))
+        eager = list(run_reference(theirs))
         outputs = [o.name for o in captured.signature.outputs if o.kind != CONSTANT]
         for name, a, b in zip(outputs, compiled, eager, strict=True):
             _compare(name, a, b, allowed)
@@ -114,12 +114,18 @@ def _tolerances(captured: CapturedGraph) -> tuple[float, dict[int, float]]:
     return forward, gradients
 
 
+def forward_tolerance(captured: CapturedGraph) -> float:
+    """The relative error that rounding explains of the outputs, for what they are computed from."""
+    return _tolerances(captured)[0]
+
+
 def _copies(primals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     # A leaf that requires grad could not be written to in place, which the model may do.
     return [t.detach().clone().requires_grad_(t.requires_grad) for t in primals]
 
 
-def _run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def run_eager(captured: CapturedGraph, primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Run the user's model, with these parameters, buffers and tensor arguments in the place of its own."""
     state = len(captured.signature.params) + len(captured.signature.buffers)
     qualified = [*captured.joint.params_spec, *captured.joint.buffers_spec]
     outputs: Sequence[torch.Tensor] = torch.func.functional_call(

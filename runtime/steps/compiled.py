@@ -42,7 +42,10 @@ class Portable:
 
 
 class OtherPrograms(Protocol):
-    """Programs of the same model that were compiled for other Python values than the first, or for more gradients."""
+    """Programs of the same model that were compiled for other Python values than the first, or for more gradients, or
+    as it runs in eager, where ``parting`` says what of it the first does otherwise."""
+
+    parting: str | None
 
     @property
     def texts(self) -> Sequence[str]:
@@ -212,6 +215,11 @@ class CompiledBackward:
             raise ArtifactError(
                 f"the compiled code gives wrong values, and is not used here either; "
                 f"take the op out of what is compiled: {wrong}"
+            )
+        if self.specializations is not None and self.specializations.parting is not None:
+            raise ArtifactError(
+                f"the file would have what the model computes while it is compiled; compile it by verify=False if that "
+                f"is what you want: {self.specializations.parting}"
             )
         portable = self._parts.portable()
         # Backwards without some of the outputs are programs of their own, which the file has not; who loads it does not

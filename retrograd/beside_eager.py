@@ -1,0 +1,85 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The first call of a compiled model beside the model in eager, where it asked while traced whether it compiles."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.verification.beside_eager import BesideEager
+from retrograd.runtime.arguments.calling import OtherProgramError
+from retrograd.runtime.steps.compiled import Call
+
+_LOG = logging.getLogger(__name__)
+PARTS_REMEDY = (
+    "retrograd.enable() compiles the backward of the model as it runs in eager; verify=False compiles what the model "
+    "computes while it is compiled, as torch.compile does"
+)
+
+
+class PartsFromEagerError(OtherProgramError):
+    """The model computes something else in eager than what was compiled; nothing has run, as can be seen afterwards.
+    ``parting`` says what; ``is_last`` that to compile it as it runs in eager does not help."""
+
+    def __init__(self, parting: str, is_last: bool) -> None:
+        super().__init__(f"{parting}; {PARTS_REMEDY}")
+        self.parting, self.is_last = parting, is_last
+
+
+def beside_eager(captured: CapturedGraph, call: Call, device: torch.device) -> Call:
+    """``call`` of the model's parameters, buffers and tensor arguments, whose first use is compared with the model in
+    eager. Where the model did not ask whether it compiles, ``call`` itself: there is nothing that could differ.
+
+    Raises:
+        PartsFromEagerError: of the result, outputs, gradients or what is written to differ by more than rounding.
+    """
+    if not captured.module.asks_compiling:
+        return call
+    beside = BesideEager(captured)
+    if beside.has_collectives:
+        _LOG.info("not compared with the model in eager: other processes would wait for its collective ops")
+        return call
+    return _FirstUse(beside, call, device)
+
+
+@dataclass
+class _FirstUse:
+    beside: BesideEager | None
+    call: Call
+    device: torch.device
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, primals: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.beside is None or any(isinstance(t, FakeTensor) for t in primals):
+            return self.call(primals)
+        with self._lock:
+            return self.call(primals) if self.beside is None else self._compare(self.beside, primals)
+
+    def _compare(self, beside: BesideEager, primals: Sequence[Tensor]) -> Sequence[Tensor]:
+        if (reason := beside.find_shortage(primals, self.device)) is not None:
+            return self._settle(f"not compared with the model in eager: {reason}", self.call(primals))
+        comparison = beside.start(primals)
+        outputs = self.call(primals)
+        try:
+            parting = comparison.find_parting(outputs, primals)
+        except Exception as error:  # noqa: BLE001  (of the user's model, on copies; the call itself went well)
+            return self._settle(f"not compared with the model in eager, which does not run on copies: {error}", outputs)
+        if parting is None:
+            return self._settle("as the model in eager", outputs)
+        comparison.undo(primals)
+        said = f"the model computes something else in eager than while it is compiled: {parting}"
+        raise PartsFromEagerError(said, beside.is_random or beside.is_as_in_eager)
+
+    def _settle(self, said: str, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        _LOG.info("%s", said)
+        # With it go the graph, and what it knows of the trace.
+        self.beside = None
+        return outputs
