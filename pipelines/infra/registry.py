@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
     "bwd-bound-indices": "retrograd.pipelines.transforms.linalg.bwd_bound_indices:BwdBoundIndices",
     "bwd-combine-scatters": "retrograd.pipelines.transforms.device.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.linalg.bwd_copy_updated:BwdCopyUpdated",
+    "bwd-crop-windows": "retrograd.pipelines.transforms.linalg.bwd_crop_windows:BwdCropWindows",
     "bwd-cse": "retrograd.pipelines.transforms.torch.bwd_cse:BwdCse",
     "bwd-drop-tangents": "retrograd.pipelines.transforms.torch.bwd_drop_tangents:BwdDropTangents",
     "bwd-expand-erf": "retrograd.pipelines.transforms.device.bwd_expand_erf:BwdExpandErf",

@@ -67,7 +67,8 @@ def compile_file(
     verified: bool = True,
 ) -> None:
     """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or to the IR after the ``last`` phase, one of
-    ``PHASES``. Once in a process: flags are the whole compiler's. ``verified`` has the IR checked after each pass.
+    ``PHASES``. Once in a process: flags are the whole compiler's. The IR is checked after each pass until kernels are
+    formed, and afterwards if it is to be ``verified``.
 
     Raises:
         CompilationFailed: IREE refused the module.
@@ -80,7 +81,6 @@ def compile_file(
     invocation.enable_console_diagnostics()
     if dumps.phases is not None:
         _call("DumpCompilationPhasesTo", invocation, str(dumps.phases))
-    _call("VerifyIR", invocation, verified)
     _require(invocation.parse_source(Source.open_file(session, str(source))))
     is_early = last not in ("stream", "end")
     _call("CompileToPhase", invocation, last if is_early else "flow")
@@ -88,6 +88,7 @@ def compile_file(
     if is_early:
         _write(output, invocation.export_module())
         return
+    _call("VerifyIR", invocation, verified)
     in_order = IN_ORDER in flags
     layout = Layouts(loose=last == "end" and in_order, hosts=_CPU in flags, overlaps=in_order)
     module = _lay_out(invocation, dumps, layout)

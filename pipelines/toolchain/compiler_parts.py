@@ -27,7 +27,7 @@ _FRONTENDS = ("input_stablehlo", "input_tosa")
 _TORCH_FRONTEND, _TORCH_OP = "input_torch", "tm_tensor."
 _THREADS_VARIABLE = "OMP_NUM_THREADS"
 UNVERIFIED = "--verify=false"
-"""The flag that has iree-compile leave out its check of the IR after each pass."""
+"""The flag that has iree-compile leave out its check of the IR after each pass; ours, after each that has kernels."""
 # An analysis of the whole program numbers its values as if to print them, and before that checks it: 55 times in the
 # compilation of two layers, 4% of its instructions.
 _PRINTED_UNCHECKED = "--mlir-print-assume-verified"
@@ -44,9 +44,10 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
     holds a lock while it verifies their library on its thread pool, and a thread that waits there may take up another
     kernel, which asks for the lock. It then stands still for ever.
 
-    For a CPU, what is compared with eager when it first runs is compiled without a check of the IR after each pass: of
-    MobileNetV2's kernels that took a quarter of iree-compile's CPU time. It would find a fault of IREE's, which makes
-    such a program wrong or iree-compile crash; both are noticed.
+    For a CPU, what is compared with eager when it first runs is compiled without a check of the IR after each pass once
+    kernels are formed: of MobileNetV2's that took a quarter of iree-compile's CPU time. It would find a fault of
+    IREE's, which makes such a program wrong or iree-compile crash; both are noticed. (Until kernels are formed, each
+    pass is checked all the same: of what contradicts itself there comes code that writes behind its results.)
     """
     needless = [plugin for plugin, kind in _GENERATORS.items() if kind not in target.kinds]
     needless += _FRONTENDS

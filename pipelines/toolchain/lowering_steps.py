@@ -118,6 +118,7 @@ LOWERING: tuple[Step, ...] = (
     ),
     # What every device needs, on linalg.
     Step("bwd-verify-legality{level=linalg}", ALL, "no op of torch or bwd is left: later passes look for none"),
+    Step("bwd-crop-windows", ALL, "IREE takes a single window of a tensor for all of it, and writes as much"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
     Step(
         "bwd-isolate-loops",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_programs import ONE_WINDOW
 
 from retrograd.pipelines.devices.device_targets import (
     DATA_TILING,
@@ -247,6 +248,16 @@ def test_without_checks_between_passes_the_same_is_compiled(scratch: Path, own: 
         assert (result.returncode, result.stderr) == (0, "")
         results.append(made.read_bytes())
     assert results[0] == results[1]
+
+
+def test_what_kernels_are_formed_of_is_always_checked(scratch: Path) -> None:
+    """What is wrong there is computed without a word, and written to memory of others."""
+    source = scratch / "f.mlir"
+    source.write_text(ONE_WINDOW, encoding="utf-8")
+    tool = [sys.executable, "-m", "retrograd.tools.iree_compile"]
+    result = run_tool([*tool, str(source), "-o", str(scratch / "f.vmfb"), *CPU.flags, UNVERIFIED], folder=scratch)
+    assert result.returncode == 1
+    assert "to be 3, but found 2" in result.stderr
 
 
 def test_a_kernel_that_no_driver_loads_is_not_taken(scratch: Path) -> None:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -348,6 +348,22 @@ def test_result_whose_elements_share_memory() -> None:
     assert torch.equal(step(x), windows(x)) and step(x).is_contiguous()
     found, expected = (torch.autograd.grad(call(x), x, tangent)[0] for call in (step, windows))
     assert_close(found, expected, "gradient")
+
+
+@pytest.mark.parametrize("partition", ["default", "min-cut"])
+def test_a_single_window_of_what_is_computed(partition: Literal["default", "min-cut"]) -> None:
+    """There is room for one: the rest of the tensor is not read, and nothing is written behind the result."""
+
+    def window(x: Tensor, w: Tensor) -> Tensor:
+        return torch.minimum(x, x - w).unfold(1, 2, 2) * w
+
+    arguments = (randn(4, 3, 5), randn(5, 1))
+    step = retrograd.compile_backward(window, arguments, partition=partition, cache=False, fallback="error")
+    result, expected = step(*arguments), window(*arguments)
+    tangent = torch.randn(expected.shape)
+    assert torch.equal(result, expected)
+    for found, wanted in zip(*(torch.autograd.grad(r, arguments, tangent) for r in (result, expected)), strict=True):
+        assert_close(found, wanted, "gradient")
 
 
 def test_an_argument_whose_elements_share_memory_is_filled(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_programs import OUTER, WEIGHTED_SUM
+from faulty_programs import ONE_WINDOW, OUTER, WEIGHTED_SUM
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
@@ -95,6 +95,13 @@ def test_a_sum_over_a_product_with_a_row_does_not_compile(tmp_path: Path, capfd:
     with pytest.raises(subprocess.CalledProcessError):
         compile_stock(tmp_path, WEIGHTED_SUM, *CPU.flags)
     assert "invalid accumulator/result vector shape" in capfd.readouterr().err
+
+
+def test_a_single_window_of_a_tensor_does_not_compile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a check of the IR it writes behind its result: ``bwd-crop-windows``."""
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, ONE_WINDOW, *CPU.flags)
+    assert "to be 3, but found 2" in capfd.readouterr().err
 
 
 def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:
