@@ -29,6 +29,8 @@ CPU = torch.device("cpu")
 class Asking(nn.Module):
     """Does something else while it is compiled, as ``kind`` says."""
 
+    count: Tensor
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.runs = kind, 0
@@ -40,7 +42,7 @@ class Asking(nn.Module):
         self.count += 2 if compiles and "counts" in self.kind else 1
         if "drops" in self.kind:
             x = self.drop(x)
-        y = self.linear(x)
+        y: Tensor = self.linear(x)
         if compiles and "scales" in self.kind:
             y = y * 1.01
         if compiles and "reorders" in self.kind:
