@@ -82,7 +82,7 @@ fuzz: $(STAMP) ## random programs beside eager, GRAPHS=2000 of them; the table a
 coverage: $(STAMP) ## PyTorch's operator database through the compiler: docs/coverage.md (hours; goes on where it stopped)
 	nice -n 10 $(BIN)/python tests/coverage/op_sweep.py --table docs/coverage.md $(ARGS)
 
-models: $(STAMP) ## programs of transformers, timm and torch.nn's users through three doors: docs/models.md (hours; goes on where it stopped)
+models: $(STAMP) ## programs of transformers, timm and torch.nn's users through three doors: docs/models.md; ARGS=--unlisted: programs that nobody chose, docs/unlisted.md (hours; goes on where it stopped)
 	nice -n 10 $(BIN)/python tests/corpus/corpus_run.py --write $(ARGS)
 
 vulkan-driver: ## install Debian's software Vulkan driver, lavapipe, where there is none and this is root

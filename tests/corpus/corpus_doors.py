@@ -21,6 +21,8 @@ from measure import left_to_eager
 import retrograd
 
 DOORS = ("compile_backward", "torch.compile", "enable", "inductor")
+# No door: that a program nobody chose is one, and eager near enough to float64.
+EAGER = "eager"
 REFUSALS = (retrograd.CaptureError, retrograd.PipelineError, retrograd.CompileError)
 
 
@@ -93,6 +95,11 @@ def open_door(door: str, sample: Sample, steps: Steps) -> Opened:
         for line in str(warning.message).splitlines()
     ]
     return opened
+
+
+def _eager(sample: Sample, steps: Steps) -> Opened:
+    steps.run(sample.model, 0)
+    return Opened(sample.model, 0.0, 0.0)
 
 
 def _compile_backward(sample: Sample, steps: Steps) -> Opened:
@@ -172,4 +179,5 @@ _OPENERS: dict[str, Callable[[Sample, Steps], Opened]] = {
     "torch.compile": _torch_compile,
     "enable": _enable,
     "inductor": _inductor,
+    EAGER: _eager,
 }

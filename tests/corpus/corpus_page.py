@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corpus_doors import DOORS
@@ -17,10 +17,16 @@ from page import markdown_table, measured_with, number, write_page
 
 Verdicts = Mapping[tuple[str, str], Verdict]
 OURS = tuple(door for door in DOORS if door != "inductor")
-EXPLANATION = """\
+_LISTED = """\
 Architectures of Hugging Face transformers and timm, from configurations of small sizes with random parameters, and
 training steps as people write them around torch.nn: forward, loss and backward through each door, on the CPU.
-
+"""
+_UNLISTED = """\
+Programs that nobody chose: every architecture of transformers' auto classes that [models.md](models.md) has not, made
+small by what its sizes are called (`tests/corpus/corpus_shrunk.py`), more of timm's by name, and torchvision's where it
+is installed. What eager does not run when shrunk so, or not to within 1e-3 of float64, is left out.
+"""
+_TERMS = """\
 - *right*: the loss, every gradient and every buffer of three steps, with other inputs and other parameters each, are
   those of float64, but for what rounding does to eager too (twenty times of it, or 2e-5). *ran*: the program draws
   random numbers, so that there is nothing to compare. *refused*: not compiled, for the reason below. *crashed*: any
@@ -34,6 +40,16 @@ training steps as people write them around torch.nn: forward, loss and backward 
 """
 
 
+@dataclass(frozen=True)
+class Page:
+    """What a page of verdicts begins with."""
+
+    title: str
+    explanation: str
+
+
+LISTED = Page("Programs that others wrote", f"{_LISTED}\n{_TERMS}")
+UNLISTED = Page("Programs on no list", f"{_UNLISTED}\n{_TERMS}")
 UNTIMED = """\
 The machine had other work at the time: times are left out but for the seconds that processors spent on compiling, which
 are those of all processes that took part together.
@@ -41,12 +57,19 @@ are those of all processes that took part together.
 
 
 def write(
-    verdicts: Verdicts, path: Path, facts: Mapping[str, str], command: str, programs: int, *, timed: bool = True
+    verdicts: Verdicts,
+    path: Path,
+    facts: Mapping[str, str],
+    command: str,
+    programs: int,
+    *,
+    timed: bool = True,
+    page: Page = LISTED,
 ) -> None:
     """Write the page of these verdicts; ``programs`` is how many programs there are in all. Without ``timed`` it tells
     nothing that other work on the machine disturbs."""
     names = dict.fromkeys(name for name, _ in verdicts)
-    lines = ["# Programs that others wrote", "", "```", command, "```", "", EXPLANATION]
+    lines = [f"# {page.title}", "", "```", command, "```", "", page.explanation]
     if not timed:
         lines += [UNTIMED]
         verdicts = {
@@ -77,6 +100,8 @@ def _summary(verdicts: Verdicts) -> list[str]:
     rows = []
     for door in DOORS:
         found = [v for v in verdicts.values() if v.door == door]
+        if not found:
+            continue
         counts = Counter(v.outcome for v in found)
         good = [v for v in found if v.outcome in ("right", "ran")]
         ratios = ([v.ratio for v in good if v.ratio], [v.backward_ratio for v in good if v.backward_ratio])

@@ -4,7 +4,8 @@
 
 Each program and door has a process of its own, forked from this one, with limits on its time and memory: one that dies
 or hangs is a verdict. Verdicts go to a file of JSON lines as they come, and a run goes on where the last one stopped.
-With ``--jobs`` several run at a time, each on processors of its own.
+With ``--jobs`` several run at a time, each on processors of its own. With ``--unlisted`` programs are tried that nobody
+chose, first in eager: what that does not run is no program.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "models.md"
+UNLISTED = ROOT / "docs" / "unlisted.md"
 sys.path += [str(ROOT / folder) for folder in ("tests/fuzz", "benchmarks") if str(ROOT / folder) not in sys.path]
 
 import corpus_page  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 from corpus_case import Program, with_one_layer  # noqa: E402
-from corpus_doors import DOORS  # noqa: E402
+from corpus_doors import DOORS, EAGER  # noqa: E402
 from corpus_examine import Verdict, examine  # noqa: E402
 from corpus_programs import PROGRAMS, QUICK  # noqa: E402
+from corpus_unlisted import find_unlisted  # noqa: E402
 from page import cpu_model, releases  # noqa: E402
 
 import retrograd  # noqa: E402
@@ -54,6 +57,8 @@ class Limits:
     memory: int
 
 
+# What takes longer in eager is not small.
+_EAGER_SECONDS = 60.0
 # Imported before the first fork: importing is no part of what is timed.
 COMPILERS = (retrograd.compile_backward, retrograd.enable)
 
@@ -123,28 +128,57 @@ def read_verdicts(path: Path) -> dict[tuple[str, str], Verdict]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where something is wrong or crashed, else 0."""
     options = _make_parser().parse_args(arguments)
+    options.results = (
+        options.results or ROOT / "build" / "models" / f"{'unlisted' if options.unlisted else 'verdicts'}.jsonl"
+    )
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    tried = [] if options.kept else _try_all(_select(options), options)
+    tried: list[Verdict] = []
+    if not options.kept:
+        if options.unlisted:
+            _try_all(_select(options, [EAGER]), options)
+        tried = _try_all(_select(options, options.doors.split(",")), options)
     if options.write:
-        found = read_verdicts(options.results)
-        kept = {key: found[key] for key in itertools.product(PROGRAMS, DOORS) if key in found}
-        command = "make models" if options.jobs == 1 else f'make models ARGS="--jobs {options.jobs}"'
-        facts = _facts(kept, options.jobs)
-        corpus_page.write(kept, DOCUMENT, facts, command, len(PROGRAMS), timed=not options.untimed)
+        _write(options)
     return int(any(verdict.outcome in ("wrong", "crashed") for verdict in tried))
 
 
-def _select(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The programs and doors that the command line asks for, less those that have a verdict."""
+@functools.cache
+def programs_of(unlisted: bool) -> Mapping[str, Program]:
+    """The programs of the corpus, or those that nobody chose, by name."""
+    return find_unlisted() if unlisted else PROGRAMS
+
+
+def runs_in_eager(verdicts: Mapping[tuple[str, str], Verdict], name: str) -> bool:
+    """Whether a program is one: eager runs it, near enough to float64."""
+    verdict = verdicts.get((name, EAGER))
+    return verdict is not None and verdict.outcome in ("right", "ran")
+
+
+def _select(options: argparse.Namespace, doors: Sequence[str]) -> list[tuple[str, str]]:
+    """The programs that the command line asks for, and doors, less those that have a verdict, and what is none."""
     kept = read_verdicts(options.results)
     again = {key for key, verdict in kept.items() if options.again and verdict.outcome not in options.keep.split(",")}
     return [
         (name, door)
-        for door in options.doors.split(",")
-        for name in PROGRAMS
+        for door in doors
+        for name in programs_of(options.unlisted)
         if re.search(options.programs, name) and (door in QUICK.get(name, ()) or not options.quick)
         if (name, door) not in kept or (name, door) in again
+        if not options.unlisted or door == EAGER or runs_in_eager(kept, name)
     ]
+
+
+def _write(options: argparse.Namespace) -> None:
+    """Write the page of the verdicts that are kept."""
+    found, names = read_verdicts(options.results), [*programs_of(options.unlisted)]
+    if options.unlisted:
+        names = [name for name in names if runs_in_eager(found, name)]
+    kept = {key: found[key] for key in itertools.product(names, DOORS) if key in found}
+    given = [*(["--unlisted"] if options.unlisted else []), *([f"--jobs {options.jobs}"] if options.jobs > 1 else [])]
+    command = f'make models ARGS="{" ".join(given)}"' if given else "make models"
+    page = corpus_page.UNLISTED if options.unlisted else corpus_page.LISTED
+    document, facts = (UNLISTED if options.unlisted else DOCUMENT), _facts(kept, options.jobs)
+    corpus_page.write(kept, document, facts, command, len(names), timed=not options.untimed, page=page)
 
 
 def _try_all(chosen: Sequence[tuple[str, str]], options: argparse.Namespace) -> list[Verdict]:
@@ -179,9 +213,11 @@ def _take_processors(processors: multiprocessing.queues.SimpleQueue[Sequence[int
 def _try(name: str, door: str, options: argparse.Namespace) -> Verdict:
     """A new verdict, kept and told."""
     log = options.results.parent / "logs" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.{door}.txt"
-    limits = Limits(options.timeout, int(options.memory * 2**30))
-    program = with_one_layer(PROGRAMS[name]) if options.quick else PROGRAMS[name]
-    verdict = try_apart(program, door, options.repeats, limits, log)
+    seconds = min(options.timeout, _EAGER_SECONDS) if door == EAGER else options.timeout
+    limits = Limits(seconds, int(options.memory * 2**30))
+    program = programs_of(options.unlisted)[name]
+    program = with_one_layer(program) if options.quick else program
+    verdict = try_apart(program, door, 0 if door == EAGER else options.repeats, limits, log)
     verdict.commit = commit()
     with options.results.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(verdict.to_dict())}\n")
@@ -220,12 +256,11 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="how many to try at a time, on as many processors each")
     parser.add_argument("--memory", type=float, default=16.0, help="GiB of address space for each process of one")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program through one door")
-    parser.add_argument(
-        "--results", type=Path, default=ROOT / "build/models/verdicts.jsonl", help="where verdicts are kept"
-    )
+    parser.add_argument("--results", type=Path, help="where verdicts are kept (default: in build/models)")
+    parser.add_argument("--unlisted", action="store_true", help="programs that nobody chose: docs/unlisted.md")
     parser.add_argument("--again", action="store_true", help="try again what has a verdict that is not in --keep")
     parser.add_argument("--keep", default="right,ran", help="outcomes that --again leaves alone")
-    parser.add_argument("--write", action="store_true", help="write docs/models.md of the verdicts that are kept")
+    parser.add_argument("--write", action="store_true", help="write the page of the verdicts that are kept")
     parser.add_argument("--untimed", action="store_true", help="write no times that other work on the machine disturbs")
     parser.add_argument("--kept", action="store_true", help="try nothing, only write the page of verdicts kept")
     return parser

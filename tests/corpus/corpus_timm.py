@@ -31,6 +31,12 @@ def _build(make: Callable[..., torch.nn.Module], image: int, settings: dict[str,
     return Sample(built.train(), inputs, mean_square)
 
 
+def create(model: str, **settings: Any) -> torch.nn.Module:
+    """A model by the name that timm has for it, for as many classes as the others."""
+    made: torch.nn.Module = timm.create_model(model, pretrained=False, num_classes=CLASSES, **settings)
+    return made
+
+
 def entry(model: str, image: int = 64, *, name: str = "", **settings: Any) -> Program:
     """A program by the name that timm has for it; ``settings`` take the place of its own."""
     make = functools.partial(timm.create_model, model, pretrained=False)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import signal
@@ -15,13 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from corpus_case import Program, Sample, mean_square
+from corpus_configured import CLASSES
 from corpus_doors import Opened
 from corpus_examine import Verdict, check_reference, compare_steps
 from corpus_page import geometric_mean, write
 from corpus_programs import PROGRAMS, QUICK
 from corpus_run import Limits, read_verdicts, share_processors, try_apart
+from corpus_shrunk import NoProgramError, check_small, shrink
 from corpus_steps import Steps
+from corpus_unlisted import as_program, find_unlisted
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +54,40 @@ def test_the_corpus_is_large_and_named() -> None:
     assert len(PROGRAMS) >= 60
     assert {program.family for program in PROGRAMS.values()} == {"transformers", "timm", "torch.nn"}
     assert set(QUICK) <= set(PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("CTRLConfig", ("n_embd", 32)),
+        ("Gemma3Config", ("text_config.num_hidden_layers", 2)),
+        ("ConvNextConfig", ("depths", [1, 1, 1, 1])),
+    ],
+)
+def test_any_configuration_is_shrunk(name: str, size: tuple[str, Any]) -> None:
+    config = shrink(getattr(transformers, name))
+    assert operator.attrgetter(size[0])(config) == size[1]
+    assert config.num_labels == CLASSES
+    assert not [v for n, v in vars(config).items() if "drop" in n and isinstance(v, float) and v]
+
+
+def test_what_nobody_chose_is_on_no_list() -> None:
+    programs = find_unlisted()
+    assert len(programs) > 600
+    assert not {name.partition(" ")[0] for name in PROGRAMS if not name.startswith("timm")} & set(programs)
+    sample = programs["CTRLLMHeadModel"].make()
+    assert (sum(p.numel() for p in sample.model.parameters()) < 2e6, sample.random) == (True, False)
+    with pytest.raises(NoProgramError, match="parameters are too many"):
+        check_small(nn.Linear(11_000, 10_000, device="meta"))
+    with pytest.raises(NoProgramError, match="mat1 and mat2"):
+        as_program(Layers(), lambda turn: {"x": torch.ones(2, 3)})
+
+
+def test_a_program_that_draws_numbers_is_known() -> None:
+    drawing = nn.Sequential(nn.Linear(4, 4), nn.RReLU())
+    inputs = lambda turn: {"input": torch.full((2, 4), -1.0)}  # noqa: E731
+    assert as_program(drawing, inputs).random
+    assert not as_program(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), inputs).random
 
 
 def test_jobs_share_no_processor() -> None:
