@@ -3,7 +3,8 @@
 """The cases of the sweep: every op and module of PyTorch's own test databases that has a gradient in f32.
 
 The databases are those that PyTorch tests itself with: ``op_db`` and ``module_db`` in ``torch.testing._internal``,
-part of the wheel. A sample is one call: arguments that the database thinks worth testing.
+part of the wheel. A sample is one call: arguments that the database thinks worth testing. They are imported when they
+are first read: they load SciPy, and tests of the sweep's own parts need neither.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
 SEED = 20240229
@@ -60,9 +59,17 @@ class Case:
         return [every[i * len(every) // limit] for i in range(limit)]
 
 
+def _databases() -> tuple[Sequence[Any], Sequence[Any]]:
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    return op_db, module_db
+
+
 def all_cases(device: str = "cpu") -> list[Case]:
     """Every case, ops before modules, each by name; their samples are on ``device`` (``cpu``, ``cuda``)."""
     kind = torch.device(device).type
+    op_db, module_db = _databases()
     ops = [
         Case(_op_name(info), partial(_op_samples, index, device))
         for index, info in enumerate(op_db)
@@ -92,13 +99,13 @@ def _op_name(info: Any) -> str:
 
 
 def _op_samples(index: int, device: str) -> Iterator[Sample]:
-    info = op_db[index]
+    info = _databases()[0][index]
     for sample in info.sample_inputs(device, torch.float32, requires_grad=True):
         yield Sample(info.op, (sample.input, *sample.args), dict(sample.kwargs), sample.output_process_fn_grad)
 
 
 def _module_samples(index: int, device: str) -> Iterator[Sample]:
-    info = module_db[index]
+    info = _databases()[1][index]
     for training in (True, False) if info.train_and_eval_differ else (True,):
         made = info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=True, training=training)
         for sample in made:

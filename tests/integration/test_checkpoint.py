@@ -107,6 +107,7 @@ def test_torch_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved == [SAVED[case]]
 
 
+@pytest.mark.long
 def test_a_mask_in_a_block_is_the_same_again() -> None:
     model = Checkpointed(dropout=0.5)
     # The first call compares gradients with those of the traced graph, run op by op from the same seed.

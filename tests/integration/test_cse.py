@@ -63,6 +63,7 @@ def test_gradients_and_what_was_merged(model: nn.Module, partition: Any) -> None
     assert 'sigmoid_5 = "sigmoid"' not in partitioned
 
 
+@pytest.mark.long
 def test_torch_compile(model: nn.Module) -> None:
     torch._dynamo.reset()
     x = torch.randn(5, 6, requires_grad=True)

@@ -72,6 +72,7 @@ def train(wrapper: Any, schedule: Any) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.long_cases("ddp-eager-order", "fsdp1-overlap", "fsdp2-overlap")
 @pytest.mark.parametrize("schedule", ["eager-order", "overlap"])
 @pytest.mark.parametrize("name", list(WRAPPERS))
 def test_training_is_eagers(name: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -436,6 +436,7 @@ def test_a_compiled_forward_with_graph_breaks() -> None:
         torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
 
 
+@pytest.mark.long_cases("eager-order")
 @pytest.mark.parametrize("schedule", ["eager-order", "asap", "overlap", "fewest-stages"])
 def test_schedules(schedule: Any) -> None:
     eager, ours = make_model(), make_model()

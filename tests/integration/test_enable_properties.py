@@ -83,7 +83,7 @@ def check(program: Program, found: Sequence[Outcome], *, ordered: bool) -> None:
 close = partial(torch.testing.assert_close, rtol=2e-5, atol=1e-6)
 
 
-@settings(max_examples=24 * _TIMES, **_CAREFUL)
+@settings(max_examples=12 * _TIMES, **_CAREFUL)
 @given(programs())
 def test_hooks_are_called_as_eager_calls_them(program: Program) -> None:
     """Hooks of every kind, which give nothing, a new value or raise, come and go."""

@@ -120,7 +120,7 @@ WRONG: dict[str, Change] = {
 }
 
 
-@pytest.mark.long_cases("one element-forward", "nan-backward", "transposed-forward")
+@pytest.mark.long_cases("values-forward", "one element-forward", "nan-backward", "transposed-forward")
 @pytest.mark.parametrize("half", ["forward", "backward"])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_values_are_never_used(

@@ -151,6 +151,7 @@ def pack_fp8(tensor: torch.Tensor) -> Any:
     return (tensor / scale).to(torch.float8_e4m3fn), scale, tensor.dtype
 
 
+@pytest.mark.long_cases("bf16")
 @pytest.mark.parametrize(
     ("pack", "unpack"), [(lambda t: t.bfloat16(), unpack_bf16), (pack_fp8, unpack_fp8)], ids=["bf16", "fp8"]
 )

@@ -90,7 +90,7 @@ def islands(compiled: retrograd.CompiledBackward) -> list[str]:
     return [island["what"] for island in compiled.explain().to_dict().get("islands", [])]
 
 
-@pytest.mark.short_cases("convolutions", "grouped")
+@pytest.mark.short_cases("convolutions")
 @pytest.mark.parametrize("name", CASES)
 def test_ahead_of_time(name: str) -> None:
     model, x = CASES[name]()

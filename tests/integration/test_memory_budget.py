@@ -60,7 +60,7 @@ def joint_graph(case: Case) -> JointGraph:
         return read_joint(function).graph
 
 
-@pytest.mark.short_cases("transformer", "several_outputs")
+@pytest.mark.short_cases("several_outputs")
 @pytest.mark.parametrize("name", SUITE)
 def test_more_memory_never_means_more_recomputation(name: str) -> None:
     graph = joint_graph(SUITE[name].make("test"))

@@ -87,7 +87,7 @@ def test_trains_in_a_narrow_precision(name: str, precision: Precision) -> None:
     train(name, precision, STEPS).check()
 
 
-@pytest.mark.short_cases("graph_convolution", "llama", "wavenet")
+@pytest.mark.short_cases("llama", "wavenet")
 @pytest.mark.parametrize("name", TRAINED)
 def test_trains_as_eager(name: str) -> None:
     check_training(MODELS[name].make("test"), MODELS[name].make("test"), TOLERANCE)

@@ -80,7 +80,7 @@ def _changes() -> dict[str, Callable[[Model, pytest.MonkeyPatch], None]]:
     }
 
 
-@pytest.mark.short_cases("layer", "global", "in a list", "type", "configuration")
+@pytest.mark.short_cases("layer", "global", "in a list", "type")
 @pytest.mark.parametrize("change", list(_changes()))
 def test_other_value_is_compiled_anew(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Model(), torch.randn(2, 3)

@@ -176,7 +176,7 @@ def test_distributions() -> None:
     assert float(samples[-1].max()) < 1
 
 
-@pytest.mark.short_cases("attention", "dropouts", "gumbel")
+@pytest.mark.short_cases("dropouts", "gumbel")
 @pytest.mark.parametrize(
     ("model", "args"),
     [

@@ -141,6 +141,7 @@ def test_several_losses_and_backwards() -> None:
         _check_close(*found)
 
 
+@pytest.mark.long
 def test_dropout_between_layers() -> None:
     """Compared with the trace, which draws the same numbers, and a loop behind them."""
     model = Weighed(nn.LSTM(4, 6, 2, dropout=0.5))
@@ -150,6 +151,7 @@ def test_dropout_between_layers() -> None:
     step(x).backward()
 
 
+@pytest.mark.long
 def test_saved_programs(tmp_path: Path) -> None:
     model, given = Weighed(nn.LSTM(5, 7)), [torch.randn(STEPS, 3, 5)]
     step = retrograd.compile_backward(model, (given[0].clone().requires_grad_(),), fallback="error")

@@ -57,7 +57,6 @@ def train(case: Case, step: object) -> tuple[list[dict[str, Tensor]], dict[str, 
 
 
 @pytest.mark.short_cases(
-    "cnn-min-cut",
     "linear_regression-min-cut",
     "mlp-min-cut",
     "several_outputs-default",

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import (
-    decomposition_table,
-)
+from retrograd.frontend.decompositions import decomposition_table
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -35,6 +35,16 @@ def assert_close(ours: Any, theirs: Any, *, strides: bool = False, least_scale: 
         torch.testing.assert_close(
             mine, reference, rtol=tolerance, atol=tolerance * max(scale, least_scale), equal_nan=True
         )
+
+
+def with_types(cases: Sequence[Any]) -> list[Any]:
+    """Each case in float32, and the first in the other types; the rest of the product is long."""
+    types = (torch.float32, torch.float64, torch.bfloat16)
+    return [
+        pytest.param(case, dtype, marks=[pytest.mark.long] * (number > 0 and dtype != torch.float32))
+        for number, case in enumerate(cases)
+        for dtype in types
+    ]
 
 
 def targets(graph: torch.fx.GraphModule) -> set[Any]:

@@ -138,6 +138,7 @@ def test_plain_flags_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     assert iree.compiled[2:] == [(1024, True)]
 
 
+@pytest.mark.long_cases("0-0", "100-100")
 @pytest.mark.parametrize(("scratch", "plain"), [(0, 0), (100, 100), (2000, 500), (500, 2000)])
 def test_more_budget_never_recomputes_more_and_less_never_has_a_higher_peak(
     monkeypatch: pytest.MonkeyPatch, scratch: int, plain: int

@@ -100,8 +100,9 @@ LARGE_FILTERS = {
 }
 
 
+# In each type one: the product is long.
 ALL_CONVOLUTIONS = [
-    (name, transposed, dtype)
+    pytest.param(name, transposed, dtype, marks=[pytest.mark.long] * (dtype != torch.float32 and name != "plain"))
     for transposed, table in ((False, CONVOLUTIONS), (True, TRANSPOSED))
     for name in table
     # Columns have no arithmetic of their own.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from decomposition_checks import assert_close, check, trace
+from decomposition_checks import assert_close, check, trace, with_types
 
 aten = torch.ops.aten
 
@@ -27,8 +27,7 @@ AVERAGES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("case", AVERAGES)
+@pytest.mark.parametrize(("case", "dtype"), with_types(AVERAGES))
 def test_average_pool_backward(case: tuple[Any, ...], dtype: torch.dtype) -> None:
     spatial, *options = case
     # PyTorch pools volumes in f32 and f64 alone.
@@ -54,8 +53,7 @@ MAXIMA = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("case", MAXIMA)
+@pytest.mark.parametrize(("case", "dtype"), with_types(MAXIMA))
 def test_max_pool_backward(case: tuple[Any, ...], dtype: torch.dtype) -> None:
     spatial, *options = case
     x = torch.randn(2, 3, *spatial).to(dtype)
@@ -69,9 +67,9 @@ def test_max_pool_backward(case: tuple[Any, ...], dtype: torch.dtype) -> None:
 SIZES = [((8, 8), (4, 2)), ((7, 10), (3, 4)), ((5, 6), (7, 9)), ((9, 9), (1, 1)), ((6, 5, 7), (4, 5, 2))]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("size", "out"), SIZES)
-def test_adaptive_average_pool(size: tuple[int, ...], out: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("case", "dtype"), with_types(SIZES))
+def test_adaptive_average_pool(case: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
+    size, out = case
     x, rank = torch.randn(2, 3, *size).to(dtype), len(size)
     forward, backward = (
         getattr(aten, name).default for name in (f"_adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d_backward")
@@ -82,10 +80,10 @@ def test_adaptive_average_pool(size: tuple[int, ...], out: tuple[int, ...], dtyp
     check(backward, grad[0], x[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("size", "out"), SIZES)
-def test_adaptive_max_pool(size: tuple[int, ...], out: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("case", "dtype"), with_types(SIZES))
+def test_adaptive_max_pool(case: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
     """Of equal elements, which halves and a few whole numbers have, the first in the plane is taken."""
+    size, out = case
     x, rank = torch.randint(9, (2, 3, *size)).to(dtype), len(size)
     forward = getattr(aten, f"adaptive_max_pool{rank}d").default
     check(forward, x, list(out))

@@ -63,11 +63,12 @@ def test_distribution() -> None:
     assert abs(chi_square - (bins - 1)) < 5 * (2 * (bins - 1)) ** 0.5
 
 
-@pytest.mark.parametrize(
-    "other", [uniform(torch.tensor([11, 12]), 1, (1 << 16,)), uniform(torch.tensor([11, 13]), 0, (1 << 16,))]
-)
-def test_streams_and_seeds_are_independent(other: Tensor) -> None:
-    numbers = uniform(torch.tensor([11, 12]), 0, (1 << 16,))
+@pytest.mark.parametrize(("seed", "stream"), [(12, 1), (13, 0)], ids=["another stream", "another seed"])
+def test_streams_and_seeds_are_independent(seed: int, stream: int) -> None:
+    numbers, other = (
+        uniform(torch.tensor([11, 12]), 0, (1 << 16,)),
+        uniform(torch.tensor([11, seed]), stream, (1 << 16,)),
+    )
     for a, b in ((numbers, other), (numbers[1:], other[:-1]), (numbers[1:], numbers[:-1])):
         correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
         assert abs(correlation) < 5 / len(a) ** 0.5
