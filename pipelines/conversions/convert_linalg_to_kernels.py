@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.kernels.attention import Attention
+from retrograd.pipelines.kernels.columns import Columns
 from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
 from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
@@ -25,6 +26,7 @@ from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
 FAMILIES: Mapping[str, Callable[[str], Family]] = {
     "attention": Attention,
+    "columns": Columns,
     "products": Products,
     "rows": Rows,
     "scatters": Scatters,
@@ -47,7 +49,9 @@ class ConvertLinalgToKernels(ModulePass):
     description: ClassVar[str] = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
-    families: str = field(default="attention,products,rows,scatters", metadata={"help": "names of families, by commas"})
+    families: str = field(
+        default="attention,columns,products,rows,scatters", metadata={"help": "names of families, by commas"}
+    )
     ptx: Literal["embed", "none"] = field(
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}
     )

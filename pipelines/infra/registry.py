@@ -55,6 +55,9 @@ PASSES: dict[str, str] = {
     "bwd-verify-legality": "retrograd.pipelines.transforms.torch.bwd_verify_legality:BwdVerifyLegality",
     "convert-bwd-to-func": "retrograd.pipelines.conversions.convert_bwd_to_func:ConvertBwdToFunc",
     "convert-linalg-to-kernels": "retrograd.pipelines.conversions.convert_linalg_to_kernels:ConvertLinalgToKernels",
+    "convert-torch-pools-to-linalg": (
+        "retrograd.pipelines.conversions.convert_torch_pools_to_linalg:ConvertTorchPoolsToLinalg"
+    ),
     "convert-recurrence-to-scf": ("retrograd.pipelines.conversions.convert_recurrence_to_scf:ConvertRecurrenceToScf"),
     "convert-torch-attention-to-bwd": (
         "retrograd.pipelines.conversions.convert_torch_attention_to_bwd:ConvertTorchAttentionToBwd"

@@ -29,6 +29,8 @@ _PLAIN = {
 # Of numbers of 32 bits alone: those of 16 bits have no such functions.
 _SINGLE = frozenset({"arith.divf", "math.exp", "math.log"})
 _COMPARED = {"oeq": "==", "ogt": ">", "oge": ">=", "olt": "<", "ole": "<=", "une": "!=", "eq": "==", "ne": "!="}
+# Of floats, true of what is no number too: where these are not.
+_UNLESS = {"ugt": "<=", "uge": "<", "ult": ">=", "ule": ">"}
 _FLOATS = ("oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno")
 _INTEGERS = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
 
@@ -72,7 +74,10 @@ def _write_expression(value: ir.OpResult, into: Statements) -> str | None:
         names = _FLOATS if op.name == "arith.cmpf" else _INTEGERS
         number = ir.IntegerAttr(op.attributes["predicate"]).value
         # Of floats the first predicate is "false".
-        sign = _COMPARED.get(names[number - (op.name == "arith.cmpf")])
+        name = names[number - (op.name == "arith.cmpf")]
+        if op.name == "arith.cmpf" and name in _UNLESS:
+            return f"(({operands[0]} {_UNLESS[name]} {operands[1]}) == 0)"
+        sign = _COMPARED.get(name)
         return None if sign is None else f"({operands[0]} {sign} {operands[1]})"
     if op.name not in _PLAIN or (op.name in _SINGLE and str(value.type) != "f32"):
         return None
@@ -81,7 +86,7 @@ def _write_expression(value: ir.OpResult, into: Statements) -> str | None:
 
 def _write_constant(op: ir.Operation) -> str | None:
     attribute, kind = op.attributes["value"], str(op.results[0].type)
-    if isinstance(attribute, ir.FloatAttr) and kind == "f32":
+    if isinstance(attribute, ir.FloatAttr) and kind in ("f32", "bf16", "f16"):
         number = attribute.value
         if math.isfinite(number):
             return f"({number!r})"

@@ -98,6 +98,11 @@ LOWERING: tuple[Step, ...] = (
         "torch-mlir knows no such op; written out, each step would be compiled by itself",
     ),
     Step(
+        "convert-torch-pools-to-linalg",
+        ALL,
+        "torch-mlir knows no such op; traces have it where convolutions take images with channels last",
+    ),
+    Step(
         "convert-torch-attention-to-bwd",
         ALL,
         "torch-mlir knows no such op; traces have it for targets with kernels of attention alone",
@@ -173,6 +178,7 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-isolate-products", PACKING, "IREE would pack all that the ops behind a packed product read"),
     Step("bwd-expand-sines", F64_CPU, "IREE's sines lose digits with the size of the argument; this form is in f64"),
     Step("bwd-narrow-products", MATRIX_UNITS, "matrix units take 16 bits: products before widenings, not after"),
+    _convert_to_kernels("columns", "sums of many rows, such as a batch norm's; when widenings are folded into them"),
     _convert_to_kernels("rows", "norms and softmaxes along rows"),
     _convert_to_kernels("products", "when products are narrow, and before they are padded for IREE's tiles"),
     Step(

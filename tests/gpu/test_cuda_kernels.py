@@ -48,9 +48,8 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def compile_with(kernels: str, function: Callable[..., Any], args: Sequence[Tensor]) -> Any:
     compiled = retrograd.compile_backward(function, args, kernels=kernels)
     labels = " ".join(compiled.explain().to_dict()["kernels"])
-    assert {"products": "product_", "rows": "rows_", "scatters": "add_rows", "attention": "attention_"}[
-        kernels
-    ] in labels, labels
+    marks = {"products": "product_", "scatters": "add_rows"}
+    assert marks.get(kernels, f"{kernels}_") in labels, labels
     return compiled
 
 
@@ -162,6 +161,40 @@ def test_long_rows(rows: int, columns: int, dtype: torch.dtype) -> None:
     check(entropy, random(rows, columns, dtype=dtype), targets, kernels="rows")
     check(lambda x: x.log_softmax(1), random(rows, columns, dtype=dtype), kernels="rows")
     check(scaled, random(rows, columns, dtype=dtype, scale=0.1), random(rows, dtype=dtype, scale=0.1), kernels="rows")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(4096, 768), (70001, 48), (5003, 65), (300, 1024), (16384, 16)])
+def test_sums_down_columns(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """A bias's gradient, a batch norm's statistics and gradients, and what is read by all rows or by one column."""
+
+    def normalized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, weight, bias, training=True).relu()
+
+    def scaled(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.where(x > 0, x * weight, x * 0.5) + bias
+
+    x, weight, bias = (random(*shape, dtype=dtype) for shape in ((rows, columns), (columns,), (columns,)))
+    check(scaled, x, weight, bias, kernels="columns")
+    check(normalized, x, weight, bias, kernels="columns")
+
+
+def test_columns_of_images_with_means_of_their_own() -> None:
+    """What is read by the image and the channel, as the gradient of a mean over places is."""
+
+    def pooled(x: Tensor, bias: Tensor) -> Tensor:
+        return (x + bias).relu().mean((1, 2))
+
+    check(pooled, random(32, 14, 15, 64, dtype=torch.bfloat16), random(64, dtype=torch.bfloat16), kernels="columns")
+
+
+def test_columns_with_infinities_and_what_is_no_number() -> None:
+    x, bias = random(3000, 100), random(100)
+    with torch.no_grad():
+        x[7, 1], x[2999, 2], x[0, 3], x[1, 3] = float("inf"), float("nan"), float("inf"), -float("inf")
+    compiled = compile_with("columns", lambda x, b: (x * b).sum(0), (x, bias))
+    found, eager = compiled(x, bias).detach(), (x * bias).sum(0).detach()
+    assert torch.equal(found.isnan(), eager.isnan()) and torch.equal(found.isinf(), eager.isinf())
 
 
 def test_rows_with_infinities_and_what_is_no_number() -> None:

@@ -81,6 +81,8 @@ KINDS: dict[str, OpKind] = (
         "torch.vtensor.literal": OpKind.CONSTANT,
         # Library ops, with no op of their own in the torch dialect.
         "torch.retrograd.uniform": OpKind.POINTWISE,
+        "torch.retrograd.max_pool_last": OpKind.REDUCTION,
+        "torch.retrograd.max_pool_last_backward": OpKind.SCATTER,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
     }
     | {

@@ -349,3 +349,107 @@ func.func @parts(%x: tensor<2x256x512xbf16>) -> (tensor<2x4x256x64xbf16>, tensor
       : (tensor<2x4x256x64xbf16>, tensor<2x4x256x64xbf16>, tensor<2x4x256x64xbf16>, tensor<bf16>) -> (tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>)
   return %o, %l : tensor<2x4x256x64xbf16>, tensor<2x4x256xf32>
 }
+
+// -----
+
+// Two sums over the same rows are one kernel, which reads what both are of once, and a second one adds up the parts. What
+// is computed element by element is computed there; what the second sum is less by moves in front of the first.
+
+#image = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
+#channel = affine_map<(d0, d1, d2, d3) -> (d3)>
+#line = affine_map<(d0) -> (d0)>
+// CHECK: bwd.kernels = ["2 times sum of 12544 rows of 64: columns_2_
+// CHECK-LABEL: func.func @columns(
+// CHECK-SAME: %[[G:.*]]: tensor<64x14x14x64xbf16>, %[[X:.*]]: tensor<64x14x14x64xbf16>, %[[M:.*]]: tensor<64xbf16>
+// CHECK: %[[W:.*]] = linalg.generic {{.*}} ins(%[[M]] : tensor<64xbf16>)
+// CHECK: %[[P:.*]]:2 = "flow.dispatch"({{.*}}, %[[G]], %[[X]], %[[W]], {{.*}}@columns_2_{{.*}} -> (tensor<98x64xf32>, tensor<98x64xf32>)
+// CHECK: %[[R:.*]]:2 = "flow.dispatch"({{.*}}, %[[P]]#0, %[[P]]#1, {{.*}}@columns_2_{{.*}} -> (tensor<64xf32>, tensor<64xf32>)
+// CHECK-NOT: linalg.generic
+// CHECK: return %[[R]]#0, %[[R]]#1
+func.func @columns(%g: tensor<64x14x14x64xbf16>, %x: tensor<64x14x14x64xbf16>, %m: tensor<64xbf16>)
+    -> (tensor<64xf32>, tensor<64xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<64xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<64xf32>) -> tensor<64xf32>
+  %s = linalg.generic {indexing_maps = [#image, #channel],
+      iterator_types = ["reduction", "reduction", "reduction", "parallel"]}
+      ins(%g : tensor<64x14x14x64xbf16>) outs(%fill : tensor<64xf32>) {
+  ^bb0(%a: bf16, %o: f32):
+    %1 = arith.extf %a : bf16 to f32
+    %2 = arith.addf %1, %o : f32
+    linalg.yield %2 : f32
+  } -> tensor<64xf32>
+  %w = linalg.generic {indexing_maps = [#line, #line], iterator_types = ["parallel"]}
+      ins(%m : tensor<64xbf16>) outs(%e : tensor<64xf32>) {
+  ^bb0(%a: bf16, %o: f32):
+    %1 = arith.extf %a : bf16 to f32
+    linalg.yield %1 : f32
+  } -> tensor<64xf32>
+  %f = tensor.empty() : tensor<64x14x14x64xf32>
+  %d = linalg.generic {indexing_maps = [#image, #image, #channel, #image],
+      iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
+      ins(%g, %x, %w : tensor<64x14x14x64xbf16>, tensor<64x14x14x64xbf16>, tensor<64xf32>)
+      outs(%f : tensor<64x14x14x64xf32>) {
+  ^bb0(%a: bf16, %b: bf16, %c: f32, %o: f32):
+    %1 = arith.extf %a : bf16 to f32
+    %2 = arith.extf %b : bf16 to f32
+    %3 = arith.subf %2, %c : f32
+    %4 = arith.mulf %1, %3 : f32
+    linalg.yield %4 : f32
+  } -> tensor<64x14x14x64xf32>
+  %t = linalg.generic {indexing_maps = [#image, #channel],
+      iterator_types = ["reduction", "reduction", "reduction", "parallel"]}
+      ins(%d : tensor<64x14x14x64xf32>) outs(%fill : tensor<64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<64xf32>
+  return %s, %t : tensor<64xf32>, tensor<64xf32>
+}
+
+// -----
+
+// A sum that reads the one before is a kernel of its own. One of what kernels are not written for stays, as does one of
+// few elements, of which nothing is said.
+
+#row = affine_map<(d0, d1) -> (d0, d1)>
+#last = affine_map<(d0, d1) -> (d1)>
+// CHECK: bwd.kernels = ["sum of 4096 rows of 96: columns_1_{{.*}}", "sum of 4096 rows of 96: columns_1_{{.*}}", "sum of 4096 rows of 96: IREE's code, it computes what kernels are not written for"]
+// CHECK-LABEL: func.func @one_after_the_other(
+// CHECK: %[[A:.*]] = "flow.dispatch"({{.*}} -> tensor<96xf32>
+// CHECK: "flow.dispatch"({{.*}}, %[[A]], {{.*}}
+// CHECK-COUNT-2: linalg.generic {{.*}}iterator_types = ["reduction", "parallel"]}
+func.func @one_after_the_other(%x: tensor<4096x96xf32>, %y: tensor<256x96xf32>)
+    -> (tensor<96xf32>, tensor<96xf32>, tensor<96xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<96xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<96xf32>) -> tensor<96xf32>
+  %s = linalg.generic {indexing_maps = [#row, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%x : tensor<4096x96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  %t = linalg.generic {indexing_maps = [#row, #last, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%x, %s : tensor<4096x96xf32>, tensor<96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.subf %a, %b : f32
+    %2 = arith.mulf %1, %1 : f32
+    %3 = arith.addf %2, %o : f32
+    linalg.yield %3 : f32
+  } -> tensor<96xf32>
+  %u = linalg.generic {indexing_maps = [#row, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%x : tensor<4096x96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = math.tanh %a : f32
+    %2 = arith.addf %1, %o : f32
+    linalg.yield %2 : f32
+  } -> tensor<96xf32>
+  %v = linalg.generic {indexing_maps = [#row, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%y : tensor<256x96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  return %t, %u, %v : tensor<96xf32>, tensor<96xf32>, tensor<96xf32>
+}

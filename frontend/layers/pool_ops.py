@@ -1,0 +1,114 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Maxima of windows over images with channels last, as ops of their own.
+
+``retrograd::max_pool_last`` takes images ``[N, H, W, C]`` and gives maxima ``[N, P, Q, C]`` and, as int8, the number of
+the tap that each is of; ``retrograd::max_pool_last_backward`` gives each element what the windows whose maximum it is
+have for it. Each is compiled as one op that reads elements from where they are (``convert-torch-pools-to-linalg``).
+``window`` is kernel, stride, padding and dilation, two numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from retrograd.frontend.decompositions.convolutions.windows import Window
+
+aten = torch.ops.aten
+MOST_TAPS = 127
+"""Taps are numbered in int8."""
+
+_RANK = 2
+_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
+_LIBRARY.define("max_pool_last(Tensor images, int[] window, int[] out) -> (Tensor, Tensor)")
+_LIBRARY.define("max_pool_last_backward(Tensor grad, Tensor taps, int[] window, int[] size) -> Tensor")
+
+
+def write_window(window: Window) -> list[int]:
+    """The numbers of a window, as the ops take them."""
+    return [*window.kernel, *window.stride, *window.padding, *window.dilation]
+
+
+def _read_window(numbers: Sequence[int]) -> Window:
+    return Window(*(tuple(numbers[start : start + _RANK]) for start in range(0, 4 * _RANK, _RANK)))
+
+
+def find_places(taps: Tensor, numbers: Sequence[int], size: Sequence[int]) -> Tensor:
+    """``[N, P, Q, C]``, int64: the place of each maximum in its flattened plane of ``size``."""
+    window, wide = _read_window(numbers), taps.to(torch.int64)
+    of_axis = (torch.div(wide, window.kernel[1], rounding_mode="floor"), torch.remainder(wide, window.kernel[1]))
+    rows, columns = (
+        torch.arange(taps.shape[1 + axis], device=taps.device).reshape([-1, 1, 1] if axis == 0 else [-1, 1])
+        * window.stride[axis]
+        - window.padding[axis]
+        + tap * window.dilation[axis]
+        for axis, tap in enumerate(of_axis)
+    )
+    return rows * size[1] + columns
+
+
+def _max_pool_last(images: Tensor, window: Sequence[int], out: Sequence[int]) -> tuple[Tensor, Tensor]:
+    known = _read_window(window)
+    planes = images.permute(0, 3, 1, 2)
+    # A window may end behind the padding, in ceil mode.
+    is_ceil = [*out] != _count_windows(known, planes.shape[2:])
+    shape = (known.kernel, known.stride, known.padding, known.dilation)
+    most, places = aten.max_pool2d_with_indices.default(planes, *map(list, shape), is_ceil)
+    row, column = torch.div(places, planes.shape[3], rounding_mode="floor"), places % planes.shape[3]
+    taps = [
+        torch.div(
+            place
+            + known.padding[axis]
+            - torch.arange(out[axis]).to(place).reshape([-1, 1] if axis == 0 else [-1]) * known.stride[axis],
+            known.dilation[axis],
+            rounding_mode="floor",
+        )
+        for axis, place in enumerate((row, column))
+    ]
+    numbers = (taps[0] * known.kernel[1] + taps[1]).to(torch.int8)
+    return most.permute(0, 2, 3, 1).contiguous(), numbers.permute(0, 2, 3, 1).contiguous()
+
+
+def _max_pool_last_backward(grad: Tensor, taps: Tensor, window: Sequence[int], size: Sequence[int]) -> Tensor:
+    known = _read_window(window)
+    places = find_places(taps, window, size).permute(0, 3, 1, 2).contiguous()
+    planes = grad.permute(0, 3, 1, 2).contiguous()
+    images = planes.new_empty([*planes.shape[:2], *size])
+    shape = (known.kernel, known.stride, known.padding, known.dilation)
+    is_ceil = [*planes.shape[2:]] != _count_windows(known, size)
+    found = aten.max_pool2d_with_indices_backward.default(planes, images, *map(list, shape), is_ceil, places)
+    return found.permute(0, 2, 3, 1).contiguous()
+
+
+def _count_windows(window: Window, size: Sequence[int]) -> list[int]:
+    return [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(size, window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    ]
+
+
+def _fake(images: Tensor, window: Sequence[int], out: Sequence[int]) -> tuple[Tensor, Tensor]:
+    shape = [images.shape[0], *out, images.shape[3]]
+    return images.new_empty(shape), images.new_empty(shape, dtype=torch.int8)
+
+
+def _fake_backward(grad: Tensor, taps: Tensor, window: Sequence[int], size: Sequence[int]) -> Tensor:
+    return grad.new_empty([grad.shape[0], *size, grad.shape[3]])
+
+
+def can_number_taps(kernel: Sequence[int]) -> bool:
+    """Whether the taps of a window have numbers in int8."""
+    return prod(kernel) <= MOST_TAPS
+
+
+_LIBRARY.impl("max_pool_last", _max_pool_last, "CompositeExplicitAutograd")
+_LIBRARY.impl("max_pool_last_backward", _max_pool_last_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("retrograd::max_pool_last", _fake, lib=_LIBRARY)
+torch.library.register_fake("retrograd::max_pool_last_backward", _fake_backward, lib=_LIBRARY)
+
+MAX_POOL_LAST = torch.ops.retrograd.max_pool_last.default
+MAX_POOL_LAST_BACKWARD = torch.ops.retrograd.max_pool_last_backward.default
