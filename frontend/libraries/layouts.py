@@ -19,7 +19,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.libraries.attention_calls import note_refusals
-from retrograd.frontend.libraries.ops import LIBRARY, mark_library_ops
+from retrograd.frontend.libraries.channels_last import find_turned
+from retrograd.frontend.libraries.ops import LAST, LIBRARY, lays_channels_last, mark_library_ops
+from retrograd.frontend.libraries.permutations import is_view, sink
+from retrograd.frontend.libraries.written_out import write_out_pools
 from retrograd.frontend.sizes.size_nodes import SIZE
 
 aten = torch.ops.aten
@@ -41,12 +44,24 @@ def attach_views(graph_module: GraphModule) -> None:
     marked = mark_library_ops(graph)
     if marked:
         _join_permutations(graph)
+    turned = find_turned(graph, marked) if lays_channels_last() else []
+    permutations: list[Node] = []
     for node in marked:
         copies: dict[Node, Node] = {}
         for value in list(node.all_input_nodes):
+            is_turned = node in turned and value.meta["val"].dim() == len(LAST)
             with graph.inserting_before(node):
-                node.replace_input_with(value, _taken(graph, node, value, copies))
-        _give(graph, node)
+                taken = _taken_last(graph, node, value) if is_turned else _taken(graph, node, value, copies)
+                node.replace_input_with(value, taken)
+        if node in turned:
+            _lay_out_images(node)
+        given = _give(graph, node)
+        if node in turned:
+            permutations += [outside for value, outside in given.items() if value.args[1:] != (1,)]
+    if permutations:
+        sink(graph_module, permutations)
+    if lays_channels_last():
+        write_out_pools(graph_module)
     if marked:
         # Sizes stay: shapes are written in terms of them.
         graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
@@ -104,6 +119,15 @@ def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Nod
     return value if order is None else _permuted(graph, op, _permuted(graph, None, value, order), _inverse(order))
 
 
+def _taken_last(graph: Graph, op: Node, value: Node) -> Node:
+    """Return what a convolution is to take in place of ``value``: a view of what has its channels last in memory."""
+    outside = _permuted(graph, None, value, [*LAST])
+    outside.meta["val"] = outside.meta["val"].contiguous()
+    if is_view(outside.meta["val"].shape, LAST):
+        outside.target, outside.args = aten.view.default, (value, [*outside.meta["val"].shape])
+    return _permuted(graph, op, outside, _inverse([*LAST]))
+
+
 def _source_of(view: Node) -> Node | None:
     """The tensor that a node is a view of; of a part, the tuple that it is taken from."""
     if _is_view(view.target):
@@ -119,9 +143,10 @@ def _is_view(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.is_view and target not in (*_PARTS, *_NO_VIEWS)
 
 
-def _give(graph: Graph, op: Node) -> None:
-    """Have what the op gives pass the border in the order of its memory."""
+def _give(graph: Graph, op: Node) -> dict[Node, Node]:
+    """Have what the op gives pass the border in the order of its memory; returns by what compiled code permutes it."""
     given = [user for user in op.users if user.target is operator.getitem] or [op]
+    permutations: dict[Node, Node] = {}
     _lay_out_attention(op, given)
     for node in given:
         order = None if _is_contiguous(node) else _order_of(node)
@@ -134,6 +159,17 @@ def _give(graph: Graph, op: Node) -> None:
             outside = _permuted(graph, None, inside, _inverse(order))
         for user in users:
             user.replace_input_with(node, outside)
+        permutations[node] = outside
+    return permutations
+
+
+def _lay_out_images(op: Node) -> None:
+    """Have what a convolution gives be known as lying with channels last, as it does where all that it takes does."""
+    for node in [user for user in op.users if user.target is operator.getitem] or [op]:
+        value = node.meta["val"]
+        if value is not None and value.dim() == len(LAST):
+            node.meta = {**node.meta, "val": value.contiguous(memory_format=torch.channels_last)}
+            node.meta.pop("tensor_meta", None)
 
 
 def _lay_out_attention(op: Node, given: list[Node]) -> None:

@@ -43,12 +43,14 @@ FLOPS = "retrograd_flops"
 class Libraries:
     """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
     ``products`` says whether that is so of products on a CPU; those on CUDA are compiled. ``kernels`` are families of
-    kernels of our own that the target has: where they take attention, and no library does, it is kept whole."""
+    kernels of our own that the target has: where they take attention, and no library does, it is kept whole.
+    ``channels_last`` says that convolutions take and give images with channels last, where that pays."""
 
     cpu: int | None = None
     cuda: int | None = None
     products: bool = True
     kernels: tuple[str, ...] = ()
+    channels_last: bool = False
 
     def compiled(self) -> Libraries:
         """The same for what is compiled whole: no library computes anything."""
@@ -119,6 +121,15 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     ),
 }
 
+LAST = (0, 2, 3, 1)
+"""The axes of images [N, C, H, W] in the order of their memory, where channels are last."""
+
+POOLS: Mapping[OpOverload, int] = {
+    aten.max_pool2d_with_indices.default: 0,
+    aten.max_pool2d_with_indices_backward.default: 1,
+}
+"""Pools that are kept whole until it is known how their images lie, and which of their arguments these are."""
+
 NO_LIBRARIES = Libraries()
 _LIBRARIES: ContextVar[Libraries] = ContextVar("retrograd_libraries", default=NO_LIBRARIES)
 
@@ -134,14 +145,30 @@ def library_ops(libraries: Libraries) -> Iterator[None]:
         _LIBRARIES.reset(token)
 
 
+def lays_channels_last() -> bool:
+    """Whether convolutions of libraries are to take and give images with channels last now."""
+    return _LIBRARIES.get().channels_last
+
+
 def keeping_library_ops(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """``table`` of decompositions, less those of ops that are to be kept whole now."""
-    return {**table, **{op: partial(_decompose_rest, table[op], known) for op, known in LIBRARY_OPS.items()}}
+    kept: dict[Any, Callable[..., Any]] = {
+        op: partial(_decompose_rest, table[op], known) for op, known in LIBRARY_OPS.items()
+    }
+    pools = {op: partial(_decompose_pool, table[op], images) for op, images in POOLS.items()}
+    return {**table, **kept, **pools}
 
 
 def _decompose_rest(decompose: Callable[..., Any], known: LibraryOp, *args: Any, **kwargs: Any) -> Any:
     is_whole = _count_for_library(known, args, kwargs) is not None or _has_kernel(known, args, kwargs)
     return NotImplemented if is_whole else decompose(*args, **kwargs)
+
+
+def _decompose_pool(decompose: Callable[..., Any], images: int, *args: Any, **kwargs: Any) -> Any:
+    """Keep pools whole that have ops of their own where their images lie with channels last."""
+    x = args[images]
+    is_known = x.dim() == len(LAST) and x.is_floating_point() and all(isinstance(size, int) for size in x.shape)
+    return NotImplemented if lays_channels_last() and is_known else decompose(*args, **kwargs)
 
 
 def _has_kernel(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> bool:

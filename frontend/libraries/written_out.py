@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.doors.deferred_code import make_graph_module
-from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS, Libraries, library_ops
+from retrograd.frontend.libraries.ops import (
+    FLOPS,
+    LIBRARY,
+    LIBRARY_OPS,
+    NO_LIBRARIES,
+    POOLS,
+    Libraries,
+    library_ops,
+)
 from retrograd.frontend.preparation.graph_writer import GraphWriter
 
 
@@ -36,14 +44,24 @@ def write_out(graph_module: GraphModule, libraries: Libraries) -> GraphModule:
         writer = GraphWriter(written, _mode_of(marked), tracing_table())
         for op in marked:
             if op.target in LIBRARY_OPS:
-                _write(writer, op)
+                del op.meta[FLOPS]
+                write_op(writer, op)
     graph.lint()
     return written
 
 
-def _write(writer: GraphWriter, op: Node) -> None:
+def write_out_pools(graph_module: GraphModule) -> None:
+    """Decompose the pools that were kept whole and have their images plane by plane, in place."""
+    pools = [node for op in POOLS for node in graph_module.graph.find_nodes(op="call_function", target=op)]
+    if pools:
+        with torch.no_grad(), library_ops(NO_LIBRARIES):
+            writer = GraphWriter(graph_module, _mode_of(pools), tracing_table())
+            for op in pools:
+                write_op(writer, op)
+
+
+def write_op(writer: GraphWriter, op: Node) -> None:
     """Put ops that are compiled in the place of one, in front of which they stand."""
-    del op.meta[FLOPS]
     with writer.at(op):
         args, kwargs = map_arg((op.args, op.kwargs), writer.value)
         results = op.target(*args, **kwargs)  # type: ignore[operator]

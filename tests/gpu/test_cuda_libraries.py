@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models.case import Case
-from models.precision import mean_square
+from models.precision import Precision, convert, mean_square
 from steps import gradients, relative_error, require_device
 from torch import Tensor, nn
 
@@ -133,6 +133,38 @@ def test_convolutions(dtype: torch.dtype, layout: torch.memory_format) -> None:
     compiled = retrograd.compile_backward(model, case.args, kernels="library", cache=False)
     assert len(compiled.explain().to_dict()["islands"]) == 6
     assert not [line for line in compiled.explain().to_dict()["kernels"] if "waits for the device" in line]
+    assert_as_near_as_eager(case, compiled)
+
+
+class Images(nn.Module):
+    """Images [N, 3, H, W] to classes: a first layer of three colors, a pool, a depthwise and a grouped convolution, and
+    two branches that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 7, stride=2, padding=3, bias=False)
+        self.norm = nn.BatchNorm2d(32)
+        self.depthwise = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.grouped = nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=4, bias=False)
+        self.narrow = nn.Conv2d(32, 64, 1, stride=2, bias=False)
+        self.last = nn.BatchNorm2d(128)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        z = y + F.gelu(self.depthwise(y))
+        z = F.relu(self.last(torch.cat([self.grouped(z), self.narrow(y)], 1)))
+        return self.head(z.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "autocast"])
+def test_images_with_channels_last(precision: Precision) -> None:
+    case = convert(Case(Images(), (torch.randn(16, 3, 65, 64),), mean_square), "cuda", precision)
+    compiled = retrograd.compile_backward(case.model, case.args, kernels=["columns", "library"], cache=False)
+    found = gradients(case, compiled)
+    assert all(grad.is_contiguous() for grad in found.values())
+    taken = [line for line in compiled.mlir("partitioned").splitlines() if "retrograd.max_pool_last" in line]
+    assert len(taken) == 2
     assert_as_near_as_eager(case, compiled)
 
 
