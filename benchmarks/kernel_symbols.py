@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _RELATIVE, _RELOCATIONS = 8, 4
-_NAME = re.compile(rb"[\w$]*(?:dispatch|encod)[\w$]*\0")
+_NAME = re.compile(rb"[\w$]*(?:dispatch|encod|__builtin_)[\w$]*\0")
 _MAP = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ 00:00 0 *$", re.MULTILINE)
 
 
