@@ -50,21 +50,27 @@ class Kernels:
 
 
 def find_kernels(vmfb: bytes) -> list[Kernels]:
-    """The kernels of each executable of a loaded vmfb, in this process.
+    """The kernels of each executable of a loaded vmfb, in this process, for each time that it is loaded there: what is
+    short runs on a device of its own.
 
     Raises:
         ValueError: an executable is not as IREE 3.13 writes them, or not mapped.
     """
-    return [_locate(vmfb[match.start() :]) for match in re.finditer(rb"\x7fELF\x02\x01", vmfb)]
+    return [k for match in re.finditer(rb"\x7fELF\x02\x01", vmfb) for k in _locate(vmfb[match.start() :])]
 
 
-def _locate(elf: bytes) -> Kernels:
+def _locate(elf: bytes) -> list[Kernels]:
     sections = _read_sections(elf)
     table, names = _read_tables(elf, sections)
     if not table or len(table) != len(names):
         raise ValueError(f"an executable has {len(table)} kernels and {len(names)} names")
     text = next(section for section in sections if section.holds(table[0]))
-    start = _find_mapped(elf[text.offset : text.offset + text.size]) - text.address
+    code = elf[text.offset : text.offset + text.size]
+    return [_name_at(place - text.address, text, table, names) for place in _find_mapped(code)]
+
+
+def _name_at(start: int, text: Section, table: Sequence[int], names: Sequence[str]) -> Kernels:
+    """The kernels of an executable whose addresses begin at ``start``."""
     by_address: dict[int, list[str]] = {}
     for address, name in zip(table, names, strict=True):
         by_address.setdefault(start + address, []).append(name)
@@ -130,15 +136,18 @@ def _read_name(elf: bytes, sections: list[Section], address: int) -> str | None:
     return None
 
 
-def _find_mapped(code: bytes) -> int:
-    """Where this process has the code of an executable: in memory that is of no file."""
+def _find_mapped(code: bytes) -> list[int]:
+    """Where this process has the code of an executable: in memory that is of no file, each time that it is loaded."""
+    places = []
     with open("/proc/self/mem", "rb") as memory:
         for first, last in _MAP.findall(Path("/proc/self/maps").read_text(encoding="utf-8")):
             memory.seek(int(first, 16))
             place = memory.read(int(last, 16) - int(first, 16)).find(code)
             if place >= 0:
-                return int(first, 16) + place
-    raise ValueError("the code of an executable is not mapped")
+                places.append(int(first, 16) + place)
+    if not places:
+        raise ValueError("the code of an executable is not mapped")
+    return places
 
 
 def plain_name(name: str) -> tuple[str, str]:

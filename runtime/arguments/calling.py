@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class ExpectedTensor:
             )
         if value.is_nested:
             raise ArgumentError(f"{self.name}: expected a dense tensor ({self}), found a nested one; pad it")
-        here = self.device in (str(value.device), value.device.type)
+        here = self.device in _names_of(value.device)
         if not self._fits(value.shape) or value.dtype != self.dtype or not here:
             found = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
             raise ArgumentError(
@@ -87,6 +88,12 @@ class ExpectedTensor:
     def __str__(self) -> str:
         sizes = ", ".join(format_size(size) for size in self.shape) + ("," if len(self.shape) == 1 else "")
         return f"{self.dtype} of shape ({sizes}) on {self.device}"
+
+
+@lru_cache
+def _names_of(device: torch.device) -> tuple[str, str]:
+    """What a device is called: a call asks for each of hundreds of parameters, and a text takes a microsecond."""
+    return str(device), device.type
 
 
 class CallingConvention:

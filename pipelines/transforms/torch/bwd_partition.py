@@ -9,7 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
-from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, JOINT, OUTPUT, SAVED, SIZE, name_in_role
+from retrograd.contract.roles import (
+    BACKWARD,
+    BUFFER,
+    FORWARD,
+    GRAD,
+    INPUT,
+    JOINT,
+    OUTPUT,
+    PARAM,
+    SAVED,
+    SIZE,
+    name_in_role,
+)
 from retrograd.contract.sizes import find_symbols, parse_shape
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.kernels.liveness import compute_peak
@@ -40,9 +52,9 @@ class BwdPartition(ModulePass):
     The compiler gives it a policy, a value. Its options are text, as any pass's, for ``retrograd-opt`` and for commands
     that replay a failure: there alone a budget is read from text, by the same function that reads the user's.
 
-    ``@forward`` takes every argument but the tangents, gives the forward's results and marks what it keeps with
-    ``bwd.save``. ``@backward`` takes the parameters, buffers and inputs it uses, then what was saved, then tangents,
-    and gives the gradients.
+    ``@forward`` takes the parameters, buffers and inputs it uses, gives the forward's results and marks what it keeps
+    with ``bwd.save``. ``@backward`` takes those it uses, then what was saved, then tangents, and gives the gradients.
+    What neither takes costs nothing at a call: of a model for texts and images, all of its parts for images.
     """
 
     name: ClassVar[str] = "bwd-partition"
@@ -136,7 +148,9 @@ def apply_partition(module: ir.Operation, func: ir.Operation, read: ReadGraph, p
     saved = [Port(v, _saved_attributes(graph, v, shapes.text(read.values[v]), given.get(v))) for v in plan.saved]
     saves = [p for p in saved if p.value not in given]
     primals = [p for p in arguments if p.value not in graph.tangents]
-    build_function(func, read, FunctionSketch(FORWARD, primals, plan.forward, outputs, saves=saves))
+    taken = {o for op in plan.forward for o in graph.ops[op].operands} | {p.value for p in (*outputs, *saves)}
+    given_to = [p for p in primals if p.value in taken or p.attributes.get(BWD_ROLE) not in (PARAM, BUFFER, INPUT)]
+    build_function(func, read, FunctionSketch(FORWARD, given_to, plan.forward, outputs, saves=saves))
     # What the backward does not use, it does not take; what the step overwrites, it takes as saved.
     used = {o for op in plan.backward for o in graph.ops[op].operands} | set(graph.backward_results)
     # The sizes that its results have, it takes too.

@@ -358,3 +358,22 @@ module @scatter {
     return %out, %grad : !square, !square
   }
 }
+
+// -----
+
+!square = !torch.vtensor<[4,4],f32>
+
+// What neither half uses, neither takes: a call hands over nothing for the layers that a model has and does not run.
+// CHECK-LABEL: module @unused
+// CHECK: func.func @forward(%[[X:.*]]: !torch.vtensor<[4,4],f32> {bwd.name = "x", bwd.role = "input"}) ->
+// CHECK-NEXT: torch.aten.exp %[[X]]
+// CHECK: func.func @backward(%{{[^,]*}}: {{[^%]*}}bwd.name = "v"{{[^%]*}}, %{{[^,]*}}: {{[^%]*}}bwd.role = "tangent"{{[^%]*}}) ->
+module @unused {
+  func.func @joint(%x: !square {bwd.role = "input", bwd.name = "x"}, %w: !square {bwd.role = "param", bwd.name = "w"},
+                   %v: !square {bwd.role = "param", bwd.name = "v"}, %t: !square {bwd.role = "tangent", bwd.name = "t"})
+      -> (!square {bwd.role = "output", bwd.name = "out"}, !square {bwd.role = "grad", bwd.name = "grad.x"}) {
+    %out = torch.aten.exp %x {bwd.values = ["exp"]} : !square -> !square
+    %grad = torch.aten.mul.Tensor %t, %v {bwd.values = ["mul"]} : !square, !square -> !square
+    return %out, %grad : !square, !square
+  }
+}
