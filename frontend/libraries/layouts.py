@@ -25,7 +25,7 @@ from retrograd.frontend.libraries.permutations import is_view, sink
 from retrograd.frontend.libraries.written_out import write_out_pools
 from retrograd.frontend.sizes.size_nodes import SIZE
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 WITH = "retrograd_with"
 """In a view's ``meta``: the name of the op whose island it is part of."""
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -121,11 +121,25 @@ def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Nod
 
 def _taken_last(graph: Graph, op: Node, value: Node) -> Node:
     """Return what a convolution is to take in place of ``value``: a view of what has its channels last in memory."""
-    outside = _permuted(graph, None, value, [*LAST])
-    outside.meta["val"] = outside.meta["val"].contiguous()
-    if is_view(outside.meta["val"].shape, LAST):
-        outside.target, outside.args = aten.view.default, (value, [*outside.meta["val"].shape])
-    return _permuted(graph, op, outside, _inverse([*LAST]))
+    return _permuted(graph, op, _laid_last(graph, value), _inverse([*LAST]))
+
+
+def _laid_last(graph: Graph, value: Node) -> Node:
+    """``value`` with its channels last. What it is converted from is laid so, and then converted: a parameter's copy in
+    another type is written once, as the forward and the backward take it."""
+    if value.target is prims.convert_element_type.default:
+        source = value.args[0]
+        assert isinstance(source, Node), "a tensor is converted"
+        laid = _laid_last(graph, source)
+        converted = graph.node_copy(value, lambda node: laid if node is source else node)
+        converted.meta = {**value.meta, "val": laid.meta["val"].to(value.meta["val"].dtype)}
+        converted.meta.pop("tensor_meta", None)
+        return converted
+    node = _permuted(graph, None, value, [*LAST])
+    node.meta["val"] = node.meta["val"].contiguous()
+    if is_view(node.meta["val"].shape, LAST):
+        node.target, node.args = aten.view.default, (value, [*node.meta["val"].shape])
+    return node
 
 
 def _source_of(view: Node) -> Node | None:

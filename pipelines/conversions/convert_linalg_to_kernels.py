@@ -21,6 +21,7 @@ from retrograd.pipelines.kernels.ptx import compile_kernels
 from retrograd.pipelines.kernels.rows import RowPlan, Rows
 from retrograd.pipelines.kernels.scatters import Scatters
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
+from retrograd.pipelines.kernels.transposes import Transposes
 from retrograd.pipelines.transforms.helpers.fills import FILL
 from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Callable[[str], Family]] = {
     "products": Products,
     "rows": Rows,
     "scatters": Scatters,
+    "transposes": Transposes,
 }
 """Families by name; each is made for an architecture."""
 
@@ -50,7 +52,7 @@ class ConvertLinalgToKernels(ModulePass):
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
     families: str = field(
-        default="attention,columns,products,rows,scatters", metadata={"help": "names of families, by commas"}
+        default="attention,columns,products,rows,scatters,transposes", metadata={"help": "names of families, by commas"}
     )
     ptx: Literal["embed", "none"] = field(
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}

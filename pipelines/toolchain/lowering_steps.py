@@ -180,6 +180,7 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-narrow-products", MATRIX_UNITS, "matrix units take 16 bits: products before widenings, not after"),
     _convert_to_kernels("columns", "sums of many rows, such as a batch norm's; when widenings are folded into them"),
     _convert_to_kernels("rows", "norms and softmaxes along rows"),
+    _convert_to_kernels("transposes", "matrices with a short side; before products, which see through the others"),
     _convert_to_kernels("products", "when products are narrow, and before they are padded for IREE's tiles"),
     Step(
         "bwd-expand-erf",

@@ -48,7 +48,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def compile_with(kernels: str, function: Callable[..., Any], args: Sequence[Tensor]) -> Any:
     compiled = retrograd.compile_backward(function, args, kernels=kernels)
     labels = " ".join(compiled.explain().to_dict()["kernels"])
-    marks = {"products": "product_", "scatters": "add_rows"}
+    marks = {"products": "product_", "scatters": "add_rows", "transposes": "transpose_"}
     assert marks.get(kernels, f"{kernels}_") in labels, labels
     return compiled
 
@@ -195,6 +195,20 @@ def test_columns_with_infinities_and_what_is_no_number() -> None:
     compiled = compile_with("columns", lambda x, b: (x * b).sum(0), (x, bias))
     found, eager = compiled(x, bias).detach(), (x * bias).sum(0).detach()
     assert torch.equal(found.isnan(), eager.isnan()) and torch.equal(found.isinf(), eager.isinf())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", [(64, 48, 3, 3), (5, 3, 61, 67), (1, 7, 40, 100)])
+def test_transposes_with_a_short_side(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def turned(x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).float().contiguous()
+
+    x = random(*shape, dtype=dtype)
+    tangent = torch.randn(turned(x).shape, device="cuda")
+    compiled = compile_with("transposes", turned, (x,))
+    poison()
+    for mine, eager in zip(run(compiled, (x,), tangent), run(turned, (x,), tangent), strict=True):
+        assert torch.equal(mine, eager)
 
 
 def test_rows_with_infinities_and_what_is_no_number() -> None:

@@ -453,3 +453,34 @@ func.func @one_after_the_other(%x: tensor<4096x96xf32>, %y: tensor<256x96xf32>)
   } -> tensor<96xf32>
   return %t, %u, %v : tensor<96xf32>, tensor<96xf32>, tensor<96xf32>
 }
+
+// -----
+
+// Filters of nine taps are turned around, and rounded, by one kernel; what has no short side, or few elements, stays.
+
+#filters = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
+// CHECK: bwd.kernels = ["transposes of 256 x 128 x 9: transpose_f32_bf16_128x16_rows_x16_y16"]
+// CHECK-LABEL: func.func @filters(
+// CHECK-SAME: %[[W:.*]]: tensor<256x128x3x3xf32>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[W]], {{.*}}@transpose_f32_bf16_128x16_rows_x16_y16{{.*}} -> tensor<256x3x3x128xbf16>
+// CHECK: linalg.transpose {{.*}}64x96x128
+// CHECK: linalg.transpose {{.*}}8x16x9
+// CHECK: return %[[R]]
+func.func @filters(%w: tensor<256x128x3x3xf32>, %x: tensor<64x96x128xf32>, %y: tensor<8x16x9xf32>)
+    -> (tensor<256x3x3x128xbf16>, tensor<64x128x96xf32>, tensor<8x9x16xf32>) {
+  %e = tensor.empty() : tensor<256x3x3x128xf32>
+  %t = linalg.transpose ins(%w : tensor<256x128x3x3xf32>) outs(%e : tensor<256x3x3x128xf32>) permutation = [0, 2, 3, 1]
+  %f = tensor.empty() : tensor<256x3x3x128xbf16>
+  %r = linalg.generic {indexing_maps = [#filters, #filters],
+      iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
+      ins(%t : tensor<256x3x3x128xf32>) outs(%f : tensor<256x3x3x128xbf16>) {
+  ^bb0(%a: f32, %o: bf16):
+    %1 = arith.truncf %a : f32 to bf16
+    linalg.yield %1 : bf16
+  } -> tensor<256x3x3x128xbf16>
+  %g = tensor.empty() : tensor<64x128x96xf32>
+  %s = linalg.transpose ins(%x : tensor<64x96x128xf32>) outs(%g : tensor<64x128x96xf32>) permutation = [0, 2, 1]
+  %h = tensor.empty() : tensor<8x9x16xf32>
+  %u = linalg.transpose ins(%y : tensor<8x16x9xf32>) outs(%h : tensor<8x9x16xf32>) permutation = [0, 2, 1]
+  return %r, %s, %u : tensor<256x3x3x128xbf16>, tensor<64x128x96xf32>, tensor<8x9x16xf32>
+}

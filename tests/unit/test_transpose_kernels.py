@@ -1,0 +1,56 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Transposes in kernels of our own, without a device: which permutations they are, and numbers by an interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from retrograd.pipelines.kernels.ptx import find_triton
+from retrograd.pipelines.kernels.transposes import find_matrices
+
+PROGRAM = """
+import torch
+from retrograd.pipelines.kernels.source.transposes import transpose
+for count, rows, columns, high, wide in ((3, 70, 9, 32, 16), (2, 3, 100, 4, 64)):
+    x, y = torch.randn(count, rows, columns), torch.full((count, columns, rows), float("nan"), dtype=torch.float16)
+    grid = (-(-rows // high) * -(-columns // wide), count, 1)
+    transpose[grid](x, y, rows, columns, BR=high, BC=wide)
+    assert torch.equal(y, x.transpose(1, 2).half()), (count, rows, columns)
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "expected"),
+    [
+        ([512, 256, 3, 3], [0, 2, 3, 1], (512, 256, 9)),
+        ([512, 3, 3, 256], [0, 3, 1, 2], (512, 9, 256)),
+        ([64, 3, 224, 224], [0, 2, 3, 1], (64, 3, 224 * 224)),
+        ([300, 7], [1, 0], (1, 300, 7)),
+        ([1, 300, 1, 7], [0, 3, 2, 1], (1, 300, 7)),
+        # Heads move as they are, nothing moves, and all axes change places.
+        ([8, 512, 12, 64], [0, 2, 1, 3], None),
+        ([8, 5, 1, 4], [0, 2, 1, 3], None),
+        ([3, 4, 5], [2, 1, 0], None),
+        ([2, 3, 4, 5], [3, 0, 1, 2], (1, 24, 5)),
+    ],
+)
+def test_which_matrices_a_permutation_turns(
+    shape: list[int], order: list[int], expected: tuple[int, int, int] | None
+) -> None:
+    assert find_matrices(shape, order) == expected
+
+
+@pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
+def test_interpreted_they_are_transposes() -> None:
+    """In a process of its own: Triton is told to interpret when it is imported."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
