@@ -43,10 +43,17 @@ class Statements:
     names: dict[object, str] = field(default_factory=dict)
 
     def assign(self, key: object, expression: str) -> str:
-        """The name of a new value, which ``key`` stands for from now on."""
-        self.names[key] = f"v{len(self.lines)}"
-        self.lines.append(f"{self.names[key]} = {expression}")
+        """The name of a value, which ``key`` stands for from now on; the same for the same expression."""
+        known = [line.partition(" = ")[2] for line in self.lines]
+        number = known.index(expression) if expression in known else len(known)
+        self.names[key] = f"v{number}"
+        if number == len(known):
+            self.lines.append(f"v{number} = {expression}")
         return self.names[key]
+
+    def expression_of(self, name: str) -> str:
+        """What a value is computed by."""
+        return next((text for line in self.lines for own, _, text in [line.partition(" = ")] if own == name), "")
 
 
 def write_value(value: ir.Value, into: Statements) -> str | None:

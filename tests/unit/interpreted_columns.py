@@ -74,6 +74,42 @@ func.func @f(%g: {given}, %x: {wide}, %m: {mean}, %i: {own}) -> ({mean}, {mean})
 """
 
 
+def write_moments(rows: int, columns: int) -> str:
+    """The sums of columns, and of the squares of what is in them less their mean."""
+    given, sums = f"tensor<{rows}x{columns}xf32>", f"tensor<{columns}xf32>"
+    whole, last = "affine_map<(d0, d1) -> (d0, d1)>", "affine_map<(d0, d1) -> (d1)>"
+    line = "affine_map<(d0) -> (d0)>"
+    return f"""
+func.func @f(%x: {given}) -> ({sums}, {sums}) {{
+  %zero = arith.constant 0.0 : f32
+  %count = arith.constant {float(rows)} : f32
+  %e = tensor.empty() : {sums}
+  %fill = linalg.fill ins(%zero : f32) outs(%e : {sums}) -> {sums}
+  %s = linalg.generic {{indexing_maps = [{whole}, {last}], iterator_types = ["reduction", "parallel"]}}
+      ins(%x : {given}) outs(%fill : {sums}) {{
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  }} -> {sums}
+  %m = linalg.generic {{indexing_maps = [{line}, {line}], iterator_types = ["parallel"]}}
+      ins(%s : {sums}) outs(%e : {sums}) {{
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.divf %a, %count : f32
+    linalg.yield %1 : f32
+  }} -> {sums}
+  %t = linalg.generic {{indexing_maps = [{whole}, {last}, {last}], iterator_types = ["reduction", "parallel"]}}
+      ins(%x, %m : {given}, {sums}) outs(%fill : {sums}) {{
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.subf %a, %b : f32
+    %2 = arith.mulf %1, %1 : f32
+    %3 = arith.addf %2, %o : f32
+    linalg.yield %3 : f32
+  }} -> {sums}
+  return %s, %t : {sums}, {sums}
+}}
+"""
+
+
 def run(launch: Launch, taken: list[Tensor], given: list[Tensor], folder: Path) -> None:
     """Launch a kernel that was written for one op."""
     kernel = launch.kernel
@@ -88,32 +124,47 @@ def run(launch: Launch, taken: list[Tensor], given: list[Tensor], folder: Path) 
     getattr(module, kernel.function)[launch.grid](**buffers, **numbers, **dict(kernel.constants))
 
 
+def run_plan(text: str, tensors: dict[str, Tensor], folder: Path) -> list[Tensor]:
+    """What the one plan for a function's sums gives, which are two."""
+    with make_context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        family = Columns("sm_90")
+        block = module.body.operations[0].regions[0].blocks[0]
+        plans = [family.plan(view.operation) for view in block.operations]
+        (plan,) = (found for found in plans if found is not None)
+        assert isinstance(plan, ColumnPlan) and len(plan.results) == 2
+        names = dict(zip(block.arguments, tensors, strict=True))
+        values = [tensors[names[buffer]] for buffer in plan.body.buffers]
+        for launch in plan.launches():
+            given = [torch.full((launch.grid[1], plan.body.shape[-1]), math.nan) for _ in plan.results]
+            run(launch, values, given, folder)
+            values = given
+    return [value[0] for value in values]
+
+
 def check(shape: tuple[int, ...], element: str, folder: Path) -> None:
     """Compare the two sums with those of float64."""
     g, x = torch.randn(shape).to(TYPES[element]), torch.randn(shape)
     mean, own = torch.randn(shape[-1]), torch.randn(shape[0] if len(shape) > 2 else 1, shape[-1])
     tensors = {"g": g, "x": x, "m": mean, "i": own}
-    with make_context(), ir.Location.unknown():
-        module = ir.Module.parse(write_module(shape, element))
-        family = Columns("sm_90")
-        block = module.body.operations[0].regions[0].blocks[0]
-        plans = [family.plan(view.operation) for view in block.operations]
-        (plan,) = (found for found in plans if found is not None)
-        assert isinstance(plan, ColumnPlan) and len(plan.sums) == 2
-        names = dict(zip(block.arguments, tensors, strict=True))
-        values = [tensors[names[buffer]] for buffer in plan.body.buffers]
-        for launch in plan.launches():
-            parts = launch.grid[1]
-            given = [torch.full((parts, shape[-1]), math.nan) for _ in plan.sums]
-            run(launch, values, given, folder)
-            values = given
+    values = run_plan(write_module(shape, element), tensors, folder)
     kept = torch.where(g > -0.5, g, 0).double()
     places = [*range(len(shape) - 1)]
     spread = own.double().reshape(own.shape[0], *[1] * (len(shape) - 2), shape[-1])
     exact = kept.sum(places), (kept * (x.double() - mean.double()) + spread).sum(places)
     for mine, right in zip(values, exact, strict=True):
-        error = float((mine[0].double() - right).norm() / right.norm())
+        error = float((mine.double() - right).norm() / right.norm())
         assert error < TOLERANCE, (shape, element, error)
+
+
+def check_moments(rows: int, columns: int, folder: Path) -> None:
+    """Compare sums and squares with those of float64, of numbers that lie far from zero and close together."""
+    x = torch.randn(rows, columns) + 30
+    sums, squares = run_plan(write_moments(rows, columns), {"x": x}, folder)
+    exact = x.double().sum(0), (x.double() - x.double().mean(0)).square().sum(0)
+    for mine, right in zip((sums, squares), exact, strict=True):
+        error = float((mine.double() - right).norm() / right.norm())
+        assert error < TOLERANCE, (rows, columns, error)
 
 
 def main() -> None:
@@ -123,6 +174,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for shape, element in CASES:
             check(shape, element, Path(folder))
+        check_moments(4100, 65, Path(folder))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.kernels.columns import choose_tiles
+from retrograd.pipelines.kernels.column_text import choose_tiles
 from retrograd.pipelines.kernels.ptx import find_triton
 
 

@@ -484,3 +484,44 @@ func.func @filters(%w: tensor<256x128x3x3xf32>, %x: tensor<64x96x128xf32>, %y: t
   %u = linalg.transpose ins(%y : tensor<8x16x9xf32>) outs(%h : tensor<8x9x16xf32>) permutation = [0, 2, 1]
   return %r, %s, %u : tensor<256x3x3x128xbf16>, tensor<64x128x96xf32>, tensor<8x9x16xf32>
 }
+
+// -----
+
+// A variance is computed with its mean, which reads the rows once: the sum of squares does not wait for the mean.
+
+#row = affine_map<(d0, d1) -> (d0, d1)>
+#last = affine_map<(d0, d1) -> (d1)>
+#line = affine_map<(d0) -> (d0)>
+// CHECK: bwd.kernels = ["sum of 4096 rows of 96, and of the squares of their distances from the mean: columns_2_
+// CHECK-LABEL: func.func @moments(
+// CHECK: %[[P:.*]]:2 = "flow.dispatch"({{.*}}@columns_2_{{.*}} -> (tensor<32x96xf32>, tensor<32x96xf32>)
+// CHECK: %[[R:.*]]:2 = "flow.dispatch"({{.*}}, %[[P]]#0, %[[P]]#1, {{.*}} -> (tensor<96xf32>, tensor<96xf32>)
+// CHECK: %[[M:.*]] = linalg.generic {{.*}} ins(%[[R]]#0 : tensor<96xf32>)
+// CHECK: return %[[M]], %[[R]]#1
+func.func @moments(%x: tensor<4096x96xf32>) -> (tensor<96xf32>, tensor<96xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %count = arith.constant 4096.0 : f32
+  %e = tensor.empty() : tensor<96xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%e : tensor<96xf32>) -> tensor<96xf32>
+  %s = linalg.generic {indexing_maps = [#row, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%x : tensor<4096x96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  %m = linalg.generic {indexing_maps = [#line, #line], iterator_types = ["parallel"]}
+      ins(%s : tensor<96xf32>) outs(%e : tensor<96xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.divf %a, %count : f32
+    linalg.yield %1 : f32
+  } -> tensor<96xf32>
+  %t = linalg.generic {indexing_maps = [#row, #last, #last], iterator_types = ["reduction", "parallel"]}
+      ins(%x, %m : tensor<4096x96xf32>, tensor<96xf32>) outs(%fill : tensor<96xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %1 = arith.subf %a, %b : f32
+    %2 = arith.mulf %1, %1 : f32
+    %3 = arith.addf %2, %o : f32
+    linalg.yield %3 : f32
+  } -> tensor<96xf32>
+  return %m, %t : tensor<96xf32>, tensor<96xf32>
+}
