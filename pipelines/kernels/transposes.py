@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.expressions import TYPES
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import is_aligned
@@ -31,7 +32,7 @@ SHORTEST = 32
 
 _TILE, _WARPS = 2048, 4
 _MOST_MATRICES = 65535
-_ELEMENTS = ("f32", "bf16", "f16")
+_FLOATS = tuple(name for name in TYPES if not name.startswith("i"))
 _CONVERSIONS = ("arith.truncf", "arith.extf")
 
 
@@ -59,7 +60,7 @@ class Transposes:
             return Refusal(what, f"more than {_MOST_MATRICES} matrices")
         end = _find_conversion(op) or op
         elements = [str(ir.RankedTensorType(value.type).element_type) for value in (op.operands[0], end.results[0])]
-        if not set(elements) <= set(_ELEMENTS):
+        if not set(elements) <= set(_FLOATS):
             return Refusal(what, f"it is of {elements[0]}")
         return TransposePlan(op, end, what, matrices, (elements[0], elements[1]))
 
