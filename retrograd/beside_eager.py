@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,7 @@ from retrograd.runtime.arguments.calling import OtherProgramError
 from retrograd.runtime.steps.compiled import Call
 
 _LOG = logging.getLogger(__name__)
+_NOT_COMPARED = "not compared with the model in eager"
 PARTS_REMEDY = (
     "retrograd.enable() compiles the backward of the model as it runs in eager; verify=False compiles what the model "
     "computes while it is compiled, as torch.compile does"
@@ -34,9 +35,10 @@ class PartsFromEagerError(OtherProgramError):
         self.parting, self.is_last = parting, is_last
 
 
-def beside_eager(captured: CapturedGraph, call: Call, device: torch.device) -> Call:
+def beside_eager(captured: CapturedGraph, call: Call, device: torch.device, note: Callable[[str], None]) -> Call:
     """``call`` of the model's parameters, buffers and tensor arguments, whose first use is compared with the model in
-    eager. Where the model did not ask whether it compiles, ``call`` itself: there is nothing that could differ.
+    eager. Where the model did not ask whether it compiles, ``call`` itself: there is nothing that could differ. How the
+    comparison went, ``note`` is told.
 
     Raises:
         PartsFromEagerError: of the result, outputs, gradients or what is written to differ by more than rounding.
@@ -45,9 +47,9 @@ def beside_eager(captured: CapturedGraph, call: Call, device: torch.device) -> C
         return call
     beside = BesideEager(captured)
     if beside.has_collectives:
-        _LOG.info("not compared with the model in eager: other processes would wait for its collective ops")
+        note(f"{_NOT_COMPARED}: other processes would wait for its collective ops")
         return call
-    return _FirstUse(beside, call, device)
+    return _FirstUse(beside, call, device, note)
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _FirstUse:
     beside: BesideEager | None
     call: Call
     device: torch.device
+    note: Callable[[str], None]
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __call__(self, primals: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -65,21 +68,25 @@ class _FirstUse:
 
     def _compare(self, beside: BesideEager, primals: Sequence[Tensor]) -> Sequence[Tensor]:
         if (reason := beside.find_shortage(primals, self.device)) is not None:
-            return self._settle(f"not compared with the model in eager: {reason}", self.call(primals))
+            _LOG.warning("%s: %s", _NOT_COMPARED, reason)
+            self._settle(f"{_NOT_COMPARED}: {reason}")
+            return self.call(primals)
         comparison = beside.start(primals)
         outputs = self.call(primals)
         try:
             parting = comparison.find_parting(outputs, primals)
         except Exception as error:  # noqa: BLE001  (of the user's model, on copies; the call itself went well)
-            return self._settle(f"not compared with the model in eager, which does not run on copies: {error}", outputs)
+            _LOG.warning("%s, which does not run on copies: %s", _NOT_COMPARED, error)
+            self._settle(f"{_NOT_COMPARED}, which does not run on copies: {error}")
+            return outputs
         if parting is None:
-            return self._settle("as the model in eager", outputs)
+            self._settle("the model in eager gives the same as it does while it is compiled")
+            return outputs
         comparison.undo(primals)
         said = f"the model computes something else in eager than while it is compiled: {parting}"
         raise PartsFromEagerError(said, beside.is_random or beside.is_as_in_eager)
 
-    def _settle(self, said: str, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        _LOG.info("%s", said)
+    def _settle(self, said: str) -> None:
+        self.note(said)
         # With it go the graph, and what it knows of the trace.
         self.beside = None
-        return outputs

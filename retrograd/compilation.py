@@ -91,7 +91,8 @@ class Compilation:
             if self.request.verify is True:
                 call = self._verified(call, captured, built, backward, args, kwargs)
             elif self.request.verify:
-                call = beside_eager(captured, call, built.work.options.device)
+                notes = [] if built.checks is None else built.checks.notes
+                call = beside_eager(captured, call, built.work.options.device, notes.append)
             call = asking(captured, under_hooks(call, hooks))
         if captured.sizes.sizes:
             # Outside of the trace, in which every tensor would be a fake one.

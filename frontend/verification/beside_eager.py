@@ -101,7 +101,8 @@ class BesideEager:
         """Run the model on copies of ``given``, which require grad where ``wanted`` says so. What it does to its
         modules, and to generators of random numbers that are not torch's, is undone."""
         module = self._captured.module
-        copies = [t.clone().requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
+        with torch.inference_mode(False):
+            copies = [t.clone().requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
         modules = {} if module.model is None else dict(module.model.named_modules())
         outputs: list[Tensor] = []
         with (

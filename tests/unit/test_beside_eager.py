@@ -69,10 +69,12 @@ def call_first(kind: str, **wrong: Any) -> tuple[Asking, Tensor]:
         with compiling(True):
             return [o + wrong.get("off", 0.0) for o in run_eager(captured, primals)]
 
-    call = beside_eager(captured, compiled, CPU)
+    notes: list[str] = []
+    call = beside_eager(captured, compiled, CPU, notes.append)
     # What is compiled takes buffers as they are.
     primals = [*model.parameters(), *model.buffers(), x]
     call(primals)
+    assert notes == (["the model in eager gives the same as it does while it is compiled"] if "asks" in kind else [])
     for _ in range(2):
         call(primals)
     return model, torch.get_rng_state()
@@ -116,13 +118,34 @@ def test_nothing_is_seen_of_a_call_that_parts() -> None:
     model, x = Asking("asks drops scales"), torch.randn(3, 4)
     with contextlib.ExitStack() as stack:
         captured = capture_joint(stack, model, (x,))
-    call = beside_eager(captured, lambda primals: run_eager(captured, primals), CPU)
+    call = beside_eager(captured, lambda primals: run_eager(captured, primals), CPU, print)
     state, draws = torch.get_rng_state(), random.getstate()
     with pytest.raises(PartsFromEagerError):
         call([*model.parameters(), *model.buffers(), x])
     assert model.count == 0
     assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == draws
+
+
+def _fail_while_compiling(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        raise RuntimeError("no copies here")
+    return x * 2
+
+
+def test_what_does_not_run_on_copies_is_told_and_used(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, notes = Asking("asks"), torch.randn(3, 4), list[str]()
+    with contextlib.ExitStack() as stack:
+        captured = capture_joint(stack, model, (x,))
+    primals = [*model.parameters(), *model.buffers(), x]
+    call = beside_eager(captured, lambda primals: run_eager(captured, primals), CPU, notes.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.linear, "forward", _fail_while_compiling)
+        for _ in range(2):
+            assert torch.equal(call(primals)[0], torch.tanh(x * 2))
+    assert len(notes) == 1
+    assert "not compared with the model in eager, which does not run on copies" in notes[0]
+    assert "not compared" in caplog.text
 
 
 def test_random_numbers_are_drawn_once() -> None:
