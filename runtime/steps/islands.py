@@ -51,21 +51,38 @@ class EagerIsland:
     sizes: Sequence[str] = ()
     is_library: bool = False
     seconds: float = field(default=0.0)
+    # Of a module its own function, once a first call has written that: nobody hooks the modules of islands.
+    _run: Callable[..., Sequence[torch.Tensor]] | None = field(default=None, init=False, repr=False)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The results, of numbers and then tensors; arguments are not changed. A step has tens of such calls, so that
         nothing is made here for each tensor that most do not need."""
         start = time.perf_counter()
-        numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
-        with torch.no_grad():
-            if self.is_library:
-                arguments = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-            else:
-                layouts = self._layouts_at(numbers) if numbers else self.layouts
-                arguments = [_laid_out(t, layout) for t, layout in zip(tensors, layouts, strict=True)]
-            results = _separate(self.function(*numbers, *arguments), {*tensors, *arguments})
+        # Mostly called from an autograd function, where gradients are off.
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                results = self._compute(values)
+        else:
+            results = self._compute(values)
         self.seconds += time.perf_counter() - start
         return results
+
+    def _compute(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
+        if self.is_library:
+            arguments = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        else:
+            layouts = self._layouts_at(numbers) if numbers else self.layouts
+            arguments = [_laid_out(t, layout) for t, layout in zip(tensors, layouts, strict=True)]
+        if self._run is None:
+            given = self.function(*numbers, *arguments)
+            self._run = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+        else:
+            given = self._run(*numbers, *arguments)
+        # What a library computes has memory of its own, which its several results may share.
+        if self.is_library:
+            return list(given) if len(given) == 1 else _separate(given, ())
+        return _separate(given, {*tensors, *arguments})
 
     def _layouts_at(self, numbers: Sequence[int]) -> list[Layout]:
         sizes = dict(zip(self.sizes, numbers, strict=True))
