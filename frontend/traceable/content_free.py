@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.decompositions.places.masked_writes import is_mask, put_masked
 from retrograd.frontend.layers.ctc_loss import ctc_loss
+from retrograd.frontend.traceable.experts import find_product
 from retrograd.frontend.traceable.known_masks import forget, note_contents, places_of, read_arguments
 from retrograd.frontend.traceable.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, or_settled, refusal
@@ -38,7 +39,7 @@ class TraceableFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        formula = _FUNCTIONS.get(func)
+        formula = _FUNCTIONS.get(func) or find_product(func)
         if formula is not None and any(isinstance(leaf, Selection) for leaf in pytree.tree_leaves((args, kwargs))):
             return or_settled(_or_itself(formula, func), func, args, kwargs)
         result = formula(*args, **kwargs) if formula is not None else NotImplemented

@@ -81,7 +81,7 @@ def _passed(ends: Tensor, number: Tensor) -> Tensor:
 
 def multiply_groups(rows: Tensor, matrices: Tensor, offsets: Tensor) -> Any:
     """``[rows, n]`` and ``[groups, n, m]`` to ``[rows, m]``: each row times the matrix of its group."""
-    if not _has_fixed_sizes(rows, matrices, offsets):
+    if not has_fixed_sizes(rows, matrices, offsets):
         return NotImplemented
     blocks = Blocks.of(offsets, rows.shape[0])
     return blocks.spread(torch.bmm(blocks.gather(rows), matrices[blocks.group]))
@@ -89,7 +89,7 @@ def multiply_groups(rows: Tensor, matrices: Tensor, offsets: Tensor) -> Any:
 
 def sum_groups(left: Tensor, right: Tensor, offsets: Tensor) -> Any:
     """``[rows, n]`` and ``[rows, m]`` to ``[groups, n, m]``: the outer products of the rows, summed in each group."""
-    if not _has_fixed_sizes(left, right, offsets):
+    if not has_fixed_sizes(left, right, offsets):
         return NotImplemented
     blocks = Blocks.of(offsets, left.shape[0])
     products = torch.bmm(blocks.gather(left).transpose(1, 2), blocks.gather(right))
@@ -116,7 +116,8 @@ def grouped_mm_backward(rows: Tensor, matrices: Tensor, offsets: Tensor, gradien
     return NotImplemented if of_rows is NotImplemented else (of_rows, of_matrices)
 
 
-def _has_fixed_sizes(*tensors: Tensor) -> bool:
+def has_fixed_sizes(*tensors: Tensor) -> bool:
+    """Whether all sizes are numbers, and none is zero."""
     return all(isinstance(size, int) and size > 0 for t in tensors for size in t.shape)
 
 
