@@ -400,6 +400,7 @@ class Keeping(nn.Module):
         return self.keep(self.layer(x)).cos()
 
 
+@pytest.mark.whole_heap
 @pytest.mark.long_cases("hook-'layer' in a dict", "object-'last' in attributes")
 @pytest.mark.parametrize(
     ("place", "holder"),
@@ -443,6 +444,7 @@ def test_an_argument_that_is_kept() -> None:
 POSITIONS: dict[int, Tensor] = {}
 
 
+@pytest.mark.whole_heap
 def test_a_cache_that_the_next_trace_reads() -> None:
     """That trace fails where it meets the tensor; not so of what eager has put there."""
 
@@ -461,6 +463,7 @@ def test_a_cache_that_the_next_trace_reads() -> None:
     assert type(POSITIONS.pop(4)) is Tensor
 
 
+@pytest.mark.whole_heap
 @pytest.mark.long
 def test_what_does_not_keep_a_tensor() -> None:
     """A ring, an exception that is kept, a generator, a log, a context of a function, a hook of a tensor."""

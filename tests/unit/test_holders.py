@@ -19,6 +19,8 @@ import torch
 
 from retrograd.frontend.python.holders import find_holdings
 
+pytestmark = pytest.mark.whole_heap
+
 
 class Thing:
     """What is looked for, and what holds others as an attribute."""
