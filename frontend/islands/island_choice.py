@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.libraries.layouts import WITH
-from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS
+from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, ROUNDING
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.matrix_checks import CHECK
@@ -59,7 +59,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
         if not can_be_island(node):
             continue
         if LIBRARY in node.meta:
-            reasons[node.name] = f"{node.meta[LIBRARY]} is faster"
+            is_exact = node.meta[LIBRARY] == ROUNDING
+            reasons[node.name] = "whole numbers hang on its rounding" if is_exact else f"{node.meta[LIBRARY]} is faster"
             continue
         if node.target is CHECK:
             # With what it looks at, so that it is in an island that is needed.

@@ -35,6 +35,8 @@ WORTH_ON_CPU = 1 << 26
 cores by turns, and what the step reads and writes is in memory between the two."""
 LIBRARY = "retrograd_library"
 """In a node's ``meta``: the library that computes it, or the op that it is a view for."""
+ROUNDING = "PyTorch's rounding"
+"""The mark of ops that PyTorch computes because whole numbers hang on how they round, however long that takes."""
 FLOPS = "retrograd_flops"
 """In a node's ``meta``: the FLOPs of an op that a library computes, at the sizes of the trace."""
 
@@ -143,6 +145,12 @@ def library_ops(libraries: Libraries) -> Iterator[None]:
             yield
     finally:
         _LIBRARIES.reset(token)
+
+
+def uses_any_library() -> bool:
+    """Whether libraries are to compute anything now."""
+    libraries = _LIBRARIES.get()
+    return libraries.cpu is not None or libraries.cuda is not None
 
 
 def lays_channels_last() -> bool:

@@ -20,6 +20,7 @@ from retrograd.frontend.layers.random_ops import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants
+from retrograd.frontend.preparation.rounded_places import mark_rounded_places
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
 
@@ -80,6 +81,7 @@ def _fold_rounded_constants(traced: Traced) -> None:
     # Under compiled autograd PyTorch has run the forward, and with it what is decided there.
     if traced.is_joint or traced.is_dynamo:
         fold_rounded_constants(traced.graph_module)
+        mark_rounded_places(traced.graph_module)
 
 
 def _finish_reads(traced: Traced) -> None:

@@ -51,7 +51,7 @@ def fold_rounded_constants(graph_module: GraphModule) -> None:
         if _is_fixed(node, fixed):
             fixed.add(node)
     # From the last one on: what only that is computed from is gone, decisions among it.
-    for node in reversed([node for node in graph.nodes if node in fixed and _decides(node)]):
+    for node in reversed([node for node in graph.nodes if node in fixed and decides(node)]):
         if not node.users:
             continue
         with _disable_current_modes():
@@ -88,7 +88,7 @@ def _has_fixed_sizes(value: Tensor) -> bool:
     return all(isinstance(size, int) for size in value.shape) and value.numel() <= MOST_ELEMENTS and value.dim() > 0
 
 
-def _decides(node: Node) -> bool:
+def decides(node: Node) -> bool:
     """Whether a node makes whole numbers or conditions of floats."""
     if is_empty(node) or not any(n.meta["val"].is_floating_point() for n in node.all_input_nodes):
         return False

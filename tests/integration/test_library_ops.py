@@ -240,3 +240,24 @@ def test_a_complex_convolution_is_four_of_numbers() -> None:
     compiled(x).backward()
     torch.testing.assert_close(x.grad, expected)
     assert all("complex" not in text for text in islands(compiled))
+
+
+def test_buckets_of_positions_are_eagers(tmp_path: Path) -> None:
+    """A logarithm, cut to a whole number, chooses rows of a table: PyTorch computes it, where islands are refused too,
+    and a file has it compiled."""
+
+    def weighted(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        buckets = 8 + (torch.log(positions.float() / 8) * (8 / 2.772588722239781)).to(torch.long)
+        return (F.embedding(buckets.clamp(0, 15), table) * x).sum()
+
+    positions = torch.arange(1, 200)
+    arguments = (torch.randn(199, 4, requires_grad=True), positions, torch.randn(16, 4, requires_grad=True))
+    step = retrograd.compile_backward(weighted, arguments, fallback="error", cache=False)
+    assert "aten.log" in str(step.explain())
+    leaves = (arguments[0], arguments[2])
+    found, expected = (torch.autograd.grad(call(*arguments), leaves) for call in (step, weighted))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    step.save(tmp_path / "weighted.vmfb")
+    loaded = retrograd.load(tmp_path / "weighted.vmfb")
+    torch.testing.assert_close(loaded(*arguments), weighted(*arguments), rtol=1e-2, atol=1e-2)
