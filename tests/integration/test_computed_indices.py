@@ -69,3 +69,23 @@ def test_integers_chosen_out_of_range_are_out_of_range() -> None:
     found = step(table, steps, torch.tensor([FAR, 0]))
     assert found[0].isnan().all()
     torch.testing.assert_close(found[1], table[1])
+
+
+@pytest.mark.parametrize(
+    "gather",
+    [
+        lambda x, at: x[..., 1].gather(1, at),
+        lambda x, at: (x[..., 0] * x[..., 2]).index_select(1, at[0]),
+        lambda x, at: x[:, :, ::2].gather(2, at[:, :2].unsqueeze(1) % 2),
+    ],
+    ids=["one of each row", "products of columns", "every other one"],
+)
+def test_columns_are_gathered_from(gather: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Elements with gaps between them in memory, as a coordinate of each box."""
+    x, at = torch.randn(3, 6, 4, requires_grad=True), torch.tensor([[5, 0], [2, 2], [1, 4]])
+    step = retrograd.compile_backward(gather, (x, at), fallback="error", cache=False)
+    found, expected = (call(x, at) for call in (step, gather))
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad(y, x, weights)[0] for y in (found, expected))
+    torch.testing.assert_close(ours, theirs)

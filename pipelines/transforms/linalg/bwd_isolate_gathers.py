@@ -12,7 +12,7 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import take_behind_barrier, walk
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced
-from retrograd.pipelines.transforms.helpers.views import view_root
+from retrograd.pipelines.transforms.helpers.views import SLICE, shares_storage, view_root
 
 _GATHER = "tensor.extract"
 _WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
@@ -27,6 +27,9 @@ class BwdIsolateGathers(ModulePass):
     the others have not written yet. (On a CPU each workgroup computes all of it.)
 
     A widening alone is left where it is: IREE gathers first and widens what was gathered.
+
+    Views that take one element of each row, or every other one, are copied behind a barrier too: IREE gathers vectors
+    from memory without gaps alone, and ends in ``LLVM Translation failed`` on others (3.13, on a CPU).
     """
 
     name: ClassVar[str] = "bwd-isolate-gathers"
@@ -47,10 +50,25 @@ def isolate_gathers(op: ir.Operation) -> None:
     ]
     for gather in gathers:
         source = gather.operands[0]
-        if source not in hidden and is_computed(source):
+        if source not in hidden and (is_computed(source) or is_spaced(source)):
             hidden[source] = take_behind_barrier(source, op)
         if source in hidden:
             gather.operands[0] = hidden[source]
+
+
+def is_spaced(value: ir.Value) -> bool:
+    """Whether elements that are next to each other in a view are not so in memory: of the last axis it takes one, or
+    every other one."""
+    while isinstance(value, ir.OpResult) and shares_storage(value.owner):
+        op = value.owner
+        value = op.operands[0]
+        if op.name == SLICE:
+            size, step = (
+                [*ir.DenseI64ArrayAttr(op.attributes[name])][-1] for name in ("static_sizes", "static_strides")
+            )
+            if step != 1 or (size == 1 and ir.RankedTensorType(value.type).shape[-1] != 1):
+                return True
+    return False
 
 
 def is_computed(value: ir.Value) -> bool:

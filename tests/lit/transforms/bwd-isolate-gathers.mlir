@@ -114,3 +114,37 @@ func.func @reduced(%places: tensor<4xi64>, %x: tensor<4x8xf32>, %start: tensor<4
   } -> tensor<4xf32>
   return %r : tensor<4xf32>
 }
+
+// -----
+
+#id = affine_map<(d0) -> (d0)>
+
+// One element of each row, and every other one, have gaps between them; the first half of a row has none.
+// CHECK-LABEL: func.func @spaced(
+// CHECK: %[[COLUMN:.*]] = tensor.collapse_shape
+// CHECK-DAG: %[[FIRST:.*]] = "util.optimization_barrier"(%[[COLUMN]]) : (tensor<9xf32>) -> tensor<9xf32>
+// CHECK-DAG: %[[SECOND:.*]] = "util.optimization_barrier"(%{{.*}}) : (tensor<5xf32>) -> tensor<5xf32>
+// CHECK-NOT: util.optimization_barrier
+// CHECK: linalg.generic
+// CHECK: tensor.extract %[[FIRST]][
+// CHECK: tensor.extract %[[SECOND]][
+// CHECK: tensor.extract %{{.*}}[%{{.*}}] : tensor<4xf32>
+func.func @spaced(%places: tensor<4xi64>, %x: tensor<9x8xf32>, %y: tensor<9xf32>) -> tensor<4xf32> {
+  %empty = tensor.empty() : tensor<4xf32>
+  %cut = tensor.extract_slice %x[0, 3] [9, 1] [1, 1] : tensor<9x8xf32> to tensor<9x1xf32>
+  %column = tensor.collapse_shape %cut [[0, 1]] : tensor<9x1xf32> into tensor<9xf32>
+  %others = tensor.extract_slice %y[0] [5] [2] : tensor<9xf32> to tensor<5xf32>
+  %half = tensor.extract_slice %y[0] [4] [1] : tensor<9xf32> to tensor<4xf32>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%places : tensor<4xi64>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%in: i64, %out: f32):
+    %at = arith.index_cast %in : i64 to index
+    %a = tensor.extract %column[%at] : tensor<9xf32>
+    %b = tensor.extract %others[%at] : tensor<5xf32>
+    %c = tensor.extract %half[%at] : tensor<4xf32>
+    %ab = arith.addf %a, %b : f32
+    %sum = arith.addf %ab, %c : f32
+    linalg.yield %sum : f32
+  } -> tensor<4xf32>
+  return %r : tensor<4xf32>
+}
