@@ -27,6 +27,7 @@ _SECONDS = 120.0
 # It takes a tenth of the time of all that comes after it, and finds what is wrong with an op itself.
 _EARLY_PHASE = "global-optimization"
 _PART = re.compile(r"func\.func (?:private |public )?@part_(\d+)")
+_RESOURCES = "\n{-#"
 _LOCATED = re.compile(r":(\d+):\d+: error:")
 # Names of values differ between ops that are the same; those of sizes are in shapes, and stay.
 _NAMES = re.compile(r'bwd\.(?:value|label|name) = "[^"]*"(?!, bwd\.role = "size")|bwd\.values = \[[^\]]*\]')
@@ -78,7 +79,9 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
 
     slicers = [Slicer(staged.source, function.name, None) for function in staged.stages]
     parts = _find_parts(slicers)
-    failed = [FailedOp(p.op, p.values, message) for p, message in isolate(parts, attempt)]
+    resources = find_resources(staged.source)
+    isolated = isolate(parts, lambda text: attempt(f"{text}\n{resources}"))
+    failed = [FailedOp(p.op, p.values, message) for p, message in isolated]
     return failed or _search(slicers, attempt)
 
 
@@ -111,6 +114,11 @@ def _find_parts(slicers: Sequence[Slicer]) -> list[Part]:
             known = found.get(plain)
             found[plain] = Part(op, plain, (*(known.values if known else ()), *names))
     return [*found.values()]
+
+
+def find_resources(source: str) -> str:
+    """The section of a module's text that has the numbers of its constants, to which functions refer by name."""
+    return source[start:] if (start := source.rfind(_RESOURCES)) >= 0 else ""
 
 
 def isolate(parts: Sequence[Part], attempt: Callable[[str], str]) -> Iterator[tuple[Part, str]]:

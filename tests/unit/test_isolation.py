@@ -61,3 +61,36 @@ def test_a_layout_of_our_own_compiles_to_the_end(monkeypatch: pytest.MonkeyPatch
     with make_context(), ir.Location.unknown():
         staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
         assert find_failed_ops(staged, CPU.in_order(), CompileError("iree-compile", "error: why", "", "")) == []
+
+
+NUMBERS = "0x040000000000803F00000040"
+CONSTANT = f"""
+!one = !torch.vtensor<[2],f32>
+func.func @forward(%x: !one {{bwd.role = "input", bwd.name = "x"}})
+    -> (!one {{bwd.role = "output", bwd.name = "out"}}) {{
+  %c = torch.vtensor.literal(dense_resource<numbers> : tensor<2xf32>) : !one
+  %0 = torch.aten.mul.Tensor %x, %c {{bwd.values = ["fine"]}} : !one, !one -> !one
+  %1 = torch.aten.exp %0 {{bwd.values = ["refused"]}} : !one -> !one
+  return %1 : !one
+}}
+{{-#
+  dialect_resources: {{ builtin: {{ numbers: "{NUMBERS}" }} }}
+#-}}
+"""
+
+
+def test_trials_have_the_numbers_of_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that reads some is else refused for their absence."""
+
+    def compile_parts(linalg: str, *_: Any, **__: Any) -> None:
+        lacks_numbers = "dense_resource<numbers>" in linalg and NUMBERS not in linalg
+        if lacks_numbers or "aten.exp" in linalg:
+            raise CompileError("iree-compile", "error: no code for it", "", "")
+
+    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(failing_ops, "compile_to_phase", compile_parts)
+    monkeypatch.setattr(failing_ops, "compile_executable", compile_parts)
+    with make_context(), ir.Location.unknown():
+        staged = stage_module(ir.Module.parse(CONSTANT), "min-cut", Progress(None))
+        failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
+    assert [(op.op, op.values) for op in failed] == [("torch.aten.exp", ("refused",))]
