@@ -61,7 +61,7 @@ def test_mapped_folders_lie_where_their_names_say() -> None:
 def test_every_folder_of_tests_has_its_mark() -> None:
     folders = {file.parent.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").rglob("test_*.py")}
     marks = {mark.partition(":")[0] for mark in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
-    assert marks == folders | {"long", "long_cases(*names)", "short_cases(*names)"}
+    assert marks == folders | {"long", "long_cases(*names)", "short_cases(*names)", "whole_heap"}
 
 
 def test_a_test_is_marked_with_its_folder(request: pytest.FixtureRequest) -> None:
