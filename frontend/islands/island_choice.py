@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
 from retrograd.frontend.libraries.layouts import WITH
-from retrograd.frontend.libraries.ops import LIBRARY, LIBRARY_OPS, ROUNDING
+from retrograd.frontend.libraries.ops import CHOICE, LIBRARY, LIBRARY_OPS, ROUNDING
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.matrix_checks import CHECK
@@ -32,6 +32,10 @@ _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.
 _LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD)
 # Backwards of CPU libraries' layers, for which the forward, run in eager, left notes in the library's own form.
 _OF_LIBRARIES = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+_WHY_WHOLE = {
+    ROUNDING: "whole numbers hang on its rounding",
+    CHOICE: "it chooses among equal values, as eager does",
+}
 _REMEDY = "leave fallback='island', or compute this outside of the compiled function"
 
 
@@ -59,8 +63,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
         if not can_be_island(node):
             continue
         if LIBRARY in node.meta:
-            is_exact = node.meta[LIBRARY] == ROUNDING
-            reasons[node.name] = "whole numbers hang on its rounding" if is_exact else f"{node.meta[LIBRARY]} is faster"
+            mark = node.meta[LIBRARY]
+            reasons[node.name] = _WHY_WHOLE.get(mark, f"{mark} is faster")
             continue
         if node.target is CHECK:
             # With what it looks at, so that it is in an island that is needed.

@@ -37,6 +37,8 @@ LIBRARY = "retrograd_library"
 """In a node's ``meta``: the library that computes it, or the op that it is a view for."""
 ROUNDING = "PyTorch's rounding"
 """The mark of ops that PyTorch computes because whole numbers hang on how they round, however long that takes."""
+CHOICE = "PyTorch's choice"
+"""The mark of ops that PyTorch computes because they choose among equal values, by no rule that others know."""
 FLOPS = "retrograd_flops"
 """In a node's ``meta``: the FLOPs of an op that a library computes, at the sizes of the trace."""
 
@@ -69,12 +71,13 @@ class LibraryOp:
     """An op that a library computes: how many multiplications a call is, of numbers (``None``: a call that is not for
     it), and which library it is. ``excess`` says how much longer compiled code takes on a CPU for one of them than the
     library, to that of a product: so much sooner a call is worth its step. ``describe`` says which call of attention it
-    is."""
+    is; ``always`` that a library is to compute it, however small."""
 
     count: Callable[..., int | None]
     library: str
     excess: int = 1
     describe: Callable[..., Attention] | None = None
+    always: bool = False
 
 
 def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
@@ -107,6 +110,10 @@ def _product(a: Tensor, b: Tensor) -> int | None:
     return a.numel() * b.shape[-1]
 
 
+def _choice(x: Tensor, *_: Any) -> int:
+    return x.numel()
+
+
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from
 # some 2**23 multiplications on that is more than a step takes. Products are within a third of MKL's.
 _OF_CONVOLUTIONS = 8
@@ -121,6 +128,8 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
         _attention_backward, "PyTorch's attention", describe=describe_backward
     ),
+    # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
+    aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
 }
 
 LAST = (0, 2, 3, 1)
@@ -192,7 +201,7 @@ def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -
         return None
     count = known.count(*args, **kwargs)
     # To compare open sizes would add a guard.
-    return None if count is None or hint(count) < least else hint(count)
+    return None if count is None or not (known.always or hint(count) >= least) else hint(count)
 
 
 def mark_library_ops(graph: Graph) -> list[Node]:

@@ -261,3 +261,25 @@ def test_buckets_of_positions_are_eagers(tmp_path: Path) -> None:
     step.save(tmp_path / "weighted.vmfb")
     loaded = retrograd.load(tmp_path / "weighted.vmfb")
     torch.testing.assert_close(loaded(*arguments), weighted(*arguments), rtol=1e-2, atol=1e-2)
+
+
+class Router(nn.Module):
+    """Rows to the sum of two experts' rows; the gate begins with zeros, so that all experts are liked as much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 16, bias=False)
+        nn.init.zeros_(self.gate.weight)
+        self.experts = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        return ((self.experts[chosen] * weights.unsqueeze(-1)).sum(1) * x).sum()
+
+
+def test_of_equal_values_eagers_are_chosen() -> None:
+    model, x = Router(), torch.randn(12, 8)
+    step = retrograd.compile_backward(model, (x,), fallback="error", cache=False)
+    found, expected = (torch.autograd.grad(call(x), tuple(model.parameters())) for call in (step, model))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
