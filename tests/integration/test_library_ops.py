@@ -274,7 +274,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.gate(x).softmax(-1).topk(2)
-        return ((self.experts[chosen] * weights.unsqueeze(-1)).sum(1) * x).sum()
+        rows: Tensor = (self.experts[chosen] * weights.unsqueeze(-1)).sum(1)
+        return (rows * x).sum()
 
 
 def test_of_equal_values_eagers_are_chosen() -> None:
