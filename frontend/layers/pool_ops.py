@@ -16,6 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from retrograd.frontend.decompositions.convolutions.correlation import out_size
 from retrograd.frontend.decompositions.convolutions.windows import Window
 
 aten = torch.ops.aten
@@ -55,7 +56,7 @@ def _max_pool_last(images: Tensor, window: Sequence[int], out: Sequence[int]) ->
     known = _read_window(window)
     planes = images.permute(0, 3, 1, 2)
     # A window may end behind the padding, in ceil mode.
-    is_ceil = [*out] != _count_windows(known, planes.shape[2:])
+    is_ceil = [*out] != out_size(planes.shape[2:], known)
     shape = (known.kernel, known.stride, known.padding, known.dilation)
     most, places = aten.max_pool2d_with_indices.default(planes, *map(list, shape), is_ceil)
     row, column = torch.div(places, planes.shape[3], rounding_mode="floor"), places % planes.shape[3]
@@ -79,16 +80,9 @@ def _max_pool_last_backward(grad: Tensor, taps: Tensor, window: Sequence[int], s
     planes = grad.permute(0, 3, 1, 2).contiguous()
     images = planes.new_empty([*planes.shape[:2], *size])
     shape = (known.kernel, known.stride, known.padding, known.dilation)
-    is_ceil = [*planes.shape[2:]] != _count_windows(known, size)
+    is_ceil = [*planes.shape[2:]] != out_size(size, known)
     found = aten.max_pool2d_with_indices_backward.default(planes, images, *map(list, shape), is_ceil, places)
     return found.permute(0, 2, 3, 1).contiguous()
-
-
-def _count_windows(window: Window, size: Sequence[int]) -> list[int]:
-    return [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(size, window.kernel, window.stride, window.padding, window.dilation, strict=True)
-    ]
 
 
 def _fake(images: Tensor, window: Sequence[int], out: Sequence[int]) -> tuple[Tensor, Tensor]:

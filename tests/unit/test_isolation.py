@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """How far trials compile that find the ops which a compilation fails for; the compiler itself is left out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +26,19 @@ func.func @forward(%x: !one {bwd.role = "input", bwd.name = "x"}) -> (!one {bwd.
 """
 
 
+def find_failed(
+    monkeypatch: pytest.MonkeyPatch, text: str, to_phase: Callable[..., None], to_the_end: Callable[..., None]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """The ops that are found to fail, with these in the place of the compiler."""
+    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
+    monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
+    monkeypatch.setattr(failing_ops, "compile_executable", to_the_end)
+    with make_context(), ir.Location.unknown():
+        staged = stage_module(ir.Module.parse(text), "min-cut", Progress(None))
+        failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
+    return [(op.op, op.values) for op in failed]
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_trials_go_as_far_as_the_failure(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for all other ops is not made where the failure comes before there is any."""
@@ -41,13 +55,7 @@ def test_trials_go_as_far_as_the_failure(early: bool, monkeypatch: pytest.Monkey
     def to_the_end(linalg: str, target: Any, **_: Any) -> None:
         compile_part(linalg, False)
 
-    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
-    monkeypatch.setattr(failing_ops, "compile_to_phase", to_phase)
-    monkeypatch.setattr(failing_ops, "compile_executable", to_the_end)
-    with make_context(), ir.Location.unknown():
-        staged = stage_module(ir.Module.parse(FORWARD), "min-cut", Progress(None))
-        failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
-    assert [(op.op, op.values) for op in failed] == [("torch.aten.exp", ("refused",))]
+    assert find_failed(monkeypatch, FORWARD, to_phase, to_the_end) == [("torch.aten.exp", ("refused",))]
     assert tried[not early] == (0 if early else 1)
 
 
@@ -87,10 +95,4 @@ def test_trials_have_the_numbers_of_constants(monkeypatch: pytest.MonkeyPatch) -
         if lacks_numbers or "aten.exp" in linalg:
             raise CompileError("iree-compile", "error: no code for it", "", "")
 
-    monkeypatch.setattr(failing_ops, "lower_to_linalg", lambda staged, target, **_: staged.decode())
-    monkeypatch.setattr(failing_ops, "compile_to_phase", compile_parts)
-    monkeypatch.setattr(failing_ops, "compile_executable", compile_parts)
-    with make_context(), ir.Location.unknown():
-        staged = stage_module(ir.Module.parse(CONSTANT), "min-cut", Progress(None))
-        failed = find_failed_ops(staged, CPU, CompileError("iree-compile", "error: no code for it", "", ""))
-    assert [(op.op, op.values) for op in failed] == [("torch.aten.exp", ("refused",))]
+    assert find_failed(monkeypatch, CONSTANT, compile_parts, compile_parts) == [("torch.aten.exp", ("refused",))]
