@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Kernels of attention, without a device: which calls they are for, on which tiles, and what they compute."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_interpreted
 from torch import Tensor
 
 from retrograd.contract.attention import ELEMENTS, WIDEST, Attention
@@ -105,11 +103,4 @@ def test_interpreted_they_are_near_to_float64() -> None:
     """Odd sizes, masks with rows of no columns, shared keys, transposed heads, in a process of its own: Triton is told
     to interpret when it is imported."""
     program = Path(__file__).with_name("interpreted_attention.py")
-    ended = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    run_interpreted(str(program))

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Sums down columns in kernels of our own, without a device: tiles, and numbers by Triton's interpreter."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_interpreted
 
 from retrograd.pipelines.kernels.column_text import choose_tiles
 from retrograd.pipelines.kernels.ptx import find_triton
@@ -35,11 +33,4 @@ def test_interpreted_they_are_near_to_float64() -> None:
     """Images and rows, whose sizes no tile divides, in a process of its own: Triton is told to interpret when it is
     imported."""
     program = Path(__file__).with_name("interpreted_columns.py")
-    ended = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    run_interpreted(str(program))

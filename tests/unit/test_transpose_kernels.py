@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Transposes in kernels of our own, without a device: which permutations they are, and numbers by an interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from processes import run_interpreted
 
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.kernels.transposes import find_matrices
@@ -46,11 +43,4 @@ def test_which_matrices_a_permutation_turns(
 @pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
 def test_interpreted_they_are_transposes() -> None:
     """In a process of its own: Triton is told to interpret when it is imported."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    run_interpreted("-c", PROGRAM)
