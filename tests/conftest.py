@@ -5,6 +5,7 @@ goes with the run, numbers that are the same in each run, and few walks for garb
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import resource
@@ -18,11 +19,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from _pytest import logging as logging_plugin
 
 CACHE_VARIABLE = "RETROGRAD_CACHE_DIR"
 CPU_SECONDS = "cpu_seconds"
+# Objects that are made, less those that go, between two walks for garbage: with Python's 700 the walks took a tenth of
+# the tests' own time.
+GARBAGE_WALK = 20_000
 # What finds the holders of a refused trace's tensors.
 HOLDERS = "retrograd.frontend.python.holders"
+STRUCTURED_LOG = "torch.__trace"
 # Files and tests that `--cpu-times` lists.
 LISTED = 40
 
@@ -49,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE_VARIABLE] = os.path.join(folder, "cache")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.pluginmanager.register(FewCollections())
+    config.pluginmanager.register(UnreadLogs())
     if config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes())
 
@@ -124,6 +131,7 @@ class FewCollections:
 
     def pytest_collection_finish(self) -> None:
         gc.freeze()
+        gc.set_threshold(GARBAGE_WALK)
         gc.enable()
 
     @pytest.hookimpl(tryfirst=True)
@@ -137,6 +145,28 @@ class FewCollections:
             self._thawed = self._thawed or holders._thawed
             is_whole = item.get_closest_marker("whole_heap") is not None
             holders.__dict__["_thawed"] = self._thawed if is_whole else contextlib.nullcontext
+
+
+class UnreadLogs:
+    """Keeps pytest from reading PyTorch's structured log, which nobody else reads.
+
+    It takes what any logger that does not propagate says, for tests that ask for it. To write out each graph and each
+    tensor of a trace for it took a twentieth of the tests' own time.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._leave()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        self._leave()
+
+    @staticmethod
+    def _leave() -> None:
+        log = logging.getLogger(STRUCTURED_LOG)
+        for handler in [handler for handler in log.handlers if type(handler).__module__ == logging_plugin.__name__]:
+            log.removeHandler(handler)
 
 
 class CpuTimes:
