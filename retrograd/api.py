@@ -22,6 +22,7 @@ from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.options import Request, check_choice, check_flag
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
+from retrograd.tuning import MEASURE
 
 
 def compile_backward(
@@ -37,6 +38,7 @@ def compile_backward(
     verify: Literal["first"] | bool = "first",
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
+    tiles: str | os.PathLike[str] = "auto",
     free_early: bool | Literal["auto"] = "auto",
     cuda_graphs: bool | str = False,
     cache: bool = True,
@@ -82,6 +84,11 @@ def compile_backward(
             own libraries compute them, in steps between compiled code; ``auto`` has it from some size on, unless there
             is a budget; products where MKL is, on a CPU of Intel's. A saved file has these compiled. ``explain()`` says
             which op took which.
+        tiles: into which tiles kernels of retrograd's own divide their work: ``auto``, as the table has it that comes
+            with them; ``measure``, as a CUDA device takes the least time, which is measured for each kernel and each of
+            its sizes once and kept; or the path of a file of what was measured, which ``retrograd tiles FILE`` writes,
+            for where there is no device. Under ``torch.compile``, ``mode="max-autotune"`` measures. ``explain()`` says
+            of which kernels the tiles are from a measurement.
         cuda_graphs: on CUDA, capture forward and backward after some calls, and replay each by one call of the host,
             for models that keep the host busier than the device. The memory that a half works in stays taken. With
             ``auto``, three calls of each half are timed, and it is captured where to queue it takes the host most of
@@ -107,7 +114,8 @@ def compile_backward(
         UnknownTarget: no such target.
         InfeasibleBudget: no plan stays within ``memory_budget``; says the least number of bytes that one does.
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
-        or kernels are asked for by name that there are none of here.
+        or kernels are asked for by name that there are none of here, or tiles of kernels of which there are none.
+        KernelError: tiles are to be measured, and there is no device for it.
         TypeError: ``cache`` or ``portable`` is neither True nor False, ``verify`` is neither these nor ``first``, or
             ``kernels`` is neither text nor several texts.
     """
@@ -124,6 +132,7 @@ def compile_backward(
         save_policy=save_policy,
         fallback=fallback,
         kernels=kernels,
+        tiles=tiles,
         verify=verify,
         free_early=free_early,
         cuda_graphs=cuda_graphs,
@@ -166,6 +175,15 @@ def bisect(
     return Compilation(model, request).bisect(args, kwargs, artifact)
 
 
+def options_of(mode: str | None, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """What a mode of ``torch.compile`` stands for: CUDA graphs, or tiles by measurement where there is a CUDA device to
+    measure on, that of the graph's tensors."""
+    if mode == "reduce-overhead":
+        return {"cuda_graphs": True}
+    measures = mode in ("max-autotune", "max-autotune-no-cudagraphs") and any(t.is_cuda for t in tensors)
+    return {"tiles": MEASURE} if measures else {}
+
+
 @takes_recurrent_layers
 def dynamo_backend(
     graph_module: torch.fx.GraphModule,
@@ -183,7 +201,7 @@ def dynamo_backend(
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
     check_choice("mode", mode or "default", MODES)
-    graphs = {"cuda_graphs": True} if mode == "reduce-overhead" else {}
-    chosen = Request.read({**graphs, **(options or {})}).on([t for t in example_inputs if isinstance(t, torch.Tensor)])
+    tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
+    chosen = Request.read({**options_of(mode, tensors), **(options or {})}).on(tensors)
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))

@@ -21,6 +21,7 @@ from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_arch
 from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.programs.placement import choose_device, choose_uri
+from retrograd.tuning import Tiles, Tuning, read_tiles
 
 FALLBACKS = ("island", "error")
 # Of ``verify``: the first call of each compiled function checks itself.
@@ -43,7 +44,8 @@ class Options:
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
     that the device has to be there when the program is loaded; ``cut_gain`` how many bytes it has to save to cut
     functions into stages, and None that they stay whole; ``cuda_graphs`` that each half is replayed as a CUDA graph, or
-    with ``auto`` that it is where the host holds the device back.
+    with ``auto`` that it is where the host holds the device back; ``tuning`` where tiles of kernels come from, where it
+    is not the table that comes with them.
     """
 
     target: Target
@@ -58,6 +60,7 @@ class Options:
     cut_gain: int | None = None
     libraries: Libraries = NO_LIBRARIES
     cuda_graphs: bool | str = False
+    tuning: Tuning | None = None
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -84,6 +87,7 @@ class Request:
     save_policy: SavePolicy | None = None
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
+    tiles: Tiles = AUTO
     verify: bool | str = FIRST
     free_early: bool | str = AUTO
     cuda_graphs: bool | str = False
@@ -148,6 +152,7 @@ class Request:
             cut_gain=self._cut_gain(target),
             libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
+            tuning=read_tiles(self.tiles, target, device, is_kept=self.cache),
         )
 
     def _cut_gain(self, target: Target) -> int | None:

@@ -37,6 +37,7 @@ from retrograd.pipelines.stages.staged import (
     stage_backward,
 )
 from retrograd.pipelines.toolchain.executable import Executable
+from retrograd.tuning import tune
 
 
 class Stager(Protocol):
@@ -84,9 +85,12 @@ class Work:
 
     def compile(self, staged: StagedModule, target: Target | None = None) -> Finished:
         """Lower and compile a staged module for a target, that of the options if there is no other."""
+        target = target or self.options.target
+        if self.options.tuning is not None:
+            target = tune(staged, target, self.options.tuning, self.phases, self.store)
         executable, cached = build_executable(
             staged,
-            target or self.options.target,
+            target,
             self.versions,
             self.phases,
             self.store,

@@ -85,7 +85,17 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     cache = add_command(commands, "cache", "look at the cache of executables, or empty it")
     cache.add_argument("action", nargs="?", choices=("info", "clear"), default="info", help="info unless given")
+    add_tiles(commands)
     return parser
+
+
+def add_tiles(commands: Any) -> None:
+    """Add ``retrograd tiles``."""
+    parser = add_command(commands, "tiles", "list the tiles of kernels that were measured, or write them to a file")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="file to write, which `retrograd compile --tiles FILE` takes anywhere"
+    )
+    parser.add_argument("--arch", metavar="SM", help="those of one architecture alone, such as sm_90")
 
 
 def add_command(commands: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
@@ -103,6 +113,12 @@ def add_compile(commands: Any) -> None:
     add_model_options(parser)
     parser.add_argument("-o", type=Path, required=True, metavar="FILE", help="the file to write, such as model.vmfb")
     parser.add_argument("--verify", action="store_true", help="run a step and compare it with eager's before writing")
+    parser.add_argument(
+        "--tiles",
+        default="auto",
+        metavar="measure|FILE",
+        help="tiles of our kernels for CUDA: measured on a device here, or from a file that `retrograd tiles` wrote",
+    )
     parser.add_argument("--no-cache", action="store_true", help="compile even what the cache has, and keep nothing")
     parser.add_argument(
         "--emit-mlir",

@@ -35,6 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
             target=arguments.target,
             partition=arguments.partition,
             memory_budget=arguments.memory_budget,
+            tiles=arguments.tiles,
             verify=arguments.verify,
             cache=not arguments.no_cache,
             portable=True,

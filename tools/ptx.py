@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from retrograd.pipelines.kernels.kernel import ELEMENTS, CompiledKernel, Kernel, KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx
@@ -53,25 +54,27 @@ def _find_module(kernel: Kernel) -> ModuleType:
     return module
 
 
+def _answer(kernel: Kernel, architecture: str) -> dict[str, Any]:
+    """A compiled kernel as JSON, or why there is none: the kernels behind it are compiled all the same."""
+    from triton.errors import TritonError
+
+    try:
+        return vars(compile_kernel(kernel, architecture))
+    except (KernelError, TritonError, RuntimeError, ValueError, AssertionError) as error:
+        last = (str(error).strip().splitlines() or [""])[-1]
+        return {"error": f"{kernel.label}: {type(error).__name__}: {last}"[:500]}
+
+
 def main() -> int:
     """Read what to compile from standard input, write what came of it to standard output."""
     request = json.load(sys.stdin)
-    kernels = [_read(fields) for fields in request["kernels"]]
+    kernels = [Kernel.from_dict(fields) for fields in request["kernels"]]
     # Triton's own cache is not needed: what is compiled here is kept by the parent.
     with tempfile.TemporaryDirectory(prefix="retrograd-triton-") as folder:
         os.environ |= {"TRITON_CACHE_DIR": folder, "TRITON_DISABLE_LINE_INFO": "1"}
-        answers = [vars(compile_kernel(kernel, request["architecture"])) for kernel in kernels]
+        answers = [_answer(kernel, request["architecture"]) for kernel in kernels]
     json.dump(answers, sys.stdout)
     return 0
-
-
-def _read(fields: dict[str, object]) -> Kernel:
-    """A kernel from JSON, which has lists for tuples."""
-    return Kernel(**{name: _freeze(value) for name, value in fields.items()})  # type: ignore[arg-type]
-
-
-def _freeze(value: object) -> object:
-    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

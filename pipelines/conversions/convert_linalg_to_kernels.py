@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -18,6 +18,7 @@ from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.products import Products
 from retrograd.pipelines.kernels.ptx import compile_kernels
+from retrograd.pipelines.kernels.questions import QUESTIONS, Chosen, TilesError, read_chosen
 from retrograd.pipelines.kernels.rows import RowPlan, Rows
 from retrograd.pipelines.kernels.scatters import Scatters
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
@@ -25,7 +26,7 @@ from retrograd.pipelines.kernels.transposes import Transposes
 from retrograd.pipelines.transforms.helpers.fills import FILL
 from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
-FAMILIES: Mapping[str, Callable[[str], Family]] = {
+FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
     "attention": Attention,
     "columns": Columns,
     "products": Products,
@@ -33,7 +34,7 @@ FAMILIES: Mapping[str, Callable[[str], Family]] = {
     "scatters": Scatters,
     "transposes": Transposes,
 }
-"""Families by name; each is made for an architecture."""
+"""Families by name; each is made for an architecture, with the tiles that were chosen."""
 
 
 EMPTY = "tensor.empty"
@@ -58,18 +59,25 @@ class ConvertLinalgToKernels(ModulePass):
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}
     )
 
+    tiles: str = field(
+        default="", metadata={"help": "tiles to take in place of those of the table, as QUESTION:TILES;QUESTION:TILES"}
+    )
+    ask: bool = field(default=False, metadata={"help": "note which tiles there are for each kernel, to be measured"})
+
     def apply(self, module: ir.Operation) -> None:
-        families = self._find_families(module)
+        families, chosen = self._find_families(module), self._read_tiles()
         plans: list[Plan] = []
         choices: list[str] = []
+        asked: list[str] = []
         for func in functions(module):
-            kinds = [FAMILIES[name](self.arch) for name in families]
+            kinds = [FAMILIES[name](self.arch, chosen) for name in families]
             for view in list(only_block(func, self.name).operations):
-                found = next((plan for kind in kinds if (plan := kind.plan(view.operation)) is not None), None)
+                found = self._plan(kinds, view.operation)
                 if found is not None:
                     choices.append(str(found))
                 if found is not None and not isinstance(found, Refusal):
                     plans.append(found)
+                    asked += [question.to_json() for question in found.questions()] if self.ask else []
         kernels = {kernel: updates for plan in plans for kernel, updates in plan.kernels().items()}
         compiled = dict.fromkeys(kernels, NO_PTX)
         if self.ptx == "embed":
@@ -83,7 +91,21 @@ class ConvertLinalgToKernels(ModulePass):
         for func in functions(module):
             _erase_unread(only_block(func, self.name))
         add_executables(module, {kernel: (compiled[kernel], kernels[kernel]) for kernel in kernels}, self.arch)
-        _note(module, choices)
+        _note(module, CHOICES, choices)
+        _note(module, QUESTIONS, asked)
+
+    def _plan(self, kinds: Sequence[Family], op: ir.Operation) -> Plan | Refusal | None:
+        """What the first family that an op is for says of it."""
+        try:
+            return next((plan for kind in kinds if (plan := kind.plan(op)) is not None), None)
+        except TilesError as error:
+            raise PassFailure(op, f"{self.name}: {error}", "measure anew, or leave out the option tiles") from error
+
+    def _read_tiles(self) -> Chosen:
+        try:
+            return read_chosen(self.tiles)
+        except ValueError as error:
+            raise PassFailure(None, f"{self.name}: option tiles: {error}", "or leave it out") from error
 
     def _find_families(self, module: ir.Operation) -> list[str]:
         names = self.families.split(",")
@@ -107,8 +129,8 @@ def _erase_unread(block: ir.Block) -> None:
             op.erase()
 
 
-def _note(module: ir.Operation, choices: list[str]) -> None:
-    """Add lines to what a module says of its kernels."""
-    before = [ir.StringAttr(line).value for line in module.attributes[CHOICES]] if CHOICES in module.attributes else []
-    if before or choices:
-        module.attributes[CHOICES] = ir.ArrayAttr.get([ir.StringAttr.get(line) for line in [*before, *choices]])
+def _note(module: ir.Operation, name: str, lines: list[str]) -> None:
+    """Add lines to an attribute of a module that says something of its kernels."""
+    before = [ir.StringAttr(line).value for line in module.attributes[name]] if name in module.attributes else []
+    if before or lines:
+        module.attributes[name] = ir.ArrayAttr.get([ir.StringAttr.get(line) for line in [*before, *lines]])

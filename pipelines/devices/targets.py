@@ -29,12 +29,14 @@ class Target:
 
     ``ladder`` holds sets of optimization flags, the fastest code first; the next one is tried where a set fails to
     compile, and the last compiles the most. ``kernels`` are the families of kernels of our own that take what IREE's
-    code generator is slow at. ``is_compared`` says that what is compiled is compared with eager when it first runs.
+    code generator is slow at, and ``tiles`` those that some of these take in place of their own, by question, both as
+    text. ``is_compared`` says that what is compiled is compared with eager when it first runs.
     """
 
     devices: tuple[DeviceTarget, ...]
     ladder: Ladder
     kernels: tuple[str, ...] = ()
+    tiles: tuple[tuple[str, str], ...] = ()
     is_compared: bool = False
 
     def only(self, flags: tuple[str, ...]) -> Target:

@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, SUMS, choose_tile, fill_width
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatches
+from retrograd.pipelines.kernels.attention_tiles import (
+    ATTEND,
+    KEYS,
+    QUERIES,
+    SUMS,
+    AttentionTile,
+    fill_width,
+    list_tiles,
+)
+from retrograd.pipelines.kernels.dispatch import create_dispatches
 from retrograd.pipelines.kernels.family import Compiled
 from retrograd.pipelines.kernels.heads import Given, Heads, find_given, find_heads, mask_strides
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.matrices import is_aligned
+from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
+from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
 
 ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
 # The operands of the two that are heads, by the names that kernels have for them.
@@ -35,12 +45,13 @@ class Attention:
     """The family: ``bwd.attention`` and its gradients, all of them."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
 
     name: ClassVar[str] = "attention"
 
     def plan(self, op: ir.Operation) -> AttentionPlan | None:
         """A plan for attention."""
-        return AttentionPlan(op, self.architecture) if op.name in _OPERANDS else None
+        return AttentionPlan(op, self.architecture, self.chosen) if op.name in _OPERANDS else None
 
 
 @dataclass(frozen=True)
@@ -49,25 +60,42 @@ class AttentionPlan:
 
     op: ir.Operation
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
 
     def __str__(self) -> str:
         what = "attention" if self.op.name == ATTENTION else "gradients of attention"
         query, key = (ir.RankedTensorType(self.op.operands[_OPERANDS[self.op.name].index(name)].type) for name in "qk")
-        return f"{what} of {query} and {key}: {', '.join(kernel.label for kernel in self.kernels())}"
+        is_measured = any(write_question(step) in self.chosen for step in read_steps(self.op))
+        labels = ", ".join(kernel.label for kernel in self.kernels())
+        return f"{what} of {query} and {key}: {labels}" + MEASURED * is_measured
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernels that it takes."""
-        return dict.fromkeys((write_kernel(step, self.architecture) for step in read_steps(self.op)), False)
+        return dict.fromkeys((write_kernel(step, self._tile(step)) for step in read_steps(self.op)), False)
+
+    def questions(self) -> list[Question]:
+        """The tiles of each kernel."""
+        return [
+            Question(write_question(step), {str(tile): _write_trial(step, tile) for tile in self._tiles(step)})
+            for step in read_steps(self.op)
+        ]
+
+    def _tiles(self, step: Step) -> tuple[AttentionTile, ...]:
+        return list_tiles(step.kind, step.element, step.first.shape[3], self.architecture, MOST)
+
+    def _tile(self, step: Step) -> AttentionTile:
+        return pick(write_question(step), self._tiles(step), self.chosen)
 
     def apply(self, compiled: Compiled) -> None:
         """Put the dispatches in the place of the op."""
         op, left = self.op, dict[str, ir.Value]()
         for step in read_steps(op):
-            kernel = write_kernel(step, self.architecture)
+            tile = self._tile(step)
+            kernel = write_kernel(step, tile)
             tensors = [*(heads.value for heads in step.heads.values()), *([] if step.mask is None else [step.mask])]
             sums = [left[name] if value is None else value for name, value in step.sums.items()]
             types = [given.type for given in step.given.values()] + [step.sums_type] * len(step.given_sums)
-            launch = Launch(kernel, find_grid(step, self.architecture), tuple(step.numbers.values()))
+            launch = Launch(kernel, find_grid(step, tile), tuple(step.numbers.values()))
             values = create_dispatches(launch, compiled[kernel], [*tensors, *sums], types, op)
             for given, value in zip(step.given.values(), values, strict=False):
                 given.replace_by(value)
@@ -145,17 +173,45 @@ def read_steps(op: ir.Operation) -> list[Step]:
     return [Step(SUMS, op, summed, None, {}, {}, {"total": None}, {"H": count, "L": rows}), *read]
 
 
-def find_grid(step: Step, architecture: str) -> tuple[int, int, int]:
+def write_question(step: Step) -> str:
+    """What the tiles of a step are asked for by: sizes and types, and what is masked."""
+    batch, count, rows, width = step.first.shape
+    words = [f"attention {step.kind} of {batch}x{count}x{rows}x{width}"]
+    if "k" in step.heads:
+        _, heads, columns, _ = step.heads["k"].shape
+        words += [f"and {heads}x{columns}", "causal" * bool(ir.BoolAttr(step.op.attributes["causal"]).value)]
+    if step.mask is not None:
+        strides = ["all" if stride == 0 else "each" for stride in mask_strides(step.mask)[2:]]
+        words += ["masked", str(ir.RankedTensorType(step.mask.type).element_type), *strides]
+    return " ".join(word for word in [*words, step.element] if word)
+
+
+def _write_trial(step: Step, tile: AttentionTile) -> Trial:
+    """A step by itself, on buffers of its own."""
+    inputs = [find_buffer(heads.value) for heads in step.heads.values()]
+    inputs += [] if step.mask is None else [find_buffer(step.mask)]
+    sums = Buffer("f32", step.first.shape[:3])
+    inputs += [sums] * len(step.sums)
+    given = [find_given_buffer(given) for given in step.given.values()] + [sums] * len(step.given_sums)
+    launch = Launch(write_kernel(step, tile), find_grid(step, tile), tuple(step.numbers.values()))
+    return Trial(tuple(inputs), (Run(launch, tuple(range(len(inputs))), tuple(given)),))
+
+
+def find_given_buffer(given: Given) -> Buffer:
+    """What a result is in memory."""
+    type_ = ir.RankedTensorType(given.type)
+    return Buffer(str(type_.element_type), tuple(type_.shape))
+
+
+def find_grid(step: Step, tile: AttentionTile) -> tuple[int, int, int]:
     """Tiles, heads and batches: a program each."""
-    batch, heads, rows, width = (step.heads["k"] if step.kind == KEYS else step.first).shape
-    tile = choose_tile(step.kind, step.element, width, architecture)
+    batch, heads, rows, _ = (step.heads["k"] if step.kind == KEYS else step.first).shape
     return -(-rows // (tile.columns if step.kind == KEYS else tile.rows)), heads, batch
 
 
-def write_kernel(step: Step, architecture: str) -> Kernel:
+def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
     """The kernel of a step, for all sizes of its class."""
     width = step.first.shape[3]
-    tile = choose_tile(step.kind, step.element, width, architecture)
     element, mask = step.element, step.mask
     added = [("mask", str(ir.RankedTensorType(mask.type).element_type))] if mask is not None else []
     constants: dict[str, int | None] = {"D": width, "BD": fill_width(width), "BM": tile.rows}

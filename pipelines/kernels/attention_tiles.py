@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ATTEND, SUMS, KEYS, QUERIES = "attend", "delta", "key_gradients", "query_gradients"
 """The kernels, by the names of their functions."""
 
 NARROWEST = 16
+_LARGEST, _MOST_STAGES = 128, 4
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class AttentionTile:
     columns: int
     warps: int
     stages: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} {self.warps} warps {self.stages} stages"
 
 
 # Tiles by the width that a head is filled up to: an entry is for all up to it that no entry before it is for.
@@ -77,3 +81,35 @@ def choose_tile(kind: str, element: str, width: int, architecture: str) -> Atten
         return _SUMS_TILE
     tiles = (_HOPPER if architecture == "sm_90" else _OTHERS)["f32" if element == "f32" else "16 bits"][kind]
     return next(tile for widest, tile in tiles.items() if fill_width(width) <= widest)
+
+
+def list_tiles(kind: str, element: str, width: int, architecture: str, most: int) -> tuple[AttentionTile, ...]:
+    """So many tiles that a device may find the fastest: first the one that is taken unasked, then what is like it but
+    for half or twice the rows or columns, the warps, or the steps ahead."""
+    first = choose_tile(kind, element, width, architecture)
+    if kind == SUMS:
+        return (first,)
+    more = 8 if first.warps == 4 else 4
+    taller, wider = replace(first, rows=2 * first.rows), replace(first, columns=2 * first.columns)
+    lower, narrower = replace(first, rows=first.rows // 2), replace(first, columns=first.columns // 2)
+    near = [
+        replace(first, stages=first.stages + 1),
+        replace(first, stages=first.stages - 1),
+        replace(taller, warps=8),
+        replace(wider, warps=8),
+        replace(first, warps=more),
+        lower,
+        narrower,
+        taller,
+        wider,
+        replace(lower, columns=wider.columns),
+        replace(taller, columns=narrower.columns),
+        replace(lower, warps=4),
+    ]
+    found = [tile for tile in near if _is_possible(tile)]
+    return tuple(dict.fromkeys([first, *found]))[:most]
+
+
+def _is_possible(tile: AttentionTile) -> bool:
+    sizes = (tile.rows, tile.columns)
+    return min(sizes) >= NARROWEST and max(sizes) <= _LARGEST and 1 <= tile.stages <= _MOST_STAGES

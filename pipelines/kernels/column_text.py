@@ -97,11 +97,15 @@ class Tiles:
     parts: int
     span: int
 
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} {self.warps} warps {self.parts} parts"
+
 
 # Of the kernel that adds up the parts, of which there are hundreds.
 LAST = Tiles(64, 32, 4, 1, 0)
 _MULTIPROCESSORS = 132
 _TILE = 4096
+_NARROWEST, _WIDEST = 16, 256
 
 
 def choose_tiles(rows: int, columns: int, tensors: int = 1) -> Tiles:
@@ -111,12 +115,46 @@ def choose_tiles(rows: int, columns: int, tensors: int = 1) -> Tiles:
     with tensors larger than its cache.
     """
     wide = 64 if columns >= 256 else min(32, 1 << (columns - 1).bit_length())
-    high = _TILE // wide
-    across = -(-columns // wide)
     workgroups = (4 if rows * columns >= 1 << 24 else 2) * _MULTIPROCESSORS
+    return _divide(rows, columns, (_TILE // wide, wide), 8 if tensors == 1 else 4, workgroups)
+
+
+def list_tiles(rows: int, columns: int, tensors: int, most: int) -> tuple[Tiles, ...]:
+    """So many tiles that a device may find the fastest: first those that are taken unasked, then what is like them but
+    for the sizes, the warps or the number of parts."""
+    first = choose_tiles(rows, columns, tensors)
+    count = first.parts * -(-columns // first.columns)
+    size, other = (first.rows, first.columns), 12 - first.warps
+    taller, flatter = (2 * size[0], size[1]), (size[0] // 2, size[1])
+    wider, narrower = (size[0] // 2, 2 * size[1]), (2 * size[0], size[1] // 2)
+    near = [
+        (size, other, count),
+        (size, first.warps, count // 2),
+        (size, first.warps, 2 * count),
+        (flatter, first.warps, count),
+        (flatter, first.warps, 2 * count),
+        (taller, 8, count),
+        (wider, first.warps, count),
+        (narrower, first.warps, count),
+        (wider, other, 2 * count),
+        ((size[0] // 4, size[1]), 4, 4 * count),
+        ((size[0] // 4, 2 * size[1]), 4, 4 * count),
+    ]
+    fitting = [
+        _divide(rows, columns, tile, warps, workgroups)
+        for tile, warps, workgroups in near
+        if tile[0] >= 1 and _NARROWEST <= tile[1] <= _WIDEST
+    ]
+    return tuple(dict.fromkeys([first, *fitting]))[:most]
+
+
+def _divide(rows: int, columns: int, tile: tuple[int, int], warps: int, workgroups: int) -> Tiles:
+    """Tiles for about so many workgroups."""
+    high, wide = tile
+    across = -(-columns // wide)
     parts = max(1, min(workgroups // across, -(-rows // high)))
     span = high * -(-rows // (parts * high))
-    return Tiles(high, wide, 8 if tensors == 1 else 4, -(-rows // span), span)
+    return Tiles(high, wide, warps, -(-rows // span), span)
 
 
 def write_kernel(
@@ -156,7 +194,7 @@ def _make_kernel(text: str, elements: Sequence[str], count: int, tiles: Tiles, e
     results = [f"r{number}" for number in range(count)]
     buffers = [f"p{number}" for number in range(len(elements))]
     constants = (("BR", tiles.rows), ("BC", tiles.columns))
-    digest = sha256(f"{text} {elements} {constants} {even}".encode()).hexdigest()[:8]
+    digest = sha256(f"{text} {elements} {constants} {tiles.warps} {even}".encode()).hexdigest()[:8]
     return Kernel(
         label=f"columns_{count}_{digest}",
         source="columns",

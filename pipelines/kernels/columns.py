@@ -14,21 +14,23 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
+from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.column_text import (
     LAST,
     MEAN,
     Tiles,
-    choose_tiles,
+    list_tiles,
     write_kernel,
     write_merge,
     write_moments,
 )
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatches
+from retrograd.pipelines.kernels.dispatch import create_dispatches
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.matrices import is_aligned
+from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
+from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
 from retrograd.pipelines.transforms.helpers.fills import read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_elementwise, is_reduced, read_inputs, read_maps
 
@@ -75,6 +77,7 @@ class Columns:
     """The family: sums of f32 over all loops but the innermost, of fixed sizes, and what is computed before them."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
     grouped: set[ir.Value] = field(default_factory=set, compare=False)
     places: dict[ir.Value, int] = field(default_factory=dict, compare=False)
     replaced: dict[ir.Value, ir.Value] = field(default_factory=dict, compare=False)
@@ -114,7 +117,9 @@ class Columns:
         self.grouped.update(sum_.results[0] for sum_ in (*sums, *([squares] if squares else [])))
         if squares is not None:
             what += ", and of the squares of their distances from the mean"
-        return ColumnPlan(what, tuple(sums), tuple(sums.values()), body, tuple(moved), self.replaced, squares)
+        return ColumnPlan(
+            what, tuple(sums), tuple(sums.values()), body, tuple(moved), self.replaced, self.chosen, squares
+        )
 
     def _find_squares(self, op: ir.Operation, body: _Body, value: str) -> ir.Operation | None:
         """The sum of the squares of what ``op`` adds up, less its mean."""
@@ -332,6 +337,7 @@ class ColumnPlan:
     body: _Body
     moved: tuple[ir.Operation, ...]
     replaced: dict[ir.Value, ir.Value] = field(compare=False)
+    chosen: Chosen
     squares: ir.Operation | None = None
 
     @property
@@ -341,18 +347,43 @@ class ColumnPlan:
 
     def __str__(self) -> str:
         count = len(self.sums)
-        return f"{f'{count} times ' if count > 1 else ''}{self.what}: {self._first().label}"
+        return f"{f'{count} times ' if count > 1 else ''}{self.what}: {self._first(self.tiles).label}" + (
+            MEASURED * (self.question in self.chosen)
+        )
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernels that it takes."""
-        return {launch.kernel: False for launch in self.launches()}
+        return {launch.kernel: False for launch in self.launches(self.tiles)}
 
-    def launches(self) -> list[Launch]:
+    @property
+    def question(self) -> str:
+        """What tiles are asked for by: rows, columns, and the text of what is computed of them."""
+        *leading, columns = self.body.shape
+        # The text for any tiles.
+        text = self._first(Tiles(1, 1, 1, 1, 1)).label
+        return f"columns {prod(leading)}x{columns} {len(set(self.body.whole))} tensors {text}"
+
+    def questions(self) -> list[Question]:
+        """The tiles of the first kernel."""
+        return [Question(self.question, {str(tiles): self._trial(tiles) for tiles in self._listed()})]
+
+    def _trial(self, tiles: Tiles) -> Trial:
+        """The sums by themselves."""
+        inputs, columns, runs = [find_buffer(value) for value in self.body.buffers], self.body.shape[-1], list[Run]()
+        taken = tuple(range(len(inputs)))
+        *inner, last = self.launches(tiles)
+        for launch in inner:
+            runs.append(Run(launch, taken, (Buffer("f32", (tiles.parts, columns)),) * len(self.results)))
+            taken = tuple(range(len(inputs), len(inputs) + len(self.results)))
+        runs.append(Run(last, taken, (Buffer("f32", (columns,)),) * len(self.results)))
+        return Trial(tuple(inputs), tuple(runs))
+
+    def launches(self, tiles: Tiles) -> list[Launch]:
         """The sums of each part of the rows, and those of all parts if there are several."""
         *leading, columns = self.body.shape
-        tiles, rows = self._tiles(), prod(leading)
+        rows = prod(leading)
         grid = (-(-columns // tiles.columns), tiles.parts, 1)
-        first = Launch(self._first(), grid, (rows, columns, tiles.span, prod(leading[1:])))
+        first = Launch(self._first(tiles), grid, (rows, columns, tiles.span, prod(leading[1:])))
         if tiles.parts == 1:
             return [first]
         grid = (-(-columns // LAST.columns), 1, 1)
@@ -365,9 +396,10 @@ class ColumnPlan:
         for op in self.moved:
             op.move_before(before)
         values = [self.replaced.get(buffer, buffer) for buffer in self.body.buffers]
-        part = [self._tiles().parts, self.body.shape[-1]]
+        tiles = self.tiles
+        part = [tiles.parts, self.body.shape[-1]]
         parts = [ir.RankedTensorType.get(part, ir.F32Type.get(), loc=before.location)] * len(ops)
-        *inner, last = self.launches()
+        *inner, last = self.launches(tiles)
         for launch in inner:
             values = create_dispatches(launch, compiled[launch.kernel], values, parts, before)
         given = [op.results[0].type for op in ops]
@@ -377,20 +409,26 @@ class ColumnPlan:
             # Plans that are not applied yet name the values that they read.
             self.replaced[op.results[0]] = value
 
-    def _tiles(self) -> Tiles:
-        return choose_tiles(prod(self.body.shape[:-1]), self.body.shape[-1], len(set(self.body.whole)))
+    @property
+    def tiles(self) -> Tiles:
+        """The tiles of the first kernel."""
+        return pick(self.question, self._listed(), self.chosen)
+
+    def _listed(self) -> tuple[Tiles, ...]:
+        rows, columns = prod(self.body.shape[:-1]), self.body.shape[-1]
+        return list_tiles(rows, columns, len(set(self.body.whole)), MOST)
 
     def _even(self, buffers: Sequence[str]) -> str:
         results = [f"r{number}" for number in range(len(self.results))]
         return " ".join([*buffers, *results, *["columns"] * (self.body.shape[-1] % 16 == 0)])
 
-    def _first(self) -> Kernel:
+    def _first(self, tiles: Tiles) -> Kernel:
         body = self.body
         elements = [str(ir.RankedTensorType(buffer.type).element_type) for buffer in body.buffers]
         even = self._even([f"p{n}" for n, buffer in enumerate(body.buffers) if is_aligned(buffer)])
         if self.squares is not None:
-            return write_moments(elements, body.once, body.statements.lines, self.values[0], self._tiles(), even)
-        return write_kernel(elements, body.once, body.statements.lines, self.values, self._tiles(), even)
+            return write_moments(elements, body.once, body.statements.lines, self.values[0], tiles, even)
+        return write_kernel(elements, body.once, body.statements.lines, self.values, tiles, even)
 
     def _second(self) -> Kernel:
         count = len(self.results)

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 
 from retrograd.dialects import ir
 from retrograd.pipelines.devices.device_targets import CUDA_ARCHITECTURES
 from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
+from retrograd.pipelines.kernels.questions import Launch
 from retrograd.pipelines.transforms.helpers.barriers import make_index
 
 # Of IREE, unknown here: modules that hold them are read with unregistered dialects allowed.
@@ -32,19 +32,6 @@ _SOURCE = """
   objects = #hal.executable.objects<{{
     {target} = [#hal.executable.object<{{path = "{label}.ptx"{data}}}>]}}>}} : () -> ()
 """
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel for operands and sizes: the workgroups, its numbers, and how many programs have scratch memory.
-
-    ``written`` is the number of the operand that the kernel updates in place, which its result then is.
-    """
-
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    numbers: tuple[int, ...]
-    written: int | None = field(default=None)
 
 
 def create_dispatch(

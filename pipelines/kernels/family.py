@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from retrograd.dialects import ir
 from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
+from retrograd.pipelines.kernels.questions import Question
 
 CHOICES = "bwd.kernels"
 """The attribute of a module that says which op took which path, and why, a line each."""
@@ -33,6 +34,9 @@ class Plan(Protocol):
 
     def kernels(self) -> Mapping[Kernel, bool]:
         """The kernels that it takes, each with whether it updates an operand in place."""
+
+    def questions(self) -> Sequence[Question]:
+        """Which tiles it could have, with what to run to find out the best; none where there is one choice alone."""
 
     def apply(self, compiled: Compiled) -> None:
         """Put dispatches in the place of the op."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,10 +46,19 @@ class Kernel:
         """JSON values, which the compiling program reads."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Kernel:
+        """A kernel from JSON, which has lists for tuples."""
+        return cls(**{name: _freeze(value) for name, value in fields.items()})
+
     @property
     def key(self) -> str:
         """Text that is the same for the same kernel."""
         return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def _freeze(value: object) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

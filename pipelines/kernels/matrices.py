@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
 from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
 from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
@@ -70,6 +71,12 @@ def _keeps_matrices(collapse: ir.Operation) -> bool:
     """Whether it collapses no axis of the matrices."""
     groups = [len(ir.ArrayAttr(group)) for group in ir.ArrayAttr(collapse.attributes["reassociation"])]
     return groups[-2:] == [1, 1]
+
+
+def find_buffer(value: ir.Value) -> Buffer:
+    """What a value is in memory."""
+    type_ = ir.RankedTensorType(value.type)
+    return Buffer(str(type_.element_type), tuple(type_.shape))
 
 
 def is_aligned(value: ir.Value) -> bool:

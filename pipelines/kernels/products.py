@@ -9,16 +9,19 @@ products the six that count are added up, smallest first, on matrix units. On an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from retrograd.contract.trials import Buffer, Ending
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.epilogues import Epilogue, find_epilogue
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.matrices import Matrix, find_matrix, is_aligned
-from retrograd.pipelines.kernels.tiles import MULTIPROCESSORS, Shape, Tiling, choose_tiling, pad
+from retrograd.pipelines.kernels.matrices import Matrix, find_buffer, find_matrix, is_aligned
+from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
+from retrograd.pipelines.kernels.tiles import MULTIPROCESSORS, Shape, Tiling, choose_tiling, list_tilings, pad
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 from retrograd.pipelines.transforms.helpers.fills import is_zero
 
@@ -39,6 +42,7 @@ class Products:
     """The family: products of f32, bf16 and f16, of fixed sizes, added up in f32."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
     split: dict[Matrix, ir.Value] = field(default_factory=dict, compare=False)
 
     name: ClassVar[str] = "products"
@@ -54,7 +58,9 @@ class Products:
             return Refusal(what, reason)
         batch, (m, n) = (types[2].shape[0] if types[2].rank == 3 else 1), types[2].shape[-2:]
         shape = Shape(batch, m, n, types[0].shape[-1], str(types[0].element_type))
-        return ProductPlan(op, what, shape, choose_tiling(shape, self.architecture), self.split)
+        plan = ProductPlan(op, what, shape, choose_tiling(shape, self.architecture), self.split)
+        tiling = pick(plan.question, list_tilings(shape, self.architecture, MOST), self.chosen)
+        return replace(plan, tiling=tiling, is_measured=plan.question in self.chosen)
 
 
 def _find_obstacle(op: ir.Operation, types: list[ir.RankedTensorType]) -> str | None:
@@ -90,6 +96,7 @@ class ProductPlan:
     shape: Shape
     tiling: Tiling
     split: dict[Matrix, ir.Value] = field(compare=False)
+    is_measured: bool = False
 
     # Read anew each time: of products of products, what one reads is replaced as the other is.
     @property
@@ -103,9 +110,54 @@ class ProductPlan:
         return find_matrix(self.op.operands[1])
 
     def __str__(self) -> str:
-        return f"{self.what}: {self._product(self._epilogue()).label}" + f" in {self.tiling.parts} parts" * (
-            self.tiling.parts > 1
+        parts = f" in {self.tiling.parts} parts" * (self.tiling.parts > 1)
+        return f"{self.what}: {self._product(self._epilogue()).label}" + parts + MEASURED * self.is_measured
+
+    @property
+    def question(self) -> str:
+        """What tiles are asked for by: sizes, layouts and types, of what the kernel adds and gives too."""
+        (m, n, k), batch, epilogue = (
+            (self.shape.m, self.shape.n, self.shape.k),
+            self.shape.batch,
+            find_epilogue(self.op),
         )
+        layout = "nt"[self.left.transposed] + "nt"[self.right.transposed]
+        words = [f"products {f'{batch} of ' if batch > 1 else ''}{m}x{n}x{k} {layout} {self.shape.element}"]
+        if epilogue is not None:
+            words += ["and bias"] * (epilogue.bias is not None) + [f"to {epilogue.element}"]
+        # What lies elsewhere is copied first.
+        return " ".join([*words, *["apart" for matrix in (self.left, self.right) if not is_aligned(matrix.value)]])
+
+    def questions(self) -> list[Question]:
+        """The tiles of the product."""
+        tilings = list_tilings(self.shape, self.tiling.architecture, MOST)
+        return [Question(self.question, {str(tiling): replace(self, tiling=tiling)._trial() for tiling in tilings})]
+
+    def _trial(self) -> Trial:
+        """The dispatches by themselves, with those that prepare the operands."""
+        matrices, epilogue = (self.left, self.right), self._epilogue()
+        inputs = [_buffer_of(matrix) for matrix in matrices]
+        ending = find_epilogue(self.op)
+        bias = ending.bias if ending else None
+        inputs += [] if bias is None else [find_buffer(bias)]
+        runs: list[Run] = []
+        taken: list[int] = []
+        for number, matrix in enumerate(matrices):
+            launch, shape, element = self._split_launch(matrix)
+            if self._is_taken(matrix):
+                taken.append(number)
+            else:
+                taken.append(len(inputs) + len(runs))
+                runs.append(Run(launch, (number,), (Buffer(str(element), tuple(shape)),)))
+        shapes = [m.shape if self._is_taken(m) else tuple(self._split_launch(m)[1]) for m in matrices]
+        launch, shape = self._product_launch(epilogue, shapes)
+        element = str(epilogue.element) if epilogue else "f32"
+        taken += [2] if epilogue and epilogue.bias is not None else []
+        runs.append(Run(launch, tuple(taken), (Buffer(element, tuple(shape)),)))
+        if self.tiling.parts == 1:
+            return Trial(tuple(inputs), tuple(runs))
+        rounded = str(ending.element) if ending else "f32"
+        return Trial(tuple(inputs), tuple(runs), Ending(rounded, None if bias is None else 2))
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernels that it takes."""
@@ -114,28 +166,18 @@ class ProductPlan:
 
     def apply(self, compiled: Compiled) -> None:
         """Put the dispatches in the place of the product."""
-        op, shape, tiling = self.op, self.shape, self.tiling
-        epilogue = self._epilogue()
+        op, epilogue = self.op, self._epilogue()
         operands = [
             matrix.place(op) if self._is_taken(matrix) else self._write_split(matrix, compiled)
             for matrix in (self.left, self.right)
         ]
-        sizes = [list(ir.RankedTensorType(value.type).shape)[-2:] for value in operands]
-        kernel = self._product(epilogue)
-        batch = [shape.batch] if PRODUCTS[op.name] == 3 else []
-        parts = [tiling.parts] if tiling.parts > 1 else []
+        launch, shape = self._product_launch(epilogue, [ir.RankedTensorType(v.type).shape for v in operands])
         last = epilogue.op if epilogue else op
         element = epilogue.element if epilogue else ir.F32Type.get()
-        result = ir.RankedTensorType.get([*parts, *batch, shape.m, shape.n], element, loc=op.location)
-        tiles, many = tiling.count(shape), tiling.parts if tiling.copied else shape.batch
-        numbers = (shape.m, shape.n, *sizes[0], *sizes[1], tiling.steps(shape), many)
-        if tiling.copied:
-            grid = (min(tiles * tiling.parts, MULTIPROCESSORS[tiling.architecture]), 1, 1)
-        else:
-            grid = (tiles, shape.batch, tiling.parts)
+        result = ir.RankedTensorType.get(shape, element, loc=op.location)
         taken = [*operands, *([epilogue.bias] if epilogue and epilogue.bias is not None else [])]
-        value = create_dispatch(Launch(kernel, grid, numbers), compiled[kernel], taken, result, last)
-        if parts:
+        value = create_dispatch(launch, compiled[launch.kernel], taken, result, last)
+        if self.tiling.parts > 1:
             (value,) = copy_form(_write_sum(result, last.results[0].type), [value, op.operands[2]], last)
         last.results[0].replace_all_uses_with(value)
         last.erase()
@@ -143,6 +185,20 @@ class ProductPlan:
             for between in epilogue.between:
                 between.erase()
             op.erase()
+
+    def _product_launch(self, epilogue: Epilogue | None, operands: Sequence[Sequence[int]]) -> tuple[Launch, list[int]]:
+        """The product of operands of these shapes, and the shape of what it gives."""
+        shape, tiling = self.shape, self.tiling
+        batch = [shape.batch] if PRODUCTS[self.op.name] == 3 else []
+        parts = [tiling.parts] if tiling.parts > 1 else []
+        tiles, many = tiling.count(shape), tiling.parts if tiling.copied else shape.batch
+        (*_, high_a, pitch_a), (*_, high_b, pitch_b) = operands
+        numbers = (shape.m, shape.n, high_a, pitch_a, high_b, pitch_b, tiling.steps(shape), many)
+        if tiling.copied:
+            grid = (min(tiles * tiling.parts, MULTIPROCESSORS[tiling.architecture]), 1, 1)
+        else:
+            grid = (tiles, shape.batch, tiling.parts)
+        return Launch(self._product(epilogue), grid, numbers), [*parts, *batch, shape.m, shape.n]
 
     def _epilogue(self) -> Epilogue | None:
         """Find what the kernel does to the result besides; parts are added up first."""
@@ -163,7 +219,7 @@ class ProductPlan:
         operand = "bf16" if shape.parts > 1 else shape.element
         wide = shape.n % 16 == 0
         aligned = is_aligned((epilogue.op if epilogue else self.op).results[0])
-        names = [f"product_{layout}", shape.element, f"{tiling.m}x{tiling.n}x{tiling.k}", "copied" * tiling.copied]
+        names = [f"product_{layout}", shape.element, _name_tile(tiling), "copied" * tiling.copied]
         added = f"bias_{ir.RankedTensorType(bias.type).element_type}" if bias is not None else ""
         names += [result * (result != "f32"), added, "odd" * (not wide), "unaligned" * (not aligned)]
         pitches = {name for name, matrix in (("pitch_a", self.left), ("pitch_b", self.right)) if self._is_even(matrix)}
@@ -205,21 +261,34 @@ class ProductPlan:
             1,
         )
 
+    def _split_launch(self, matrix: Matrix) -> tuple[Launch, list[int], ir.Type]:
+        """What splits or pads a matrix, the shape of what it gives and the type of its elements."""
+        *batch, rows, columns = matrix.shape
+        count, high, pitch = batch[0] if batch else 1, pad(rows), pad(columns)
+        planes = [self.shape.parts] if self.shape.parts > 1 else []
+        element = ir.BF16Type.get() if planes else ir.RankedTensorType(matrix.value.type).element_type
+        grid = (-(-high // 8) * -(-pitch // 256), count, 1)
+        launch = Launch(self._split(matrix), grid, (rows, columns, high, pitch, count))
+        return launch, [*planes, *batch, high, pitch], element
+
     def _write_split(self, matrix: Matrix, compiled: Compiled) -> ir.Value:
         """The parts of a matrix, with zeros around them; once for all products of it."""
         read = replace(matrix, transposed=False)
         if read in self.split:
             return self.split[read]
-        kernel, (*batch, rows, columns) = self._split(matrix), matrix.shape
-        count, high, pitch = batch[0] if batch else 1, pad(rows), pad(columns)
-        planes = [self.shape.parts] if self.shape.parts > 1 else []
-        element = ir.BF16Type.get() if planes else ir.RankedTensorType(matrix.value.type).element_type
-        result = ir.RankedTensorType.get([*planes, *batch, high, pitch], element, loc=self.op.location)
-        grid = (-(-high // 8) * -(-pitch // 256), count, 1)
-        launch = Launch(kernel, grid, (rows, columns, high, pitch, count))
-        value = create_dispatch(launch, compiled[kernel], [matrix.place(self.op)], result, self.op)
+        launch, shape, element = self._split_launch(matrix)
+        result = ir.RankedTensorType.get(shape, element, loc=self.op.location)
+        value = create_dispatch(launch, compiled[launch.kernel], [matrix.place(self.op)], result, self.op)
         self.split[read] = value
         return value
+
+
+def _name_tile(tiling: Tiling) -> str:
+    return "x".join(map(str, (tiling.m, tiling.n, tiling.k, tiling.warps, tiling.stages)))
+
+
+def _buffer_of(matrix: Matrix) -> Buffer:
+    return Buffer(str(ir.RankedTensorType(matrix.value.type).element_type), matrix.shape)
 
 
 def _write_sum(parts: ir.RankedTensorType, total: ir.Type) -> ir.Module:

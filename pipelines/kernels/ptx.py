@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
@@ -25,6 +25,8 @@ from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelErr
 
 INSTALL = "pip install retrograd[cuda]"
 _PROGRAM = "retrograd.tools.ptx"
+# Kernels for one process, of many; and of what Triton says.
+_SHARE, _LONGEST = 6, 500
 _SOURCES = Path(__file__).parent / "source"
 
 
@@ -47,34 +49,67 @@ def compile_kernels(kernels: Iterable[Kernel], architecture: str) -> dict[Kernel
         KernelError: Triton is not installed, or does not compile a kernel; says which.
     """
     wanted = list(dict.fromkeys(kernels))
+    # In as many processes as there are cores: a kernel of attention takes seconds.
+    found = _find(wanted, architecture, -(-len(wanted) // _count_cores()))
+    for kernel in wanted:
+        if isinstance(compiled := found[kernel], str):
+            raise KernelError(f"Triton compiles no kernels for {architecture}: {compiled}; compile with kernels='off'")
+    return {kernel: compiled for kernel, compiled in found.items() if not isinstance(compiled, str)}
+
+
+def try_kernels(
+    kernels: Iterable[Kernel], architecture: str, tell: Callable[[int, int], None]
+) -> dict[Kernel, CompiledKernel | str]:
+    """PTX for each kernel as :func:`compile_kernels`; of those that Triton does not compile, what it says. ``tell``
+    hears how many of how many are there.
+
+    Raises:
+        KernelError: Triton is not installed.
+    """
+    return _find(list(dict.fromkeys(kernels)), architecture, _SHARE, tell)
+
+
+def _find(
+    wanted: list[Kernel],
+    architecture: str,
+    share: int,
+    tell: Callable[[int, int], None] = lambda done, count: None,
+) -> dict[Kernel, CompiledKernel | str]:
+    """Kernels from the cache, or compiled in shares of so many to a process."""
     paths = {kernel: _path(kernel, architecture) for kernel in wanted}
-    found = {kernel: kept for kernel, path in paths.items() if (kept := _read(path)) is not None}
+    found: dict[Kernel, CompiledKernel | str] = {k: kept for k, path in paths.items() if (kept := _read(path))}
     missing = [kernel for kernel in wanted if kernel not in found]
-    for kernel, compiled in zip(missing, _compile(missing, architecture), strict=True):
-        found[kernel] = compiled
-        _write(paths[kernel], compiled)
+    if not missing:
+        return found
+    if find_triton() is None:
+        raise KernelError(f"Triton is not installed, which compiles kernels of our own: {INSTALL}, or kernels='off'")
+    count = -(-len(missing) // max(share, 1))
+    shares = [missing[first::count] for first in range(count)]
+    with ThreadPoolExecutor(min(count, _count_cores())) as pool:
+        for own, answers in zip(shares, pool.map(lambda own: _run_program(own, architecture), shares), strict=True):
+            for kernel, compiled in zip(own, answers, strict=True):
+                found[kernel] = compiled
+                if not isinstance(compiled, str):
+                    _write(paths[kernel], compiled)
+            tell(len(found), len(wanted))
     return found
 
 
-def _compile(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
-    """PTX for each kernel, in as many processes as there are cores: one of attention takes seconds."""
-    if not kernels:
-        return []
-    if find_triton() is None:
-        raise KernelError(f"Triton is not installed, which compiles kernels of our own: {INSTALL}, or kernels='off'")
-    count = min(len(kernels), os.cpu_count() or 1)
-    with ThreadPoolExecutor(count) as pool:
-        shares = list(pool.map(lambda first: _run_program(kernels[first::count], architecture), range(count)))
-    return [shares[number % count][number // count] for number in range(len(kernels))]
+def _count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKernel]:
+def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKernel | str]:
+    """Each kernel compiled, or why it is not; where the process ends for one of them, the others go without it."""
     request = json.dumps({"architecture": architecture, "kernels": [kernel.to_dict() for kernel in kernels]})
     ended = subprocess.run([sys.executable, "-m", _PROGRAM], input=request, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
-        raise KernelError(f"Triton compiles no kernels for {architecture}: {last[:500]}; compile with kernels='off'")
-    return [CompiledKernel(**answer) for answer in json.loads(ended.stdout)]
+    if ended.returncode == 0:
+        return [a["error"] if "error" in a else CompiledKernel(**a) for a in json.loads(ended.stdout)]
+    if len(kernels) > 1:
+        return [_run_program([kernel], architecture)[0] for kernel in kernels]
+    last = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
+    return [last[:_LONGEST]]
 
 
 def _path(kernel: Kernel, architecture: str) -> Path:

@@ -10,17 +10,20 @@ what that reads, and the rows in between are never written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.epilogues import find_epilogue
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
+from retrograd.pipelines.kernels.matrices import find_buffer
 from retrograd.pipelines.kernels.products import PRODUCTS
+from retrograd.pipelines.kernels.questions import MEASURED, Chosen, Launch, Question, Run, Trial, pick
 from retrograd.pipelines.transforms.helpers.fills import read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 
@@ -30,7 +33,7 @@ SHORTEST = 512
 FEWEST = 1 << 18
 """As do tensors of fewer elements."""
 
-_WARP, _BLOCK = 32, 1024
+_WARP = 32
 # More inputs than this, and a kernel is for IREE: so many buffers its driver passes.
 _MOST_INPUTS = 12
 _ELEMENTS = (*TYPES, "i1")
@@ -46,6 +49,23 @@ _READS = {
 _WHOLE = "(d0, d1) -> (d0, d1)"
 _RESULTS = ("(d0, d1) -> (d0)", "(d0, d1) -> (d0, 0)")
 _START = {"arith.addf": 0.0, "arith.maximumf": float("-inf")}
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """So many elements of a row at a time, by these warps."""
+
+    columns: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.columns} {self.warps} warps"
+
+
+TILES = tuple(
+    RowTile(*sizes) for sizes in ((1024, 4), (512, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
+)
+"""The tiles of a kernel along rows, first those that are taken unasked."""
 
 _HEAD = '''"""A kernel that was written for one op."""
 import triton
@@ -95,6 +115,7 @@ class Rows:
     """The family: elementwise ops, sums and maxima of rows of an odd length, of fixed sizes."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
     replaced: dict[ir.Value, ir.Value] = field(default_factory=dict, compare=False)
 
     name: ClassVar[str] = "rows"
@@ -113,9 +134,11 @@ class Rows:
             return Refusal(what, "it computes what kernels are not written for")
         if len(body.buffers) > _MOST_INPUTS:
             return Refusal(what, f"it reads {len(body.buffers)} tensors")
-        return RowPlan(
-            op, what, tuple(body.buffers), _write_kernel(op, body, value), (shape[0], shape[1]), self.replaced
-        )
+        kernels = {tile: _write_kernel(op, body, value, tile) for tile in TILES}
+        question = f"rows {shape[0]}x{shape[1]} {kernels[TILES[0]].label}"
+        tile = pick(question, TILES, self.chosen)
+        plan = RowPlan(op, what, tuple(body.buffers), kernels, tile, (shape[0], shape[1]), self.replaced, question)
+        return replace(plan, is_measured=question in self.chosen)
 
 
 def _is_along_rows(op: ir.Operation) -> bool:
@@ -247,7 +270,7 @@ def _add_buffer(value: ir.Value, map_: str, element: str, body: _Body) -> str:
     return body.statements.assign(key, load)
 
 
-def _write_kernel(op: ir.Operation, body: _Body, value: str) -> Kernel:
+def _write_kernel(op: ir.Operation, body: _Body, value: str, tile: RowTile) -> Kernel:
     """The kernel, with its source."""
     if _is_map(op):
         form, kind = _MAP, "map"
@@ -262,8 +285,8 @@ def _write_kernel(op: ir.Operation, body: _Body, value: str) -> Kernel:
     text = _HEAD.replace("BUFFERS", buffers) + form.replace("LOADS", loads).replace("VALUE", result)
     types = [str(ir.RankedTensorType(buffer.type).element_type) for buffer in body.buffers]
     pointers = (*((f"p{number}", type_) for number, type_ in enumerate(types)), ("result", element))
-    label = f"rows_{kind}_{sha256(text.encode()).hexdigest()[:8]}"
-    return Kernel(label, "rows", "along", pointers, ("columns",), (), (("BC", _BLOCK),), 4, 1, text)
+    label = f"rows_{kind}_{sha256(f'{text} {types} {tile}'.encode()).hexdigest()[:8]}"
+    return Kernel(label, "rows", "along", pointers, ("columns",), (), (("BC", tile.columns),), tile.warps, 1, text)
 
 
 @dataclass(frozen=True)
@@ -273,12 +296,32 @@ class RowPlan:
     op: ir.Operation
     what: str
     buffers: tuple[ir.Value, ...]
-    kernel: Kernel
+    by_tile: Mapping[RowTile, Kernel]
+    tile: RowTile
     shape: tuple[int, int]
     replaced: dict[ir.Value, ir.Value] = field(compare=False)
+    question: str
+    is_measured: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.kernel.label}"
+        return f"{self.what}: {self.kernel.label}" + MEASURED * self.is_measured
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel on its tiles."""
+        return self.by_tile[self.tile]
+
+    def launch(self, tile: RowTile) -> Launch:
+        """The kernel on tiles, for these sizes."""
+        rows, columns = self.shape
+        return Launch(self.by_tile[tile], (rows, -(-columns // tile.columns) if _is_map(self.op) else 1, 1), (columns,))
+
+    def questions(self) -> list[Question]:
+        """The tiles of the kernel."""
+        inputs, given = tuple(map(find_buffer, self.buffers)), (find_buffer(self.op.results[0]),)
+        taken = tuple(range(len(inputs)))
+        trials = {str(tile): Trial(inputs, (Run(self.launch(tile), taken, given),)) for tile in TILES}
+        return [Question(self.question, trials)]
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernel."""
@@ -287,11 +330,8 @@ class RowPlan:
     def apply(self, compiled: Compiled) -> None:
         """Have all that reads the op take a dispatch's result. The op stays, for nobody: what was planned of it, and is
         not applied yet, may name its values."""
-        rows, columns = self.shape
-        grid = (rows, -(-columns // _BLOCK) if _is_map(self.op) else 1, 1)
         operands = [self.replaced.get(buffer, buffer) for buffer in self.buffers]
         result = self.op.results[0]
-        launch = Launch(self.kernel, grid, (columns,))
-        value = create_dispatch(launch, compiled[self.kernel], operands, result.type, self.op)
+        value = create_dispatch(self.launch(self.tile), compiled[self.kernel], operands, result.type, self.op)
         result.replace_all_uses_with(value)
         self.replaced[result] = value

@@ -10,13 +10,16 @@ compare places with one another once for each number of a row.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
+from retrograd.pipelines.kernels.matrices import find_buffer
+from retrograd.pipelines.kernels.questions import Chosen, Launch, Question, Run, Trial
 
 _SCATTER, _UNIQUE, _MAP = "tm_tensor.scatter", "unique_indices", "dimension_map"
 _UPDATES, _PLACES, _TABLE = 0, 1, 2
@@ -53,6 +56,7 @@ class Scatters:
     """The family: f32 rows of fixed sizes, added to rows of a table that 64-bit integers name."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
 
     name: ClassVar[str] = "scatters"
 
@@ -105,14 +109,25 @@ class ScatterPlan:
         """The kernels that it takes."""
         return {RANK: False, SEGMENTS: True}
 
+    def questions(self) -> list[Question]:
+        """One choice of tiles: what to run, and nothing to measure."""
+        updates, places, table = (find_buffer(operand) for operand in self.op.operands)
+        places, (ranks, sums) = replace(places, below=table.shape[0]), self._launches()
+        runs = (Run(ranks, (0,), (Buffer("i32", (self.count,)),)), Run(sums, (3, 0, 1, 2), ()))
+        text = f"scatters {self.count} of {self.width} into {table.shape[0]}"
+        return [Question(text, {"the only": Trial((places, updates, table), runs)})]
+
+    def _launches(self) -> tuple[Launch, Launch]:
+        """The order of the places, and the sums."""
+        grid = (self.count, -(-self.width // _WIDTH), 1)
+        ranks = Launch(RANK, (-(-self.count // _RANKED), 1, 1), (self.count,))
+        return ranks, Launch(SEGMENTS, grid, (self.count, self.width), written=3)
+
     def apply(self, compiled: Compiled) -> None:
         """Put the dispatches in the place of the scatter."""
-        op = self.op
+        op, (ranks, sums) = self.op, self._launches()
         order = ir.RankedTensorType.get([self.count], ir.IntegerType.get_signless(32), loc=op.location)
-        ranks = Launch(RANK, (-(-self.count // _RANKED), 1, 1), (self.count,))
         ranked = create_dispatch(ranks, compiled[RANK], [op.operands[_PLACES]], order, op)
-        grid = (self.count, -(-self.width // _WIDTH), 1)
-        sums = Launch(SEGMENTS, grid, (self.count, self.width), written=3)
         operands = [ranked, op.operands[_PLACES], op.operands[_UPDATES], op.operands[_TABLE]]
         value = create_dispatch(sums, compiled[SEGMENTS], operands, op.results[0].type, op)
         op.results[0].replace_all_uses_with(value)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -41,6 +42,10 @@ class Tiling:
     copied: bool = False
     parts: int = 1
 
+    def __str__(self) -> str:
+        sizes = f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages"
+        return sizes + " copied" * self.copied + (f" {self.parts} parts" if self.parts > 1 else "")
+
     def count(self, shape: Shape) -> int:
         """Tiles of one product."""
         return -(-shape.m // self.m) * -(-shape.n // self.n)
@@ -57,6 +62,7 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_12
 # Of an H100, less what a sum of parts does not reach of it: bytes in a second.
 _BANDWIDTH = 2.5e12
 _MOST_PARTS = 8
+_MOST_DIVISIONS = 2
 # A part has so many steps at the least.
 _FEWEST_STEPS = 8
 _SMALL, _LARGE = 64, 128
@@ -114,17 +120,82 @@ ARCHITECTURES = tuple(sorted(_TILES, key=lambda name: int(name[3:])))
 """Those that there are tiles for."""
 
 
+# Not unasked, but where a device can tell: of each the rate is supposed.
+_TRIED: dict[str, dict[int, tuple[Tiling, ...]]] = {
+    "sm_90": {
+        3: (
+            Tiling("sm_90", 128, 128, 32, 8, 3, rate=105),
+            Tiling("sm_90", 64, 256, 32, 8, 3, rate=105),
+            Tiling("sm_90", 128, 64, 32, 4, 3, rate=100, resident=2),
+            Tiling("sm_90", 64, 128, 32, 4, 2, rate=100, resident=2),
+            Tiling("sm_90", 64, 128, 64, 4, 2, rate=100),
+            Tiling("sm_90", 64, 64, 32, 4, 3, rate=80, resident=3),
+        ),
+        1: (
+            Tiling("sm_90", 256, 128, 64, 8, 3, rate=700, copied=True),
+            Tiling("sm_90", 128, 256, 64, 8, 4, rate=720, copied=True),
+            Tiling("sm_90", 128, 128, 64, 4, 4, rate=620, copied=True),
+            Tiling("sm_90", 128, 128, 128, 8, 3, rate=600, copied=True),
+            Tiling("sm_90", 64, 256, 64, 4, 4, rate=600, copied=True),
+            Tiling("sm_90", 128, 64, 64, 4, 5, rate=500, copied=True),
+            Tiling("sm_90", 64, 128, 64, 4, 5, rate=500, copied=True),
+            Tiling("sm_90", 128, 256, 64, 8, 3, rate=600),
+            Tiling("sm_90", 64, 128, 64, 4, 4, rate=400, resident=2),
+        ),
+    },
+    "sm_80": {
+        3: (Tiling("sm_80", 128, 64, 32, 4, 3, rate=35), Tiling("sm_80", 128, 128, 32, 8, 2, rate=35)),
+        1: (
+            Tiling("sm_80", 128, 256, 32, 8, 3, rate=220),
+            Tiling("sm_80", 128, 128, 32, 4, 4, rate=210),
+            Tiling("sm_80", 128, 64, 64, 4, 3, rate=180, resident=2),
+            Tiling("sm_80", 64, 128, 64, 4, 3, rate=180, resident=2),
+        ),
+    },
+}
+for _name in ("sm_86", "sm_89", "sm_120"):
+    _TRIED[_name] = {
+        3: (Tiling(_name, 128, 64, 32, 4, 2, rate=25), Tiling(_name, 64, 128, 32, 8, 2, rate=25)),
+        1: (
+            Tiling(_name, 128, 64, 64, 4, 2, rate=120),
+            Tiling(_name, 64, 128, 64, 4, 2, rate=120),
+            Tiling(_name, 128, 128, 32, 4, 3, rate=130),
+        ),
+    }
+
+
 def choose_tiling(shape: Shape, architecture: str) -> Tiling:
-    """The tiling that is expected to take the least time.
+    """The tiling that is expected to take the least time, of those that were measured.
 
     Raises:
         KeyError: an architecture that is none of ``ARCHITECTURES``.
     """
-    return min(_find_tilings(shape, architecture), key=lambda tiling: estimate_seconds(shape, tiling))
+    found = _divide(_TILES[architecture][shape.parts], shape)
+    return min(found, key=lambda tiling: estimate_seconds(shape, tiling))
 
 
-def _find_tilings(shape: Shape, architecture: str) -> Iterator[Tiling]:
-    for tiling in _TILES[architecture][shape.parts]:
+def list_tilings(shape: Shape, architecture: str, most: int) -> tuple[Tiling, ...]:
+    """So many tilings that a device may find the fastest: the one that is taken unasked first, then those that are
+    expected to take the least time, each in at most two numbers of parts.
+
+    Raises:
+        KeyError: an architecture that is none of ``ARCHITECTURES``.
+    """
+    first = choose_tiling(shape, architecture)
+    kinds = (*_TILES[architecture][shape.parts], *_TRIED[architecture][shape.parts])
+    found = sorted(_divide(kinds, shape), key=lambda tiling: estimate_seconds(shape, tiling))
+    listed, counts = [first], Counter([replace(first, parts=1)])
+    for tiling in found:
+        kind = replace(tiling, parts=1)
+        if tiling != first and counts[kind] < _MOST_DIVISIONS:
+            listed.append(tiling)
+            counts[kind] += 1
+    return tuple(listed[:most])
+
+
+def _divide(kinds: Sequence[Tiling], shape: Shape) -> Iterator[Tiling]:
+    """Those of some tilings that a product can have, in all numbers of parts that it can."""
+    for tiling in kinds:
         if tiling.copied and shape.batch > 1:
             continue
         if not tiling.copied and (pad(shape.m) % tiling.m or pad(shape.n) % tiling.n):

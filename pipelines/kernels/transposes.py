@@ -10,16 +10,17 @@ on the way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.dispatch import Launch, create_dispatch
+from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.expressions import TYPES
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.matrices import is_aligned
+from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
+from retrograd.pipelines.kernels.questions import MEASURED, Chosen, Launch, Question, Run, Trial, pick
 from retrograd.pipelines.transforms.helpers.generics import is_elementwise, read_inputs, read_maps
 from retrograd.pipelines.transforms.helpers.uses import only_user
 
@@ -30,10 +31,24 @@ FEWEST = 1 << 14
 SHORTEST = 32
 """As do matrices with no side shorter than this."""
 
-_TILE, _WARPS = 2048, 4
 _MOST_MATRICES = 65535
 _FLOATS = tuple(name for name in TYPES if not name.startswith("i"))
 _CONVERSIONS = ("arith.truncf", "arith.extf")
+
+
+@dataclass(frozen=True)
+class TransposeTile:
+    """So many elements at a time, by these warps."""
+
+    elements: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.elements} {self.warps} warps"
+
+
+TILES = tuple(TransposeTile(*sizes) for sizes in ((2048, 4), (1024, 2), (1024, 4), (2048, 8), (4096, 4), (4096, 8)))
+"""The tiles of a transpose, first those that are taken unasked."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class Transposes:
     """The family: the last two axes, or groups of axes, change places; of fixed sizes."""
 
     architecture: str
+    chosen: Chosen = field(default_factory=dict)
 
     name: ClassVar[str] = "transposes"
 
@@ -62,7 +78,9 @@ class Transposes:
         elements = [str(ir.RankedTensorType(value.type).element_type) for value in (op.operands[0], end.results[0])]
         if not set(elements) <= set(_FLOATS):
             return Refusal(what, f"it is of {elements[0]}")
-        return TransposePlan(op, end, what, matrices, (elements[0], elements[1]))
+        plan = TransposePlan(op, end, what, matrices, (elements[0], elements[1]))
+        tile = pick(plan.question, TILES, self.chosen)
+        return replace(plan, tile=tile, is_measured=plan.question in self.chosen)
 
 
 def find_matrices(shape: Sequence[int], order: Sequence[int]) -> tuple[int, int, int] | None:
@@ -104,9 +122,23 @@ class TransposePlan:
     what: str
     matrices: tuple[int, int, int]
     elements: tuple[str, str]
+    tile: TransposeTile = TILES[0]
+    is_measured: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what}: {self._kernel().label}"
+        return f"{self.what}: {self._kernel().label}" + MEASURED * self.is_measured
+
+    @property
+    def question(self) -> str:
+        """What tiles are asked for by."""
+        count, rows, columns = self.matrices
+        return f"transposes {count} of {rows}x{columns} {self.elements[0]} to {self.elements[1]}"
+
+    def questions(self) -> list[Question]:
+        """The tiles of the kernel."""
+        inputs, given = (find_buffer(self.op.operands[0]),), (find_buffer(self.end.results[0]),)
+        launches = {str(tile): replace(self, tile=tile).launch() for tile in TILES}
+        return [Question(self.question, {t: Trial(inputs, (Run(n, (0,), given),)) for t, n in launches.items()})]
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernel."""
@@ -115,7 +147,7 @@ class TransposePlan:
     def launch(self) -> Launch:
         """The kernel for these sizes."""
         count, rows, columns = self.matrices
-        high, wide = self._tile()
+        high, wide = self._sides()
         return Launch(self._kernel(), (-(-rows // high) * -(-columns // wide), count, 1), (rows, columns))
 
     def apply(self, compiled: Compiled) -> None:
@@ -127,20 +159,27 @@ class TransposePlan:
             self.end.erase()
         self.op.erase()
 
-    def _tile(self) -> tuple[int, int]:
+    def _sides(self) -> tuple[int, int]:
         """Rows and columns of a tile, powers of two: all of the short side."""
         _, rows, columns = self.matrices
         short = 1 << (min(rows, columns) - 1).bit_length()
-        return (short, _TILE // short) if rows < columns else (_TILE // short, short)
+        long = max(1, self.tile.elements // short)
+        return (short, long) if rows < columns else (long, short)
 
     def _kernel(self) -> Kernel:
         _, rows, columns = self.matrices
-        high, wide = self._tile()
+        high, wide = self._sides()
         even = [name for name, size in (("rows", rows), ("columns", columns)) if size % 16 == 0]
         aligned = [
             name for name, value in (("x", self.op.operands[0]), ("y", self.end.results[0])) if is_aligned(value)
         ]
-        names = ["transpose", *self.elements, f"{high}x{wide}", *even, *(f"{name}16" for name in aligned)]
+        names = [
+            "transpose",
+            *self.elements,
+            f"{high}x{wide}x{self.tile.warps}",
+            *even,
+            *(f"{name}16" for name in aligned),
+        ]
         return Kernel(
             label="_".join(names),
             source="transposes",
@@ -149,6 +188,6 @@ class TransposePlan:
             numbers=("rows", "columns"),
             aligned=(*aligned, *even),
             constants=(("BR", high), ("BC", wide)),
-            warps=_WARPS,
+            warps=self.tile.warps,
             stages=1,
         )

@@ -126,6 +126,11 @@ class Progress:
         if self.listener is not None and not callable(self.listener):
             raise TypeError(f"progress is a function that is called with a phase's name, or None; got {self.listener}")
 
+    def tell(self, text: str) -> None:
+        """Announce how far a phase is."""
+        if self.listener is not None:
+            self.listener(text)
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Announce a phase and time it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from retrograd.pipelines.devices.device_targets import DATA_TILING
 from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.kernels.questions import write_chosen
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Step:
     """A pass of the lowering, where it is run and why it is there, and stands there.
 
     ``name`` is a pass as a pipeline has it; ``options`` are what it is given besides, and for which targets: ``{arch}``
-    in them is the architecture of the first device. ``TWINS_ALONE`` is for what no file is written of.
+    in them is the architecture of the first device, and ``{tiles}`` the target's tiles of kernels of the families that
+    stand there. ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are.
     """
 
     name: str
@@ -74,19 +76,33 @@ class Step:
     why: str
     options: tuple[tuple[str, Where], ...] = ()
 
-    def text(self, target: Target | None, *, twins_alone: bool) -> str:
+    def text(self, target: Target | None, *, twins_alone: bool, asking: bool = False) -> str:
         """The pass with its options, in a pipeline's text."""
-        arch = "" if target is None else target.devices[0].architecture
-        chosen = [text for text, where in self.options if (twins_alone if where is TWINS_ALONE else where.asks(target))]
-        return self.name + (f"{{{' '.join(chosen)}}}" if chosen else "").replace("{arch}", arch)
+        marked = {TWINS_ALONE: twins_alone, ASKING: asking}
+        chosen = [text for text, where in self.options if (marked[where] if where in marked else where.asks(target))]
+        if target is not None:
+            own = {
+                q: t
+                for q, t in target.tiles
+                if any(text.endswith(f"families={q.partition(' ')[0]}") for text in chosen)
+            }
+            tiles = write_chosen(own)
+            chosen = [text.format(arch=target.devices[0].architecture, tiles=tiles) for text in chosen]
+        return self.name + (f"{{{' '.join(chosen)}}}" if chosen else "")
 
 
 TWINS_ALONE = Where("all, for what is called from here alone", lambda _: False)
+ASKING = Where("CUDA, to ask which tiles kernels could have", lambda _: False)
 
 
 def _convert_to_kernels(family: str, why: str) -> Step:
     where = _with_kernels(family)
-    return Step("convert-linalg-to-kernels", where, why, ((f"arch={{arch}} families={family}", where),))
+    tiled = Where(
+        f"CUDA with tiles of {family} chosen",
+        lambda target: any(question.startswith(f"{family} ") for question, _ in target.tiles),
+    )
+    options = ((f"arch={{arch}} families={family}", where), ('tiles="{tiles}"', tiled), ("ask=true ptx=none", ASKING))
+    return Step("convert-linalg-to-kernels", where, why, options)
 
 
 LOWERING: tuple[Step, ...] = (
@@ -192,10 +208,11 @@ LOWERING: tuple[Step, ...] = (
 )
 
 
-def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False) -> str:
+def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False, asking: bool = False) -> str:
     """The passes from staged functions to linalg for a target, as text; without one, what all have in common.
 
     ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
+    ``asking`` is for a module that is not compiled: which tiles its kernels could have is noted in it.
     """
-    chosen = [step.text(target, twins_alone=twins_alone) for step in LOWERING if step.where.asks(target)]
+    chosen = [step.text(target, twins_alone=twins_alone, asking=asking) for step in LOWERING if step.where.asks(target)]
     return f"builtin.module({','.join(chosen)})"

@@ -21,6 +21,7 @@ _LIBRARY = "libcuda.so.1"
 _P, _U, _N, _D = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadData": (_P, _P),
+    "cuModuleUnload": (_P,),
     "cuModuleGetFunction": (_P, _P, ctypes.c_char_p),
     "cuFuncSetAttribute": (_P, ctypes.c_int, ctypes.c_int),
     "cuLaunchKernelEx": (_P, _P, _P, _P),
@@ -161,6 +162,14 @@ class Driver:
         module = ctypes.c_void_p()
         self.check(self._library.cuModuleLoadData(ctypes.byref(module), image), "load its kernels")
         return module
+
+    def unload_module(self, module: ctypes.c_void_p) -> None:
+        """Take code off the current context again, when nothing of it runs any more.
+
+        Raises:
+            ExecutionError: the driver refused it.
+        """
+        self.check(self._library.cuModuleUnload(module), "unload kernels")
 
     def find_function(self, module: ctypes.c_void_p, name: str, shared: int) -> ctypes.c_void_p:
         """A kernel of a module, which may use ``shared`` bytes of shared memory that it gets at launch.

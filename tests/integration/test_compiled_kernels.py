@@ -69,7 +69,7 @@ def test_a_kernel_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     first = compile_kernels([RANK], "sm_90")
     (path,) = (tmp_path / "kernels").iterdir()
-    monkeypatch.setattr(ptx, "_compile", lambda kernels, architecture: [NO_PTX] * len(kernels))
+    monkeypatch.setattr(ptx, "_run_program", lambda kernels, architecture: [NO_PTX] * len(kernels))
     assert compile_kernels([RANK], "sm_90") == first
     # What was altered is compiled anew.
     fields = json.loads(path.read_text())

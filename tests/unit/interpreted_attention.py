@@ -18,6 +18,7 @@ from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.frontend.decompositions.attention import flash_attention
 from retrograd.pipelines.kernels.attention import ATTENTION, BACKWARD, Step, find_grid, read_steps, write_kernel
+from retrograd.pipelines.kernels.attention_tiles import choose_tile
 from retrograd.pipelines.kernels.source import attention as source
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3}
@@ -129,7 +130,8 @@ def write_module(case: Case, mask: list[int], element: str) -> str:
 
 def launch(step: Step, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Run a step on arguments of the function, and on what steps before it gave, by name."""
-    kernel = write_kernel(step, "sm_90")
+    tile = choose_tile(step.kind, step.element, step.first.shape[3], "sm_90")
+    kernel = write_kernel(step, tile)
     types = {"f32": torch.float32, "f16": torch.float16}
     given = {
         name: torch.full(ir.RankedTensorType(given.type).shape, math.nan, dtype=types[step.element])
@@ -143,7 +145,7 @@ def launch(step: Step, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     assert names == [*(name for name, _ in kernel.pointers), *kernel.numbers], (names, kernel)
     assert list(taken | given) == [name for name, _ in kernel.pointers]
     numbers = dict(zip(kernel.numbers, step.numbers.values(), strict=True))
-    function[find_grid(step, "sm_90")](**taken, **given, **numbers, **dict(kernel.constants))
+    function[find_grid(step, tile)](**taken, **given, **numbers, **dict(kernel.constants))
     return given
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.kernels.columns import ColumnPlan, Columns
-from retrograd.pipelines.kernels.dispatch import Launch
+from retrograd.pipelines.kernels.questions import Launch
 
 # Images and rows of a matrix; sizes that no tile divides.
 CASES = (((3, 35, 33, 80), "f16"), ((4100, 65), "f32"))
@@ -135,7 +135,7 @@ def run_plan(text: str, tensors: dict[str, Tensor], folder: Path) -> list[Tensor
         assert isinstance(plan, ColumnPlan) and len(plan.results) == 2
         names = dict(zip(block.arguments, tensors, strict=True))
         values = [tensors[names[buffer]] for buffer in plan.body.buffers]
-        for launch in plan.launches():
+        for launch in plan.launches(plan.tiles):
             given = [torch.full((launch.grid[1], plan.body.shape[-1]), math.nan) for _ in plan.results]
             run(launch, values, given, folder)
             values = given

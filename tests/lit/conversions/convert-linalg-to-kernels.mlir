@@ -40,7 +40,7 @@ func.func @split(%x: tensor<300x1000xf32>, %w: tensor<256x1000xf32>, %y: tensor<
 #column = affine_map<(d0, d1) -> (d1)>
 // CHECK-LABEL: func.func @epilogue(
 // CHECK-SAME: %[[X:.*]]: tensor<4096x768xbf16>, %[[W:.*]]: tensor<768x3072xbf16>, %[[B:.*]]: tensor<3072xbf16>
-// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], %[[B]], {{.*}}@product_nn_bf16_128x256x64_copied_bf16_bias_bf16{{.*}} -> tensor<4096x3072xbf16>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], %[[B]], {{.*}}@product_nn_bf16_128x256x64x8x3_copied_bf16_bias_bf16{{.*}} -> tensor<4096x3072xbf16>
 // CHECK-NEXT: return %[[R]]
 func.func @epilogue(%x: tensor<4096x768xbf16>, %w: tensor<768x3072xbf16>, %b: tensor<3072xbf16>)
     -> tensor<4096x3072xbf16> {
@@ -459,10 +459,10 @@ func.func @one_after_the_other(%x: tensor<4096x96xf32>, %y: tensor<256x96xf32>)
 // Filters of nine taps are turned around, and rounded, by one kernel; what has no short side, or few elements, stays.
 
 #filters = affine_map<(d0, d1, d2, d3) -> (d0, d1, d2, d3)>
-// CHECK: bwd.kernels = ["transposes of 256 x 128 x 9: transpose_f32_bf16_128x16_rows_x16_y16"]
+// CHECK: bwd.kernels = ["transposes of 256 x 128 x 9: transpose_f32_bf16_128x16x4_rows_x16_y16"]
 // CHECK-LABEL: func.func @filters(
 // CHECK-SAME: %[[W:.*]]: tensor<256x128x3x3xf32>
-// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[W]], {{.*}}@transpose_f32_bf16_128x16_rows_x16_y16{{.*}} -> tensor<256x3x3x128xbf16>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[W]], {{.*}}@transpose_f32_bf16_128x16x4_rows_x16_y16{{.*}} -> tensor<256x3x3x128xbf16>
 // CHECK: linalg.transpose {{.*}}64x96x128
 // CHECK: linalg.transpose {{.*}}8x16x9
 // CHECK: return %[[R]]

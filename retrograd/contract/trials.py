@@ -1,0 +1,81 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Describes, as plain data, kernels to be run by themselves on a CUDA device: to be timed, or looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of elements, MLIR's name of them; integers are from zero to less than ``below``."""
+
+    element: str
+    shape: tuple[int, ...]
+    below: int = 2
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch of a kernel whose PTX is given: blocks of ``threads``, bytes of shared memory, and of scratch memory for
+    each block, the grid, the numbers of its buffers, and its own numbers, which have 32 bits."""
+
+    ptx: str
+    entry: str
+    threads: int
+    shared: int
+    scratch: int
+    grid: tuple[int, int, int]
+    buffers: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is computed of the last buffer behind the kernels: its sum over the first axis, to which the buffer ``bias``
+    is added, rounded to ``element``."""
+
+    element: str
+    bias: int | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls one after the other: buffers are ``inputs``, and behind them those that calls give, the last of which are
+    results of the whole. ``updated`` is the input that they write to, if they do."""
+
+    inputs: tuple[Buffer, ...]
+    given: tuple[Buffer, ...]
+    calls: tuple[Call, ...]
+    results: tuple[int, ...]
+    updated: int | None = None
+    ending: Ending | None = None
+
+    @property
+    def element(self) -> str:
+        """The type of its results' elements, the first of several."""
+        buffers = (*self.inputs, *self.given)
+        return self.ending.element if self.ending else buffers[self.results[0]].element
+
+
+def read_work(fields: Mapping[str, Any]) -> Work:
+    """Work from JSON of its fields."""
+    calls = [
+        Call(
+            **{
+                **call,
+                "grid": tuple(call["grid"]),
+                "buffers": tuple(call["buffers"]),
+                "numbers": tuple(call["numbers"]),
+            }
+        )
+        for call in fields["calls"]
+    ]
+    ending = None if fields["ending"] is None else Ending(**fields["ending"])
+    inputs, given = (
+        [Buffer(b["element"], tuple(b["shape"]), b["below"]) for b in fields[n]] for n in ("inputs", "given")
+    )
+    return Work(tuple(inputs), tuple(given), tuple(calls), tuple(fields["results"]), fields["updated"], ending)
