@@ -17,7 +17,7 @@ TYPED  := build/typecheck/retrograd
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick bytecode lint types lit lit-then-unit lit-then-all unit integration coverage models fuzz vulkan-driver test-gpu test-long test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
+.PHONY: help setup demo test quick bytecode lint types lit lit-then-unit lit-then-all unit integration coverage models fuzz vulkan-driver test-gpu sanitize-gpu test-long test-budgets test-precisions long wheel bench bench-gpu bench-memory format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device; fails without one
 	@devices=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	if [ $$devices -lt 2 ]; then echo "one device: tests/gpu/test_two_gpus.py is left out"; two=--ignore=tests/gpu/test_two_gpus.py; fi; \
 	echo $(BIN)/python -m pytest tests/gpu $$two; $(BIN)/python -m pytest tests/gpu $$two
+
+sanitize-gpu: $(STAMP) ## kernels of our own on small tensors under compute-sanitizer, memcheck and racecheck (two minutes); ARGS=--all: all tiles
+	$(BIN)/python tests/gpu/sanitize.py $(ARGS)
 
 test-long: $(STAMP) ## all tests that need no device, those that `make test` leaves out too; ARGS="-m long" for these alone
 	$(PYTEST) tests/integration tests/unit tests/upstream $(ARGS)

@@ -231,14 +231,62 @@ class AttentionBackwardOp(Bwd.Operation, name="attention_backward", traits=[ext.
     @staticmethod
     def verify_invariants(op: Any) -> bool:
         """Check operands, results and attributes."""
-        problem = _find_shape_problem(op, ["value"] * 7, ["value"] * 3)
-        if problem is None:
-            gradient, query, key, value, output, logsumexp, mask = op.operands
-            problem = _find_attention_problem(op, [query, key, value, mask], [query, key, value], logsumexp)
-            for number, other in ((0, gradient), (4, output)):
-                if problem is None and other.type != query.type:
-                    problem = f"expects operand {number} of the query's type {query.type}, found {other.type}"
-        return _report(op, problem)
+        return _report(op, _find_shape_problem(op, ["value"] * 7, ["value"] * 3) or _find_gradient_problem(op))
+
+
+class DroppedAttentionOp(Bwd.Operation, name="dropped_attention", traits=[ext.Pure]):
+    """Attention that leaves out weights with the chance `dropout`, those whose numbers are less in
+    ``retrograd.uniform(seed, stream, B x H x L x S)``, and divides the others by one less the chance. Log-sum-exps are
+    of all scores."""
+
+    query: ext.Operand[Any]
+    key: ext.Operand[Any]
+    value: ext.Operand[Any]
+    mask: ext.Operand[Any]
+    seed: ext.Operand[Any]
+    causal: ir.IntegerAttr
+    scale: ir.FloatAttr
+    dropout: ir.FloatAttr
+    stream: ir.IntegerAttr
+    output: ext.Result[Any]
+    logsumexp: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        operands, results = ["value"] * 5, ["value"] * 2
+        return _report(
+            op,
+            _find_shape_problem(op, operands, results)
+            or _find_attention_problem(op, list(op.operands)[:4], [op.operands[0], None], op.results[1])
+            or _find_dropout_problem(op),
+        )
+
+
+class DroppedAttentionBackwardOp(Bwd.Operation, name="dropped_attention_backward", traits=[ext.Pure]):
+    """The gradients of `dropped_attention`, as `attention_backward` has them."""
+
+    gradient: ext.Operand[Any]
+    query: ext.Operand[Any]
+    key: ext.Operand[Any]
+    value: ext.Operand[Any]
+    output: ext.Operand[Any]
+    logsumexp: ext.Operand[Any]
+    mask: ext.Operand[Any]
+    seed: ext.Operand[Any]
+    causal: ir.IntegerAttr
+    scale: ir.FloatAttr
+    dropout: ir.FloatAttr
+    stream: ir.IntegerAttr
+    query_gradient: ext.Result[Any]
+    key_gradient: ext.Result[Any]
+    value_gradient: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        problem = _find_shape_problem(op, ["value"] * 8, ["value"] * 3) or _find_gradient_problem(op)
+        return _report(op, problem or _find_dropout_problem(op))
 
 
 def _report(op: Any, problem: str | None) -> bool:
@@ -311,6 +359,29 @@ def _find_attention_problem(
         return f"expects attribute 'scale' to be an f32, found {show_attribute(scale)}"
     if not scale.value > 0:
         return f"expects attribute 'scale' to be positive, found {scale}"
+    return None
+
+
+def _find_gradient_problem(op: Any) -> str | None:
+    """Says what is wrong with the gradients of attention."""
+    gradient, query, key, value, output, logsumexp, mask = list(op.operands)[:7]
+    problem = _find_attention_problem(op, [query, key, value, mask], [query, key, value], logsumexp)
+    for number, other in ((0, gradient), (4, output)):
+        if problem is None and other.type != query.type:
+            problem = f"expects operand {number} of the query's type {query.type}, found {other.type}"
+    return problem
+
+
+def _find_dropout_problem(op: Any) -> str | None:
+    """Says what is wrong with the seed, which is the last operand, and with what is dropped."""
+    *_, seed = op.operands
+    if str(seed.type) != "tensor<2xi64>":
+        return f"expects a seed tensor<2xi64>, found {seed.type}"
+    dropout, stream = _attribute(op, "dropout"), _attribute(op, "stream")
+    if not isinstance(dropout, ir.FloatAttr) or str(dropout.type) != "f32" or not 0 < dropout.value < 1:
+        return f"expects attribute 'dropout' to be an f32 between 0 and 1, found {show_attribute(dropout)}"
+    if not isinstance(stream, ir.IntegerAttr) or str(stream.type) != "i64" or stream.value < 0:
+        return f"expects attribute 'stream' to be an i64 of 0 or more, found {show_attribute(stream)}"
     return None
 
 

@@ -38,15 +38,9 @@ def flash_attention(
     _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu")
     repeats = query.shape[1] // key.shape[1]
     q, k, v = _computed(query), all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
-    scores = _scores(q, k, is_causal, attn_mask, scale)
-    highest = scores.amax(-1, keepdim=True)
-    highest = torch.where(highest == -math.inf, 0.0, highest)
-    exponentials = torch.exp(scores - highest)
-    total = exponentials.sum(-1, keepdim=True)
-    total = torch.where(total == 0, 1.0, total)
-    output = torch.matmul(exponentials / total, v).to(query.dtype)
-    lse = (highest + torch.log(total)).squeeze(-1)
-    return _laid_out_like(output, query), _swapped_layout(lse)
+    weights, lse = softmax_sums(attention_scores(q, k, is_causal, attn_mask, scale))
+    output = torch.matmul(weights, v).to(query.dtype)
+    return _laid_out_like(output, query), _swapped_layout(lse.squeeze(-1))
 
 
 def flash_attention_backward(
@@ -67,7 +61,7 @@ def flash_attention_backward(
     repeats = query.shape[1] // key.shape[1]
     g, q, o = _computed(grad), _computed(query), _computed(out)
     k, v = all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
-    weights = torch.exp(_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
+    weights = torch.exp(attention_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
     grad_weights = torch.matmul(g, v.transpose(-1, -2))
     centred = grad_weights - (g * o).sum(-1, keepdim=True)
     grad_scores = weights * centred * score_scale(q, scale)
@@ -81,7 +75,8 @@ def flash_attention_backward(
     )
 
 
-def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
+def attention_scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> Tensor:
+    """The scores of queries and keys of as many heads, minus infinity where none counts."""
     scores = torch.matmul(q, k.transpose(-1, -2)) * score_scale(q, scale)
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
@@ -89,6 +84,16 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: f
         rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[-2], k.shape[-2]))
         scores = torch.where(columns.unsqueeze(0) <= rows.unsqueeze(1), scores, -math.inf)
     return scores
+
+
+def softmax_sums(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of rows, zeros where nothing counts, and the log-sum-exp of each, 0 there."""
+    highest = scores.amax(-1, keepdim=True)
+    highest = torch.where(highest == -math.inf, 0.0, highest)
+    exponentials = torch.exp(scores - highest)
+    total = exponentials.sum(-1, keepdim=True)
+    total = torch.where(total == 0, 1.0, total)
+    return exponentials / total, highest + torch.log(total)
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:

@@ -15,9 +15,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.python.source_locations import CaptureError
-
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -39,9 +36,9 @@ def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
 
     Element ``i`` in row-major order has the counter ``(i, stream, seed[1])`` and the key ``seed[0]``.
     """
-    place = torch.arange(prod(sizes), dtype=torch.int64)
+    place = torch.arange(prod(sizes), dtype=torch.int64, device=seed.device)
     words = [w for number in seed for w in (number & _MASK, (number >> 32) & _MASK)]
-    first, *_ = philox((place, torch.tensor(stream), words[2], words[3]), (words[0], words[1]))
+    first, *_ = philox((place, torch.tensor(stream, device=seed.device), words[2], words[3]), (words[0], words[1]))
     return ((first >> 8).to(torch.float32) * 2.0**-24).reshape(list(sizes))
 
 
@@ -82,43 +79,7 @@ DRAW_SEED = torch.ops.retrograd.draw_seed.default
 UNIFORM = torch.ops.retrograd.uniform.default
 
 
-def share_seed(graph_module: torch.fx.GraphModule) -> None:
-    """Give a traced graph one seed, drawn in front of all else, and each random op in it a stream of its own.
-
-    Raises:
-        CaptureError: the backward draws numbers of its own; names the line.
-    """
-    graph = graph_module.graph
-    for stream, node in enumerate(graph.find_nodes(op="call_function", target=UNIFORM)):
-        if node.meta.get("partitioner_tag") == "is_backward":
-            raise CaptureError(
-                f"the backward draws random numbers, at {_line(node)}",
-                "under activation checkpointing they would not be the forward's: checkpoint a part that draws none, or "
-                "leave out the checkpoint, since partition='min-cut' recomputes what is cheap",
-            )
-        seed, _, sizes = node.args
-        node.args = (seed, stream, sizes)
-    seeds = graph.find_nodes(op="call_function", target=DRAW_SEED)
-    if not seeds:
-        return
-    first = seeds[0]
-    (*_, last) = graph.find_nodes(op="placeholder") or (None,)
-    if last is not None:
-        last.append(first)
-    for seed in seeds[1:]:
-        seed.replace_all_uses_with(first)
-        graph.erase_node(seed)
-    if not first.users:
-        graph.erase_node(first)
-    graph.lint()
-    recompile_when_called(graph_module)
-
-
 def find_seed(graph: torch.fx.Graph) -> torch.fx.Node | None:
     """The node that draws the seed of a graph, if it has random ops."""
     nodes = graph.find_nodes(op="call_function", target=DRAW_SEED)
     return nodes[0] if nodes else None
-
-
-def _line(node: torch.fx.Node) -> str:
-    return (node.stack_trace or "an unknown place").strip().splitlines()[0].strip()

@@ -16,7 +16,7 @@ from retrograd.frontend.complex_numbers.split import split_complex
 from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.hooks.pack_hooks import HookPair, mark_values
 from retrograd.frontend.layers.class_losses import shorten_class_losses
-from retrograd.frontend.layers.random_ops import share_seed
+from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from retrograd.frontend.layers.dropped_attention import ATTENTION
+from retrograd.frontend.layers.random_ops import DRAW_SEED
 from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
 from retrograd.frontend.libraries.attention_calls import describe, take_call
 from retrograd.frontend.python.value_questions import AnsweredQuestions
@@ -72,29 +75,42 @@ class PortableAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         query = args[0] if args else (kwargs or {}).get("query")
-        if func is F.scaled_dot_product_attention and isinstance(query, Tensor):
-            _note_dropout(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention and isinstance(query, Tensor) and query.is_cuda:
+        if func is not F.scaled_dot_product_attention or not isinstance(query, Tensor):
+            return func(*args, **(kwargs or {}))
+        output = _attend_dropped(*args, **(kwargs or {}))
+        if output is None and query.is_cuda:
             output = _attend(*args, **(kwargs or {}))
-            if output is not None:
-                return output
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            if output is None:
+                with sdpa_kernel(SDPBackend.MATH):
+                    return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if output is None else output
 
 
-def _note_dropout(
+def _attend_dropped(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **_: Any,
-) -> None:
-    """Note that no kernel of ours has dropout: the op that they are found by has none either."""
-    if dropout_p:
-        take_call(describe(query, key, value, dropout_p))
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Attention with dropout, where kernels of our own take it; elsewhere ``None``."""
+    if not dropout_p or query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
+        return None
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _added(attn_mask, query)
+    if not take_call(replace(describe(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale), is_seeded=True)):
+        return None
+    given = (query, key, value, dropout_p, is_causal, attn_mask, scale, DRAW_SEED(), 0)
+    output: Tensor = ATTENTION(*given)[0]
+    return output
+
+
+def _added(mask: Tensor, query: Tensor) -> Tensor:
+    """What is added to scores for a mask of which those count."""
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
 def _attend(
@@ -112,7 +128,7 @@ def _attend(
     if not plain or (attn_mask is not None and attn_mask.requires_grad) or query.shape[-1] != value.shape[-1]:
         return None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+        attn_mask = _added(attn_mask, query)
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     output: Tensor = op(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return output

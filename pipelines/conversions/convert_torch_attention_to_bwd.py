@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.contract.attention import BACKWARD, FORWARD, Attention, Tensor
+from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FORWARD, Attention, Tensor
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
@@ -18,15 +18,21 @@ _NAME = "convert-torch-attention-to-bwd"
 _NONE = "torch.constant.none"
 _NUMBERS = ("torch.constant.float", "torch.constant.bool", "torch.constant.int")
 # Operands that a forward and a backward begin with; what comes behind them is the same for both.
-_TENSORS = {FORWARD: 3, BACKWARD: 6}
-_CONVERTED = {FORWARD: "bwd.attention", BACKWARD: "bwd.attention_backward"}
+_TENSORS = {FORWARD: 3, BACKWARD: 6, DROPPED: 3, DROPPED_BACKWARD: 6}
+_CONVERTED = {
+    FORWARD: "bwd.attention",
+    BACKWARD: "bwd.attention_backward",
+    DROPPED: "bwd.dropped_attention",
+    DROPPED_BACKWARD: "bwd.dropped_attention_backward",
+}
 _REMEDY = "decompose attention where it is traced, for a target without kernels of ours that take it"
 
 
 @dataclass(frozen=True)
 class ConvertTorchAttentionToBwd(ModulePass):
     """Attention and its gradients, as PyTorch has them for a CPU, become ``bwd.attention`` and
-    ``bwd.attention_backward`` on builtin tensors, which torch-mlir's lowering leaves alone.
+    ``bwd.attention_backward`` on builtin tensors, which torch-mlir's lowering leaves alone; with dropout, of which a
+    trace has ``retrograd.attention``, ``bwd.dropped_attention`` and ``bwd.dropped_attention_backward``.
     """
 
     name: ClassVar[str] = _NAME
@@ -40,7 +46,7 @@ class ConvertTorchAttentionToBwd(ModulePass):
 
 def _convert(op: ir.Operation) -> None:
     count = _TENSORS[operator_name(op)]
-    tensors, (dropout, causal, mask, scale) = list(op.operands)[:count], list(op.operands)[count : count + 4]
+    tensors, (dropout, causal, mask, scale, *drawn) = list(op.operands)[:count], list(op.operands)[count:]
     query, key, value = tensors[:3] if count == 3 else tensors[1:4]
     obstacle = Attention(
         _describe(query),
@@ -49,6 +55,7 @@ def _convert(op: ir.Operation) -> None:
         None if _is_none(mask) else _describe(mask),
         _read_number(op, dropout),
         None if _is_none(scale) else _read_number(op, scale),
+        is_seeded=operator_name(op) in (DROPPED, DROPPED_BACKWARD),
     ).find_obstacle()
     if obstacle is not None:
         raise PassFailure(op, f"{_NAME}: no kernel of ours takes this attention: {obstacle}", _REMEDY)
@@ -56,15 +63,24 @@ def _convert(op: ir.Operation) -> None:
     factor = 1 / math.sqrt(width) if _is_none(scale) else _read_number(op, scale)
     taken = [_create("torch_c.to_builtin_tensor", tensor, _builtin(tensor.type)) for tensor in tensors]
     added = _write_nothing(query) if _is_none(mask) else _create("torch_c.to_builtin_tensor", mask, _builtin(mask.type))
+    attributes = {
+        "causal": ir.BoolAttr.get(bool(_read_number(op, causal))),
+        "scale": ir.FloatAttr.get(ir.F32Type.get(), factor),
+    }
+    if drawn:
+        seed, stream = drawn
+        taken_seed = [_create("torch_c.to_builtin_tensor", seed, ir.Type.parse("tensor<2xi64>"))]
+        attributes["dropout"] = ir.FloatAttr.get(ir.F32Type.get(), _read_number(op, dropout))
+        number = int(_read_number(op, stream))
+        attributes["stream"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+    else:
+        taken_seed = []
     # Not by the op's class, which takes a false attribute for none.
     made = ir.Operation.create(
         _CONVERTED[operator_name(op)],
         results=[_builtin(result.type) for result in op.results],
-        operands=[*taken, added],
-        attributes={
-            "causal": ir.BoolAttr.get(bool(_read_number(op, causal))),
-            "scale": ir.FloatAttr.get(ir.F32Type.get(), factor),
-        },
+        operands=[*taken, added, *taken_seed],
+        attributes=attributes,
     )
     for old, new in zip(op.results, made.results, strict=True):
         old.replace_all_uses_with(_create("torch_c.from_builtin_tensor", new, old.type))

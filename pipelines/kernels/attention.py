@@ -33,9 +33,18 @@ from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
 from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
 
 ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
-# The operands of the two that are heads, by the names that kernels have for them.
-_OPERANDS = {ATTENTION: ("q", "k", "v"), BACKWARD: ("dout", "q", "k", "v", "out")}
+DROPPED, DROPPED_BACKWARD = "bwd.dropped_attention", "bwd.dropped_attention_backward"
+# The operands of each that are heads, by the names that kernels have for them.
+_FORWARD_HEADS, _BACKWARD_HEADS = ("q", "k", "v"), ("dout", "q", "k", "v", "out")
+_OPERANDS = {
+    ATTENTION: _FORWARD_HEADS,
+    DROPPED: _FORWARD_HEADS,
+    BACKWARD: _BACKWARD_HEADS,
+    DROPPED_BACKWARD: _BACKWARD_HEADS,
+}
 _AXES = ("batch", "head", "row")
+# Of the random numbers that a chance is compared with.
+_DIGITS = 24
 # Values of one op, by the names that a kernel has for them.
 Values = Mapping[str, ir.Value | None]
 
@@ -63,7 +72,8 @@ class AttentionPlan:
     chosen: Chosen = field(default_factory=dict)
 
     def __str__(self) -> str:
-        what = "attention" if self.op.name == ATTENTION else "gradients of attention"
+        what = "attention" if self.op.name in (ATTENTION, DROPPED) else "gradients of attention"
+        what += " with dropout" * (self.op.name in (DROPPED, DROPPED_BACKWARD))
         query, key = (ir.RankedTensorType(self.op.operands[_OPERANDS[self.op.name].index(name)].type) for name in "qk")
         is_measured = any(write_question(step) in self.chosen for step in read_steps(self.op))
         labels = ", ".join(kernel.label for kernel in self.kernels())
@@ -92,7 +102,7 @@ class AttentionPlan:
         for step in read_steps(op):
             tile = self._tile(step)
             kernel = write_kernel(step, tile)
-            tensors = [*(heads.value for heads in step.heads.values()), *([] if step.mask is None else [step.mask])]
+            tensors = [*(heads.value for heads in step.heads.values()), *step.others.values()]
             sums = [left[name] if value is None else value for name, value in step.sums.items()]
             types = [given.type for given in step.given.values()] + [step.sums_type] * len(step.given_sums)
             launch = Launch(kernel, find_grid(step, tile), tuple(step.numbers.values()))
@@ -121,6 +131,12 @@ class Step:
     given: Mapping[str, Given]
     given_sums: Values
     sizes: Mapping[str, int]
+    seed: ir.Value | None = None
+
+    @property
+    def others(self) -> dict[str, ir.Value]:
+        """What it takes besides heads and sums: a mask, a seed."""
+        return {name: value for name, value in (("mask", self.mask), ("seed", self.seed)) if value is not None}
 
     @property
     def first(self) -> Heads:
@@ -152,25 +168,34 @@ def read_steps(op: ir.Operation) -> list[Step]:
     """The kernels of an op, less those of which nobody reads a result; read anew each time: of two ops, what one reads
     is replaced as the other is."""
     heads = {name: find_heads(value) for name, value in zip(_OPERANDS[op.name], op.operands, strict=False)}
-    *_, mask = op.operands
+    mask = op.operands[len(heads) + (op.name in (BACKWARD, DROPPED_BACKWARD))]
     added = mask if ir.RankedTensorType(mask.type).rank else None
-    (bits,) = struct.unpack("<i", struct.pack("<f", ir.FloatAttr(op.attributes["scale"]).value))
+    seed = op.operands[len(op.operands) - 1] if op.name in (DROPPED, DROPPED_BACKWARD) else None
+    bits = _bits_of(ir.FloatAttr(op.attributes["scale"]).value)
     _, count, rows, _ = heads["q"].shape
     sizes = {"scale": bits, "H": count, "L": rows, "S": heads["k"].shape[2]}
+    if seed is not None:
+        chance = round(ir.FloatAttr(op.attributes["dropout"]).value * 2**_DIGITS) / 2**_DIGITS
+        sizes |= {"stream": ir.IntegerAttr(op.attributes["stream"]).value, "chance": _bits_of(chance)}
     results = list(op.results)
-    if op.name == ATTENTION:
+    if op.name in (ATTENTION, DROPPED):
         output, lse = results
-        return [Step(ATTEND, op, heads, added, {}, {"out": find_given(output)}, {"lse": lse}, sizes)]
+        return [Step(ATTEND, op, heads, added, {}, {"out": find_given(output)}, {"lse": lse}, sizes, seed)]
     taken, lse = {name: heads[name] for name in ("dout", "q", "k", "v")}, op.operands[5]
     sums: Values = {"lse": lse, "total": None}
     dq, dk, dv = (find_given(result) for result in results)
     steps = [
-        Step(KEYS, op, taken, added, sums, {"dk": dk, "dv": dv}, {}, sizes),
-        Step(QUERIES, op, taken, added, sums, {"dq": dq}, {}, sizes),
+        Step(KEYS, op, taken, added, sums, {"dk": dk, "dv": dv}, {}, sizes, seed),
+        Step(QUERIES, op, taken, added, sums, {"dq": dq}, {}, sizes, seed),
     ]
     read = [step for step in steps if any(list(given.value.uses) for given in step.given.values())]
     summed = {name: heads[name] for name in ("dout", "out")}
     return [Step(SUMS, op, summed, None, {}, {}, {"total": None}, {"H": count, "L": rows}), *read]
+
+
+def _bits_of(number: float) -> int:
+    (bits,) = struct.unpack("<i", struct.pack("<f", number))
+    return int(bits)
 
 
 def write_question(step: Step) -> str:
@@ -183,13 +208,14 @@ def write_question(step: Step) -> str:
     if step.mask is not None:
         strides = ["all" if stride == 0 else "each" for stride in mask_strides(step.mask)[2:]]
         words += ["masked", str(ir.RankedTensorType(step.mask.type).element_type), *strides]
+    words += ["dropped"] * (step.seed is not None)
     return " ".join(word for word in [*words, step.element] if word)
 
 
 def _write_trial(step: Step, tile: AttentionTile) -> Trial:
     """A step by itself, on buffers of its own."""
     inputs = [find_buffer(heads.value) for heads in step.heads.values()]
-    inputs += [] if step.mask is None else [find_buffer(step.mask)]
+    inputs += [find_buffer(value) for value in step.others.values()]
     sums = Buffer("f32", step.first.shape[:3])
     inputs += [sums] * len(step.sums)
     given = [find_given_buffer(given) for given in step.given.values()] + [sums] * len(step.given_sums)
@@ -214,6 +240,7 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
     width = step.first.shape[3]
     element, mask = step.element, step.mask
     added = [("mask", str(ir.RankedTensorType(mask.type).element_type))] if mask is not None else []
+    drawn = [("seed", "i64")] if step.seed is not None else []
     constants: dict[str, int | None] = {"D": width, "BD": fill_width(width), "BM": tile.rows}
     traits = []
     if step.kind != SUMS:
@@ -223,10 +250,12 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
         column = mask_strides(mask)[3] if mask is not None else 0
         even = over % step_size == 0
         constants |= {"MASK": int(mask is not None), "COLUMN": column, "CAUSAL": int(causal), "EVEN": int(even)}
+        constants |= {"DROP": int(bool(drawn))} | ({} if drawn else dict.fromkeys(("seed", "stream", "chance")))
         constants |= {"EXACT": int(element == "f32"), "REPEATS": repeats, "BN": tile.columns}
         if mask is None:
             constants |= dict.fromkeys(["mask", *_name_strides(["mask"])])
         traits = ["causal" * causal, f"shared_{repeats}" * (repeats > 1), "odd" * (not even)]
+        traits += ["dropped"] * bool(drawn)
         traits += [f"mask_{type_}" + "_row" * (not column) for _, type_ in added]
     aligned = dict.fromkeys(_find_aligned(step))
     shape = f"{width}_{tile.rows}x{tile.columns}x{tile.warps}x{tile.stages}"
@@ -240,6 +269,7 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
         (
             *((name, element) for name in step.heads),
             *added,
+            *drawn,
             *((name, "f32") for name in step.sums),
             *((name, element) for name in step.given),
             *((name, "f32") for name in step.given_sums),

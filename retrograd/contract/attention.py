@@ -12,6 +12,11 @@ FORWARD = "torch.aten._scaled_dot_product_flash_attention_for_cpu"
 BACKWARD = f"{FORWARD}_backward"
 """The op of its gradients."""
 
+DROPPED = "torch.retrograd.attention"
+"""The op of a call with dropout, whose numbers are those of ``retrograd.uniform`` for a seed."""
+DROPPED_BACKWARD = f"{DROPPED}_backward"
+"""The op of its gradients."""
+
 ELEMENTS = ("f32", "bf16", "f16")
 """Types of elements that there are kernels for, as MLIR spells them."""
 
@@ -20,6 +25,8 @@ WIDEST = {"f32": 128, "bf16": 256, "f16": 256}
 
 # Numbers that say where something lies in a tensor have 32 bits, and an axis of a grid 16.
 _MOST_ELEMENTS, _MOST_PROGRAMS = 1 << 31, 65535
+# Of a stream of random numbers.
+_MOST_NUMBERS = 1 << 32
 
 Tensor = tuple[str, tuple[int | None, ...]]
 """A type of elements, and a shape in which an open size is ``None``."""
@@ -28,7 +35,8 @@ Tensor = tuple[str, tuple[int | None, ...]]
 @dataclass(frozen=True)
 class Attention:
     """A call of attention: queries B x H x L x D, keys and values B x H / repeats x S x D, what is added to the scores,
-    and what these are times, if that is no function of D."""
+    and what these are times, if that is no function of D. Of dropout, ``is_seeded`` says that its numbers are a
+    function of a seed."""
 
     query: Tensor
     key: Tensor
@@ -36,14 +44,15 @@ class Attention:
     mask: Tensor | None = None
     dropout: float = 0.0
     scale: float | None = None
+    is_seeded: bool = False
 
     def find_obstacle(self) -> str | None:
         """Why kernels of ours do not compute it; ``None`` where they do."""
         (element, query), (_, key), (_, value) = self.query, self.key, self.value
         elements = {element, self.key[0], self.value[0]}
         tensors = [self.query, self.key, self.value, *([self.mask] if self.mask else [])]
-        if self.dropout:
-            return "it has dropout"
+        if self.dropout and not (self.is_seeded and 0 < self.dropout < 1):
+            return f"it has dropout of {self.dropout:g}"
         if any(size is None for _, shape in tensors for size in shape):
             return "sizes are open"
         if self.scale is not None and not self.scale > 0:
@@ -57,6 +66,8 @@ class Attention:
         sizes = [math.prod(size or 0 for size in shape) for _, shape in tensors]
         if not all(sizes) or max(sizes) >= _MOST_ELEMENTS or max(query[0] or 0, query[1] or 0) > _MOST_PROGRAMS:
             return "a tensor is empty, or too large"
+        if self.dropout and math.prod(size or 0 for size in (*query[:3], key[2])) > _MOST_NUMBERS:
+            return "it draws more numbers than a stream of them has"
         if (query[1] or 0) % (key[1] or 1):
             return "its heads do not serve the same number of queries each"
         widest = WIDEST[element]

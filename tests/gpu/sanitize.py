@@ -68,6 +68,7 @@ def make_cases() -> Iterator[Case]:
         heads = [random(1, count, rows, 48, dtype=dtype) for count, rows in ((2, 130), (1, 150), (1, 150))]
         yield Case("attention", attend, tuple(heads))
         yield Case("attention", F.scaled_dot_product_attention, (*heads[:1] * 3, torch.randn(130, 130).to(dtype)))
+        yield Case("attention", drop, tuple(heads))
         yield Case("rows", lambda x: x.log_softmax(1), (random(270, 1001, dtype=dtype),))
         yield Case("rows", lambda x: x.amax(1), (random(270, 1001, dtype=dtype),))
         yield Case("columns", normalized, (random(5003, 65, dtype=dtype), random(65, dtype=dtype)))
@@ -77,6 +78,10 @@ def make_cases() -> Iterator[Case]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, dropout_p=0.25)
 
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from steps import require_device
 from torch import Tensor
 
 import retrograd
+from retrograd.frontend.layers.random_ops import draw_seed, uniform
 
 # Of the norm: eager's own in f32 is 2e-7 to 1e-6 at these sizes, and one rounding to 16 bits more than that.
 TOLERANCES = {torch.float32: 5e-7, torch.bfloat16: 3e-3, torch.float16: 5e-4}
@@ -260,6 +261,35 @@ def test_attention_with_masks(dtype: torch.dtype) -> None:
 def test_attention_of_wide_heads(dtype: torch.dtype) -> None:
     attend = F.scaled_dot_product_attention
     check(attend, *(random(1, 2, 300, 256, dtype=dtype) for _ in range(3)), kernels="attention")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+def test_attention_with_dropout(causal: bool, dtype: torch.dtype) -> None:
+    """Against the formula in float64 with the mask read out, which is a function of the seed: both halves have it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=0.2, enable_gqa=True)
+
+    args = random(2, 4, 333, 80, dtype=dtype), *(random(2, 2, 517, 80, dtype=dtype) for _ in range(2))
+    tangent, compiled = torch.randn_like(args[0]), compile_with("attention", attend, args)
+    assert all("_dropped" in line for line in compiled.explain().to_dict()["kernels"] if "attention_key" in line)
+    poison()
+    torch.manual_seed(7)
+    found = run(compiled, args, tangent)
+    torch.manual_seed(7)
+    kept = uniform(draw_seed().cuda(), 0, (2, 4, 333, 517)) >= 0.2
+    wide = [a.detach().double().requires_grad_() for a in args]
+    q, (k, v) = wide[0], (t.repeat_interleave(2, 1) for t in wide[1:])
+    scores = q @ k.transpose(-1, -2) / 80**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(333, 517, device="cuda", dtype=torch.bool).triu(1), float("-inf"))
+    output = scores.softmax(-1) * kept / 0.8 @ v
+    exact = [output.detach(), *torch.autograd.grad(output, wide, tangent.double())]
+    for mine, right in zip(found, exact, strict=True):
+        assert relative_error(mine, right) <= {torch.float32: 1e-6}.get(dtype, 1.5 * TOLERANCES[dtype])
+    again = run(compiled, args, tangent)
+    assert not torch.equal(again[0], found[0])
 
 
 def test_attention_that_no_kernel_takes_is_right_too() -> None:

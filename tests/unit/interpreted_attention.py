@@ -16,8 +16,17 @@ from torch import Tensor
 
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.frontend.decompositions.attention import flash_attention
-from retrograd.pipelines.kernels.attention import ATTENTION, BACKWARD, Step, find_grid, read_steps, write_kernel
+from retrograd.frontend.layers.dropped_attention import attention
+from retrograd.pipelines.kernels.attention import (
+    ATTENTION,
+    BACKWARD,
+    DROPPED,
+    DROPPED_BACKWARD,
+    Step,
+    find_grid,
+    read_steps,
+    write_kernel,
+)
 from retrograd.pipelines.kernels.attention_tiles import choose_tile
 from retrograd.pipelines.kernels.source import attention as source
 
@@ -30,7 +39,7 @@ ELEMENTS = {torch.float32: "f32", torch.float16: "f16"}
 @dataclass(frozen=True)
 class Case:
     """Sizes of a call, its mask (``bias``, ``padding``, ``rows`` or none), and whether heads lie behind rows, as in the
-    product that they are a part of."""
+    product that they are a part of; the chance of dropout, of which numbers are those of stream 3."""
 
     batch: int
     heads: int
@@ -41,6 +50,7 @@ class Case:
     mask: str = ""
     causal: bool = False
     turned: bool = False
+    dropout: float = 0.0
 
 
 CASES = (
@@ -50,7 +60,10 @@ CASES = (
     Case(2, 1, 1, 40, 70, 20, "padding", turned=True),
     Case(1, 2, 2, 35, 33, 16, "rows"),
     Case(1, 1, 1, 1, 1, 8, causal=True),
+    Case(2, 2, 1, 70, 75, 16, causal=True, dropout=0.3),
+    Case(1, 2, 2, 35, 130, 20, "bias", turned=True, dropout=0.6),
 )
+STREAM = 3
 
 
 def read_index(tensor: Any) -> int:
@@ -67,6 +80,11 @@ def mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", read_index)
 
     interpreter._patch_lang_tensor = patch_tensor
+
+
+def names_of(case: Case) -> tuple[str, str]:
+    """The ops of a case."""
+    return (DROPPED, DROPPED_BACKWARD) if case.dropout else (ATTENTION, BACKWARD)
 
 
 def write_module(case: Case, mask: list[int], element: str) -> str:
@@ -113,19 +131,24 @@ def write_module(case: Case, mask: list[int], element: str) -> str:
 
     taken = {name: part(name, shape) for name, shape in shapes.items()}
     q, k, lse, mask_type = (type_of(shapes["q"]), type_of(shapes["k"]), type_of(shapes["q"][:3], "f32"), type_of(mask))
-    how = f"{{causal = {str(case.causal).lower()}, scale = 0.25 : f32}}"
+    drawn = f", dropout = {case.dropout} : f32, stream = {STREAM} : i64" if case.dropout else ""
+    how = f"{{causal = {str(case.causal).lower()}, scale = 0.25 : f32{drawn}}}"
+    seed, seed_type = (", %seed", ", tensor<2xi64>") if case.dropout else ("", "")
+    forward, backward = names_of(case)
     lines += [
-        f'%o, %l = "{ATTENTION}"({taken["q"]}, {taken["k"]}, {taken["v"]}, %mask) {how}'
-        f" : ({q}, {k}, {k}, {mask_type}) -> ({q}, {lse})",
-        f'%d:3 = "{BACKWARD}"({", ".join(taken[n] for n in ("dout", "q", "k", "v", "out"))}, %lse, %mask) {how}'
-        f" : ({q}, {q}, {k}, {k}, {q}, {lse}, {mask_type}) -> ({q}, {k}, {k})",
+        f'%o, %l = "{forward}"({taken["q"]}, {taken["k"]}, {taken["v"]}, %mask{seed}) {how}'
+        f" : ({q}, {k}, {k}, {mask_type}{seed_type}) -> ({q}, {lse})",
+        f'%d:3 = "{backward}"({", ".join(taken[n] for n in ("dout", "q", "k", "v", "out"))}, %lse, %mask{seed}) {how}'
+        f" : ({q}, {q}, {k}, {k}, {q}, {lse}, {mask_type}{seed_type}) -> ({q}, {k}, {k})",
     ]
     results = {name: shapes[of] for name, of in {"o": "q", "d#0": "q", "d#1": "k", "d#2": "k"}.items()}
     values = ["%l", *(turn(name, shape, turned(shape)) for name, shape in results.items())]
     types = ", ".join([lse, *(type_of(turned(shape)) for shape in results.values())])
     arguments = [*(f"%{name}: {type_of(lie(shape))}" for name, shape in shapes.items()), f"%mask: {mask_type}"]
     body = "\n".join([*lines, f"return {', '.join(values)} : {types}"])
-    return f"func.func @f({', '.join([*arguments, f'%lse: {lse}'])}) -> ({types}) {{\n{body}\n}}"
+    return (
+        f"func.func @f({', '.join([*arguments, f'%lse: {lse}', '%seed: tensor<2xi64>'])}) -> ({types}) {{\n{body}\n}}"
+    )
 
 
 def launch(step: Step, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -138,7 +161,7 @@ def launch(step: Step, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, given in step.given.items()
     }
     given |= {name: torch.full(step.first.shape[:3], math.nan) for name in step.given_sums}
-    taken = {name: tensors[name] for name in [*step.heads, *(["mask"] if step.mask is not None else []), *step.sums]}
+    taken = {name: tensors[name] for name in [*step.heads, *step.others, *step.sums]}
     function = getattr(source, kernel.function)
     # IREE passes arguments by their places: buffers, then numbers.
     names = [name for name in function.arg_names if name not in dict(kernel.constants)]
@@ -172,7 +195,9 @@ def check(case: Case, dtype: torch.dtype) -> None:
     dout = torch.randn_like(q)
     wide = tuple(t.double().requires_grad_() for t in (q, k, v))
     added = None if mask is None else mask.double()
-    exact, exact_lse = flash_attention(wide[0], wide[1], wide[2], 0.0, case.causal, attn_mask=added, scale=0.25)
+    seed = torch.tensor([-0x123456789ABCDEF, 0x7654321])
+    how = (case.dropout, case.causal, added, 0.25, seed, STREAM)
+    exact, exact_lse = attention(*wide, *how)
     gradients = torch.autograd.grad(exact, wide, dout.double())
 
     def turned(tensor: Tensor) -> Tensor:
@@ -182,12 +207,12 @@ def check(case: Case, dtype: torch.dtype) -> None:
         return F.pad(turned(tensor).flatten(2), (BEFORE, 0), value=math.nan) if case.turned else tensor
 
     tensors = {name: lying(t) for name, t in zip(("q", "k", "v", "dout"), (q, k, v, dout), strict=True)}
-    tensors |= {} if mask is None else {"mask": mask}
+    tensors |= {"seed": seed} | ({} if mask is None else {"mask": mask})
     with make_context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(write_module(case, [] if mask is None else list(mask.shape), element))
         ops = [view.operation for view in module.body.operations[0].regions[0].blocks[0].operations]
-        forward, backward = (next(op for op in ops if op.name == name) for name in (ATTENTION, BACKWARD))
+        forward, backward = (next(op for op in ops if op.name == name) for name in names_of(case))
         (step,) = read_steps(forward)
         first = launch(step, tensors)
         found = {**tensors, **first, "out": lying(turned(first["out"]))}

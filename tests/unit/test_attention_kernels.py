@@ -31,10 +31,19 @@ def test_calls_that_there_are_kernels_for(mask: tuple[str, tuple[int, ...]] | No
     assert replace(CALL, mask=mask).find_obstacle() is None
 
 
+def test_dropout_of_a_seed_is_taken() -> None:
+    assert replace(CALL, dropout=0.1, is_seeded=True).find_obstacle() is None
+
+
 @pytest.mark.parametrize(
     ("call", "obstacle"),
     [
-        (replace(CALL, dropout=0.1), "it has dropout"),
+        (replace(CALL, dropout=0.1), "it has dropout of 0.1"),
+        (replace(CALL, dropout=1.0, is_seeded=True), "it has dropout of 1"),
+        (
+            replace(all_of("bf16", 64, 64, 1025, 8), dropout=0.1, is_seeded=True),
+            "it draws more numbers than a stream of them has",
+        ),
         (replace(CALL, scale=-1.0), "scores are times -1.0"),
         (replace(CALL, query=("bf16", (2, 4, None, 8))), "sizes are open"),
         (replace(CALL, query=("f32", (2, 4, 5, 8))), "it is of bf16 and f32"),
@@ -90,7 +99,7 @@ def test_what_no_kernel_takes_is_noted() -> None:
             take_call(CALL) and not take_call(replace(CALL, dropout=0.5)) and not take_call(replace(CALL, dropout=0.5))
         )
         note_refusals(graph_module)
-    line = "attention of tensor<2x4x5x8xbf16> and tensor<2x2x7x8xbf16>: IREE's code, it has dropout"
+    line = "attention of tensor<2x4x5x8xbf16> and tensor<2x2x7x8xbf16>: IREE's code, it has dropout of 0.5"
     assert graph_module.meta[REFUSED] == (line,)
     with library_ops(Libraries()):
         assert not take_call(CALL)

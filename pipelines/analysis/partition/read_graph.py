@@ -337,9 +337,9 @@ def count_flops(name: str, operands: Sequence[Shape], results: Sequence[Shape]) 
             return 2 * prod(tensors[0][:2]) * prod(tensors[1])
         case "retrograd.gru" | "retrograd.gru_backward" | "retrograd.rnn_tanh" | "retrograd.rnn_relu":
             return 2 * prod(tensors[0][:2]) * prod(tensors[2])
-        case "_scaled_dot_product_flash_attention_for_cpu":
+        case "_scaled_dot_product_flash_attention_for_cpu" | "retrograd.attention":
             return 4 * prod(tensors[0]) * tensors[1][2]
-        case "_scaled_dot_product_flash_attention_for_cpu_backward":
+        case "_scaled_dot_product_flash_attention_for_cpu_backward" | "retrograd.attention_backward":
             return 10 * prod(tensors[1]) * tensors[2][2]
         case "mm" | "bmm" | "matmul" | "mv" | "dot" | "linear":
             return 2 * prod(produced[0]) * tensors[0][-1]

@@ -11,6 +11,9 @@ the tiles of a loop divide what it runs over.
 
 Without a mask, scores are in powers of 2. With one they are as they are: its least numbers, which models write for
 minus infinity, would be infinite in powers of 2, and a row of nothing else is the mean of all values.
+
+DROP leaves out weights whose numbers, which are those of ``retrograd.uniform`` for the seed, the stream and the place
+among B x H x L x S, are less than the chance, whose bits are an f32's; the others are divided by one less the chance.
 """
 
 import triton
@@ -19,6 +22,9 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(float("-inf"))
+# Of Philox.
+KEY_LOW, KEY_HIGH = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
+ROUND_LOW, ROUND_HIGH = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 
 
 @triton.jit
@@ -70,9 +76,38 @@ def load_mask(mask, row, column, L, S, stride, COLUMN: tl.constexpr):
 
 
 @triton.jit
+def keeps(seed, stream, chance, first, S, row, column):
+    """Which weights of rows and columns (an axis of tiles each) stay, by Philox4x32-10: Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3", SC 2011. ``first`` is the number of the head's first row among all rows."""
+    key, tail = tl.load(seed), tl.load(seed + 1)
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    rows = (first + row).to(tl.uint32)
+    c0 = rows * S.to(tl.uint32) + column.to(tl.uint32)
+    c1 = tl.zeros_like(c0) + stream.to(tl.uint32)
+    c2 = tl.zeros_like(c0) + tail.to(tl.uint32)
+    c3 = tl.zeros_like(c0) + (tail >> 32).to(tl.uint32)
+    for turn in tl.static_range(10):
+        if turn > 0:
+            low += KEY_LOW
+            high += KEY_HIGH
+        upper, lower = tl.umulhi(c0, ROUND_LOW), c0 * ROUND_LOW
+        c0 = tl.umulhi(c2, ROUND_HIGH) ^ c1 ^ low
+        c1 = c2 * ROUND_HIGH
+        c2 = upper ^ c3 ^ high
+        c3 = lower
+    return (c0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= chance.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def staying(chance):
+    """What weights that stay are times."""
+    return 1.0 / (1.0 - chance.to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def attend_steps(
     acc, total, highest, q, k, v, mask, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -100,6 +135,8 @@ def attend_steps(
             shrunk = tl.exp2(highest - known)
         total = total * shrunk + tl.sum(weight, 1)
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
+        if DROP:
+            weight = tl.where(keeps(seed, stream, chance, number, S, row[:, None], column[None, :]), weight, 0.0)
         acc = multiply_add(weight.to(values.dtype), values, acc * shrunk[:, None], EXACT)
         highest = higher
     return acc, total, highest
@@ -107,10 +144,10 @@ def attend_steps(
 
 @triton.jit
 def attend(
-    q, k, v, mask, out, lse, scale, H, L, S,
+    q, k, v, mask, seed, out, lse, scale, H, L, S, stream, chance,
     q_start, q_batch, q_head, q_row, k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, out_batch, out_head, out_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out: softmax(scale * q k' + mask) v. lse (B x H x L, f32): log-sum-exps of scores, 0 where no column counts."""
@@ -127,6 +164,7 @@ def attend(
     acc = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     highest = tl.full((BM,), LEAST, tl.float32)
+    number = (batch * H + head) * L
     last = S
     whole = S
     if CAUSAL:
@@ -135,19 +173,24 @@ def attend(
     whole = whole // BN * BN
     acc, total, highest = attend_steps(
         acc, total, highest, queries, k, v, mask, row, 0, whole, L, S, factor,
-        k_row, v_row, mask_row, COLUMN, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        k_row, v_row, mask_row, COLUMN,
+        seed, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         acc, total, highest = attend_steps(
             acc, total, highest, queries, k, v, mask, row, whole, last, L, S, factor,
-            k_row, v_row, mask_row, COLUMN, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            k_row, v_row, mask_row, COLUMN,
+            seed, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     known = tl.where(highest == LEAST, 0.0, highest)
     total = tl.where(highest == LEAST, 1.0, total)
-    store_rows(acc / total[:, None], out + batch * out_batch + head * out_head, row, L, out_row, D, BD)
+    acc /= total[:, None]
+    if DROP:
+        acc *= staying(chance)
+    store_rows(acc, out + batch * out_batch + head * out_head, row, L, out_row, D, BD)
     if not MASK:
         known *= LN2
-    tl.store(lse + (batch * H + head) * L + row, known + tl.log(total), mask=row < L)
+    tl.store(lse + number + row, known + tl.log(total), mask=row < L)
 
 
 @triton.jit
@@ -178,7 +221,7 @@ def weigh(product, mask, row, column, lse, L, S, factor, mask_row, COLUMN: tl.co
 @triton.jit
 def key_steps(
     dk, dv, keys, values, q, dout, mask, lse, total, column, first, last, L, S, factor,
-    q_row, dout_row, mask_row, COLUMN: tl.constexpr,
+    q_row, dout_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -195,20 +238,26 @@ def key_steps(
         if CAUSAL and EDGE:
             weight = tl.where(column[:, None] <= row[None, :], weight, 0.0)
         g = load_rows(dout, row, L, dout_row, D, BD, EDGE)
-        dv = multiply_add(weight.to(g.dtype), g, dv, EXACT)
         centre = tl.load(total + row, mask=row < L, other=0.0)
-        change = weight * (multiply(values, tl.trans(g), EXACT) - centre[None, :])
+        if DROP:
+            stays = keeps(seed, stream, chance, number, S, row[None, :], column[:, None])
+            dv = multiply_add(tl.where(stays, weight, 0.0).to(g.dtype), g, dv, EXACT)
+            change = tl.where(stays, multiply(values, tl.trans(g), EXACT) * staying(chance), 0.0)
+            change = weight * (change - centre[None, :])
+        else:
+            dv = multiply_add(weight.to(g.dtype), g, dv, EXACT)
+            change = weight * (multiply(values, tl.trans(g), EXACT) - centre[None, :])
         dk = multiply_add(change.to(queries.dtype), queries, dk, EXACT)
     return dk, dv
 
 
 @triton.jit
 def key_gradients(
-    dout, q, k, v, mask, lse, total, dk, dv, scale, H, L, S,
+    dout, q, k, v, mask, seed, lse, total, dk, dv, scale, H, L, S, stream, chance,
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv: the gradients of keys and values, of all the heads of queries that a head of keys serves."""
@@ -238,21 +287,23 @@ def key_gradients(
             sum_k, sum_v = key_steps(
                 sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
                 first, inner, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-                MASK, CAUSAL, True, EXACT, D, BD, BM,
+                seed, stream, chance, place, DROP, MASK, CAUSAL, True, EXACT, D, BD, BM,
             )  # fmt: skip
         sum_k, sum_v = key_steps(
             sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
             inner, L, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-            MASK, False, not EVEN, EXACT, D, BD, BM,
+            seed, stream, chance, place, DROP, MASK, False, not EVEN, EXACT, D, BD, BM,
         )  # fmt: skip
     store_rows(sum_k * factor, dk + batch * dk_batch + own * dk_head, column, S, dk_row, D, BD)
+    if DROP:
+        sum_v *= staying(chance)
     store_rows(sum_v, dv + batch * dv_batch + own * dv_head, column, S, dv_row, D, BD)
 
 
 @triton.jit
 def query_steps(
     dq, queries, g, k, v, mask, sums, centre, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -270,18 +321,22 @@ def query_steps(
                 counts = counts & (column[None, :] <= row[:, None])
             weight = tl.where(counts, weight, 0.0)
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
-        change = weight * (multiply(g, tl.trans(values), EXACT) - centre[:, None])
+        change = multiply(g, tl.trans(values), EXACT)
+        if DROP:
+            stays = keeps(seed, stream, chance, number, S, row[:, None], column[None, :])
+            change = tl.where(stays, change * staying(chance), 0.0)
+        change = weight * (change - centre[:, None])
         dq = multiply_add(change.to(keys.dtype), keys, dq, EXACT)
     return dq
 
 
 @triton.jit
 def query_gradients(
-    dout, q, k, v, mask, lse, total, dq, scale, H, L, S,
+    dout, q, k, v, mask, seed, lse, total, dq, scale, H, L, S, stream, chance,
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dq_batch, dq_head, dq_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dq: the gradient of queries."""
@@ -296,9 +351,9 @@ def query_gradients(
     exponent = factor if MASK else factor * LOG2E
     queries = load_rows(q + q_start + batch * q_batch + head * q_head, row, L, q_row, D, BD, True)
     g = load_rows(dout + dout_start + batch * dout_batch + head * dout_head, row, L, dout_row, D, BD, True)
-    place = (batch * H + head) * L + row
-    sums = tl.load(lse + place, mask=row < L, other=0.0)
-    centre = tl.load(total + place, mask=row < L, other=0.0)
+    number = (batch * H + head) * L
+    sums = tl.load(lse + number + row, mask=row < L, other=0.0)
+    centre = tl.load(total + number + row, mask=row < L, other=0.0)
     last = S
     whole = S
     if CAUSAL:
@@ -308,11 +363,13 @@ def query_gradients(
     sum_q = tl.zeros((BM, BD), tl.float32)
     sum_q = query_steps(
         sum_q, queries, g, k, v, mask, sums, centre, row, 0, whole, L, S, exponent,
-        k_row, v_row, mask_row, COLUMN, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        k_row, v_row, mask_row, COLUMN,
+        seed, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         sum_q = query_steps(
             sum_q, queries, g, k, v, mask, sums, centre, row, whole, last, L, S, exponent,
-            k_row, v_row, mask_row, COLUMN, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            k_row, v_row, mask_row, COLUMN,
+            seed, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     store_rows(sum_q * factor, dq + batch * dq_batch + head * dq_head, row, L, dq_row, D, BD)

@@ -39,7 +39,14 @@ _LEGAL: dict[str, tuple[str, ...]] = {
         "util",
     ),
 }
-_LEGAL_OPS = {"linalg": ("bwd.attention", "bwd.attention_backward")}
+_LEGAL_OPS = {
+    "linalg": (
+        "bwd.attention",
+        "bwd.attention_backward",
+        "bwd.dropped_attention",
+        "bwd.dropped_attention_backward",
+    )
+}
 """Ops that are legal though their dialect is not."""
 _ILLEGAL_OPS = {"linalg": ("builtin.unrealized_conversion_cast",)}
 """Ops that are not though their dialect is: a conversion that nothing came of."""

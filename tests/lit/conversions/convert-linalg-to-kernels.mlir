@@ -525,3 +525,23 @@ func.func @moments(%x: tensor<4096x96xf32>) -> (tensor<96xf32>, tensor<96xf32>) 
   } -> tensor<96xf32>
   return %m, %t : tensor<96xf32>, tensor<96xf32>
 }
+
+// -----
+
+// Attention with dropout reads the seed; the stream and the chance, as bits of an f32, are numbers of the kernels.
+
+// CHECK: bwd.kernels = ["attention with dropout of tensor<1x2x64x64xf32> and tensor<1x2x64x64xf32>: attention_f32_64_{{[0-9x]*}}_dropped", "gradients of attention with dropout of {{.*}}attention_key_gradients_f32_64_{{[0-9x]*}}_dropped, attention_query_gradients_f32_64_{{[0-9x]*}}_dropped"]
+// CHECK-LABEL: func.func @dropped(
+// CHECK-SAME: %[[Q:.*]]: tensor<1x2x64x64xf32>, %[[SEED:.*]]: tensor<2xi64>
+// CHECK-DAG: %[[STREAM:.*]] = arith.constant 5 : i32
+// CHECK-DAG: %[[HALF:.*]] = arith.constant 1056964608 : i32
+// CHECK: "flow.dispatch"({{.*}}, %[[Q]], %[[Q]], %[[Q]], %[[SEED]], {{.*}}) {entry_points = [@attention_f32_64
+// CHECK: "flow.dispatch"({{.*}}, %[[Q]], %[[Q]], %[[Q]], %[[Q]], %[[SEED]], {{.*}}@attention_key_gradients_
+func.func @dropped(%q: tensor<1x2x64x64xf32>, %seed: tensor<2xi64>) -> (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>) {
+  %none = arith.constant dense<0.0> : tensor<f32>
+  %o, %l = "bwd.dropped_attention"(%q, %q, %q, %none, %seed) {causal = false, scale = 0.125 : f32, dropout = 0.5 : f32, stream = 5 : i64}
+      : (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x2x64x64xf32>, tensor<1x2x64xf32>)
+  %d:3 = "bwd.dropped_attention_backward"(%q, %q, %q, %q, %o, %l, %none, %seed) {causal = false, scale = 0.125 : f32, dropout = 0.5 : f32, stream = 5 : i64}
+      : (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>)
+  return %o, %d#0, %d#1 : tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>
+}

@@ -37,3 +37,24 @@ func.func @backward(%g: !heads, %q: !heads, %o: !heads, %l: !sums, %m: !mask) ->
   %0:3 = torch.operator "torch.aten._scaled_dot_product_flash_attention_for_cpu_backward"(%g, %q, %q, %q, %o, %l, %dropout, %causal, %m, %scale) : (!heads, !heads, !heads, !heads, !heads, !sums, !torch.float, !torch.bool, !mask, !torch.float) -> (!heads, !heads, !heads)
   return %0#0, %0#1, %0#2 : !heads, !heads, !heads
 }
+
+// -----
+
+!heads = !torch.vtensor<[2,4,5,8],f32>
+!sums = !torch.vtensor<[2,4,5],f32>
+
+// With dropout: the numbers are those of a stream of the seed, in both halves.
+
+// CHECK-LABEL: func.func @dropped(
+// CHECK: %[[SEED:.*]] = torch_c.to_builtin_tensor %arg1 : !torch.vtensor<[2],si64> -> tensor<2xi64>
+// CHECK: "bwd.dropped_attention"({{.*}}, %[[SEED]]) {causal = true, dropout = 1.000000e-01 : f32, scale = 0.353553385 : f32, stream = 3 : i64}
+// CHECK: "bwd.dropped_attention_backward"({{.*}}) {causal = true, dropout = 1.000000e-01 : f32, scale = 0.353553385 : f32, stream = 3 : i64}
+func.func @dropped(%q: !heads, %seed: !torch.vtensor<[2],si64>) -> (!heads, !heads, !heads, !heads) {
+  %dropout = torch.constant.float 1.000000e-01
+  %causal = torch.constant.bool true
+  %none = torch.constant.none
+  %stream = torch.constant.int 3
+  %0:2 = torch.operator "torch.retrograd.attention"(%q, %q, %q, %dropout, %causal, %none, %none, %seed, %stream) : (!heads, !heads, !heads, !torch.float, !torch.bool, !torch.none, !torch.none, !torch.vtensor<[2],si64>, !torch.int) -> (!heads, !sums)
+  %1:3 = torch.operator "torch.retrograd.attention_backward"(%q, %q, %q, %q, %0#0, %0#1, %dropout, %causal, %none, %none, %seed, %stream) : (!heads, !heads, !heads, !heads, !heads, !sums, !torch.float, !torch.bool, !torch.none, !torch.none, !torch.vtensor<[2],si64>, !torch.int) -> (!heads, !heads, !heads)
+  return %0#0, %1#0, %1#1, %1#2 : !heads, !heads, !heads, !heads
+}

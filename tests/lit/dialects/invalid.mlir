@@ -188,3 +188,27 @@ func.func @gradients_of_another_output(%q: tensor<1x4x5x8xf32>, %o: tensor<1x4x6
   %0:3 = "bwd.attention_backward"(%q, %q, %q, %q, %o, %l, %m) {causal = true, scale = 1.0 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x6x8xf32>, tensor<1x4x5xf32>, tensor<f32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
   return
 }
+
+// -----
+
+func.func @dropped_attention_without_a_seed(%q: tensor<1x4x5x8xf32>, %m: tensor<f32>, %s: tensor<2xi32>) {
+  // expected-error @below {{'bwd.dropped_attention' op expects a seed tensor<2xi64>, found tensor<2xi32>}}
+  %0:2 = "bwd.dropped_attention"(%q, %q, %q, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = 0 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<f32>, tensor<2xi32>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @attention_of_which_nothing_is_dropped(%q: tensor<1x4x5x8xf32>, %m: tensor<f32>, %s: tensor<2xi64>) {
+  // expected-error @below {{'bwd.dropped_attention' op expects attribute 'dropout' to be an f32 between 0 and 1, found 0.000000e+00 : f32}}
+  %0:2 = "bwd.dropped_attention"(%q, %q, %q, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.0 : f32, stream = 0 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5xf32>)
+  return
+}
+
+// -----
+
+func.func @gradients_of_no_stream(%q: tensor<1x4x5x8xf32>, %l: tensor<1x4x5xf32>, %m: tensor<f32>, %s: tensor<2xi64>) {
+  // expected-error @below {{'bwd.dropped_attention_backward' op expects attribute 'stream' to be an i64 of 0 or more, found -1 : i64}}
+  %0:3 = "bwd.dropped_attention_backward"(%q, %q, %q, %q, %q, %l, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = -1 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
+  return
+}
