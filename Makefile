@@ -127,7 +127,7 @@ bench: $(STAMP) ## time the backward passes beside PyTorch's own
 bench-gpu: $(STAMP) ## time forward and backward on a CUDA device: docs/gpu.md, at real sizes docs/gpu-steps.md, kernels docs/gpu-kernels.md
 	$(BIN)/python benchmarks/gpu.py --write $(ARGS)
 	$(BIN)/python benchmarks/gpu_steps.py --write
-	$(BIN)/python benchmarks/kernels.py --write
+	$(BIN)/python benchmarks/kernels.py --write --tiles
 	$(BIN)/python benchmarks/attention.py --write
 
 bench-memory: $(STAMP) ## peak and time of backwards at a range of memory budgets, pictures and traces: build/bench-memory

@@ -59,6 +59,7 @@ ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
     "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
     "auto": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs="auto"),
+    "tiles": lambda case: retrograd.compile_backward(case.model, case.args, tiles="measure"),
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
 }
 # Compiled as "retrograd" is.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Kernels of our own at the sizes that people train, on a CUDA device: products beside cuBLAS.
 
-python benchmarks/kernels.py
+python benchmarks/kernels.py --tiles
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ BANDWIDTH = 2.8e12
 EXPLANATION = """\
 Kernel times, by `torch.profiler`, of a product and of all that prepares its operands, beside PyTorch's own (cuBLAS,
 TF32 off) in the same process; errors relative to the norm, from float64. *predicted* is what `tiles.py` estimates and
-the bytes of the preparation take.
+the bytes of the preparation take; *measured tiles* is ours with `tiles="measure"`, by how much less it takes.
 """
+NOTES = "## "
+"""What is written by hand begins with this, and stays."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class ProductRow:
     tflops: float
     library_error: float
     error: float
+    tiled: float | None = None
 
 
 def kernel_times(call: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -73,12 +76,13 @@ def kernel_times(call: Callable[[], Any], repeats: int) -> dict[str, float]:
     return {k.key: k.self_device_time_total / repeats for k in found.key_averages() if k.self_device_time_total > 0}
 
 
-def measure_product(kind: str, layout: str, size: tuple[int, int, int], repeats: int) -> ProductRow:
+def measure_product(kind: str, layout: str, size: tuple[int, int, int], repeats: int, *, tiles: bool) -> ProductRow:
     m, n, k = size
     function, dtype = LAYOUTS[layout], TYPES[kind]
     a = torch.randn((k, m) if layout[0] == "t" else (m, k), device="cuda").to(dtype).requires_grad_()
     b = torch.randn((n, k) if layout[1] == "t" else (k, n), device="cuda").to(dtype)
     compiled = retrograd.compile_backward(function, (a, b))
+    tiled = retrograd.compile_backward(function, (a, b), tiles="measure") if tiles else None
     a.requires_grad_(False)
     exact = function(a.double(), b.double())
     errors = [float((call(a, b).detach().double() - exact).norm() / exact.norm()) for call in (function, compiled)]
@@ -87,7 +91,8 @@ def measure_product(kind: str, layout: str, size: tuple[int, int, int], repeats:
     moved = sum(10 * t.numel() for t in (a, b)) if shape.parts > 1 else 0
     predicted = 1e6 * (estimate_seconds(shape, choose_tiling(shape, "sm_90")) + moved / BANDWIDTH)
     name = f"{m} x {n} x {k} {layout} {kind}"
-    return ProductRow(name, library, ours, predicted, 2e-6 * m * n * k / ours, errors[0], errors[1])
+    fastest = None if tiled is None else sum(kernel_times(partial(tiled, a, b), repeats).values())
+    return ProductRow(name, library, ours, predicted, 2e-6 * m * n * k / ours, errors[0], errors[1], fastest)
 
 
 def document(products: Sequence[ProductRow], facts: dict[str, str]) -> list[str]:
@@ -95,18 +100,27 @@ def document(products: Sequence[ProductRow], facts: dict[str, str]) -> list[str]
     depends = dict(facts)
     lines = heading_of(f"Kernels of our own: {facts['device']}", [depends.pop("command")], EXPLANATION)
     figures = ["cuBLAS us", "ours us", "predicted us", "TFLOP/s", "to cuBLAS's speed", "cuBLAS's error", "error"]
-    lines += markdown_table(["product", *figures], 1, map(product_cells, products))
+    lines += markdown_table(["product", *figures, "measured tiles"], 1, map(product_cells, products))
     return [*lines, "", *measured_with(depends)]
 
 
 def product_cells(row: ProductRow) -> list[str]:
     figures = [f"{row.library:.0f}", f"{row.ours:.0f}", f"{row.predicted:.0f}", f"{row.tflops:.0f}"]
-    return [row.name, *figures, f"{row.library / row.ours:.2f}", f"{row.library_error:.1e}", f"{row.error:.1e}"]
+    tiled = "" if row.tiled is None else f"{row.ours / row.tiled:.2f}"
+    return [row.name, *figures, f"{row.library / row.ours:.2f}", f"{row.library_error:.1e}", f"{row.error:.1e}", tiled]
+
+
+def read_notes(page: Path) -> list[str]:
+    """What is written by hand at the end of a page."""
+    lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    first = next((number for number, line in enumerate(lines) if line.startswith(NOTES)), len(lines))
+    return ["", *lines[first:]] if lines[first:] else []
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time kernels of our own on a CUDA device.")
     parser.add_argument("--repeats", type=positive, default=11, help="calls timed")
+    parser.add_argument("--tiles", action="store_true", help="with tiles that are measured, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-kernels.md")
     return parser.parse_args(arguments)
@@ -122,12 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in TYPES:
         for size in SIZES:
             for layout in LAYOUTS:
-                products.append(measure_product(kind, layout, size, options.repeats))
+                products.append(measure_product(kind, layout, size, options.repeats, tiles=options.tiles))
                 print(*product_cells(products[-1]), sep=" | ", flush=True)
     if options.json is not None:
         save_json(options.json, products, facts)
     if options.write:
-        write_page(DOCUMENT, document(products, facts))
+        write_page(DOCUMENT, [*document(products, facts), *read_notes(DOCUMENT)])
     return 0
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from retrograd.contract.trials import Buffer, Call, Work
+from retrograd.contract.trials import Buffer, Call, CompiledKernel, Work
 from retrograd.pipelines.devices.targets import Target, cuda_architecture
 from retrograd.pipelines.kernels.choice import find_obstacle
-from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
+from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 from retrograd.pipelines.kernels.ptx import find_triton, try_kernels
 from retrograd.pipelines.kernels.questions import Question, Trial, find_questions, read_question
 from retrograd.pipelines.kernels.tile_table import Entry, Table, keep, read_kept, read_table
@@ -197,7 +197,7 @@ def make_work(trial: Trial, compiled: Mapping[Kernel, Any]) -> Work:
         buffers = (*run.taken, *(results if launch.written is None else ()))
         given += run.given
         entry, grid, numbers = launch.kernel.label, launch.grid, launch.numbers
-        calls.append(Call(code.ptx, entry, code.threads, code.shared, code.scratch, grid, buffers, numbers))
+        calls.append(Call(code, entry, grid, buffers, numbers))
     return Work(trial.inputs, tuple(given), tuple(calls), results, updated, trial.ending)
 
 

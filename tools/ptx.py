@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from retrograd.pipelines.kernels.kernel import ELEMENTS, CompiledKernel, Kernel, KernelError
+from retrograd.contract.trials import CompiledKernel
+from retrograd.pipelines.kernels.kernel import ELEMENTS, Kernel, KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx
 
 

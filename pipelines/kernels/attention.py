@@ -136,7 +136,7 @@ class Step:
     @property
     def others(self) -> dict[str, ir.Value]:
         """What it takes besides heads and sums: a mask, a seed."""
-        return {name: value for name, value in (("mask", self.mask), ("seed", self.seed)) if value is not None}
+        return {name: value for name, value in (("mask", self.mask), ("seeds", self.seed)) if value is not None}
 
     @property
     def first(self) -> Heads:
@@ -240,7 +240,7 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
     width = step.first.shape[3]
     element, mask = step.element, step.mask
     added = [("mask", str(ir.RankedTensorType(mask.type).element_type))] if mask is not None else []
-    drawn = [("seed", "i64")] if step.seed is not None else []
+    drawn = [("seeds", "i64")] if step.seed is not None else []
     constants: dict[str, int | None] = {"D": width, "BD": fill_width(width), "BM": tile.rows}
     traits = []
     if step.kind != SUMS:
@@ -250,7 +250,7 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
         column = mask_strides(mask)[3] if mask is not None else 0
         even = over % step_size == 0
         constants |= {"MASK": int(mask is not None), "COLUMN": column, "CAUSAL": int(causal), "EVEN": int(even)}
-        constants |= {"DROP": int(bool(drawn))} | ({} if drawn else dict.fromkeys(("seed", "stream", "chance")))
+        constants |= {"DROP": int(bool(drawn))} | ({} if drawn else dict.fromkeys(("seeds", "stream", "chance")))
         constants |= {"EXACT": int(element == "f32"), "REPEATS": repeats, "BN": tile.columns}
         if mask is None:
             constants |= dict.fromkeys(["mask", *_name_strides(["mask"])])

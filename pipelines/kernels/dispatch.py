@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from retrograd.contract.trials import CompiledKernel
 from retrograd.dialects import ir
 from retrograd.pipelines.devices.device_targets import CUDA_ARCHITECTURES
-from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
+from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.questions import Launch
 from retrograd.pipelines.transforms.helpers.barriers import make_index
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from retrograd.contract.trials import CompiledKernel
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel
+from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.questions import Question
 
 CHOICES = "bwd.kernels"

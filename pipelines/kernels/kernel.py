@@ -59,17 +59,3 @@ class Kernel:
 
 def _freeze(value: object) -> Any:
     return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """PTX whose arguments are as IREE passes them: buffers, those of scratch memory last among them, then numbers.
-
-    ``shared`` is the shared memory of a workgroup and ``scratch`` its own part of a scratch buffer, in bytes; the
-    kernel takes no such buffer where that is 0.
-    """
-
-    ptx: str
-    threads: int
-    shared: int
-    scratch: int

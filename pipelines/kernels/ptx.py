@@ -21,7 +21,8 @@ from pathlib import Path
 import platformdirs
 
 from retrograd.contract.environment import CACHE_FOLDER
-from retrograd.pipelines.kernels.kernel import CompiledKernel, Kernel, KernelError
+from retrograd.contract.trials import CompiledKernel
+from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 
 INSTALL = "pip install retrograd[cuda]"
 _PROGRAM = "retrograd.tools.ptx"

@@ -20,8 +20,8 @@ DROPPED_BACKWARD = f"{DROPPED}_backward"
 ELEMENTS = ("f32", "bf16", "f16")
 """Types of elements that there are kernels for, as MLIR spells them."""
 
-WIDEST = {"f32": 128, "bf16": 256, "f16": 256}
-"""The widest heads of each."""
+WIDEST = 256
+"""The widest heads that there are kernels for."""
 
 # Numbers that say where something lies in a tensor have 32 bits, and an axis of a grid 16.
 _MOST_ELEMENTS, _MOST_PROGRAMS = 1 << 31, 65535
@@ -70,8 +70,7 @@ class Attention:
             return "it draws more numbers than a stream of them has"
         if (query[1] or 0) % (key[1] or 1):
             return "its heads do not serve the same number of queries each"
-        widest = WIDEST[element]
-        return f"heads are {query[3]} wide, and kernels are for {widest} at most" if (query[3] or 0) > widest else None
+        return f"heads are {query[3]} wide, and kernels are for {WIDEST} at most" if (query[3] or 0) > WIDEST else None
 
 
 def _is_broadcast(mask: tuple[int | None, ...], scores: tuple[int | None, ...]) -> bool:

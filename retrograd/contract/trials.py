@@ -19,15 +19,26 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A launch of a kernel whose PTX is given: blocks of ``threads``, bytes of shared memory, and of scratch memory for
-    each block, the grid, the numbers of its buffers, and its own numbers, which have 32 bits."""
+class CompiledKernel:
+    """PTX whose arguments are as IREE passes them: buffers, those of scratch memory last among them, then numbers.
+
+    ``shared`` is the shared memory of a workgroup and ``scratch`` its own part of a scratch buffer, in bytes; the
+    kernel takes no such buffer where that is 0.
+    """
 
     ptx: str
-    entry: str
     threads: int
     shared: int
     scratch: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch of a kernel: its code and its name there, the grid, the numbers of its buffers, and its own numbers,
+    which have 32 bits."""
+
+    code: CompiledKernel
+    entry: str
     grid: tuple[int, int, int]
     buffers: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -61,19 +72,15 @@ class Work:
         return self.ending.element if self.ending else buffers[self.results[0]].element
 
 
+def _read_call(fields: Mapping[str, Any]) -> Call:
+    x, y, z = fields["grid"]
+    code = CompiledKernel(**fields["code"])
+    return Call(code, fields["entry"], (x, y, z), tuple(fields["buffers"]), tuple(fields["numbers"]))
+
+
 def read_work(fields: Mapping[str, Any]) -> Work:
     """Work from JSON of its fields."""
-    calls = [
-        Call(
-            **{
-                **call,
-                "grid": tuple(call["grid"]),
-                "buffers": tuple(call["buffers"]),
-                "numbers": tuple(call["numbers"]),
-            }
-        )
-        for call in fields["calls"]
-    ]
+    calls = [_read_call(call) for call in fields["calls"]]
     ending = None if fields["ending"] is None else Ending(**fields["ending"])
     inputs, given = (
         [Buffer(b["element"], tuple(b["shape"]), b["below"]) for b in fields[n]] for n in ("inputs", "given")

@@ -116,19 +116,19 @@ class Bench:
         steps: list[Kernel] = []
         held = list(tensors)
         for number, call in enumerate(work.calls):
-            module = self._driver.load_module(call.ptx.encode() + b"\0")
+            module = self._driver.load_module(call.code.ptx.encode() + b"\0")
             modules.append(module)
             name = f"{call.entry} {number}"
             handles[name] = (
-                self._driver.find_function(module, call.entry, call.shared),
-                (call.threads, 1, 1),
-                call.shared,
+                self._driver.find_function(module, call.entry, call.code.shared),
+                (call.code.threads, 1, 1),
+                call.code.shared,
             )
             buffers = [*call.buffers]
-            if call.scratch:
+            if call.code.scratch:
                 x, y, z = call.grid
                 buffers.append(len(held))
-                held.append(torch.empty(x * y * z * call.scratch, dtype=torch.int8, device=self._device))
+                held.append(torch.empty(x * y * z * call.code.scratch, dtype=torch.int8, device=self._device))
             bindings = tuple(Place("argument", buffer, 0) for buffer in buffers)
             steps.append(Kernel(name, call.entry, call.grid, bindings, call.numbers))
         plan = LaunchPlan(tuple(Expected() for _ in held), 0, tuple(steps))

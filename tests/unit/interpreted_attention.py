@@ -196,8 +196,9 @@ def check(case: Case, dtype: torch.dtype) -> None:
     wide = tuple(t.double().requires_grad_() for t in (q, k, v))
     added = None if mask is None else mask.double()
     seed = torch.tensor([-0x123456789ABCDEF, 0x7654321])
-    how = (case.dropout, case.causal, added, 0.25, seed, STREAM)
-    exact, exact_lse = attention(*wide, *how)
+    exact, exact_lse = attention(
+        wide[0], wide[1], wide[2], case.dropout, case.causal, added, 0.25, seed=seed, stream=STREAM
+    )
     gradients = torch.autograd.grad(exact, wide, dout.double())
 
     def turned(tensor: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ def check(case: Case, dtype: torch.dtype) -> None:
         return F.pad(turned(tensor).flatten(2), (BEFORE, 0), value=math.nan) if case.turned else tensor
 
     tensors = {name: lying(t) for name, t in zip(("q", "k", "v", "dout"), (q, k, v, dout), strict=True)}
-    tensors |= {"seed": seed} | ({} if mask is None else {"mask": mask})
+    tensors |= {"seeds": seed} | ({} if mask is None else {"mask": mask})
     with make_context() as context, ir.Location.unknown():
         context.allow_unregistered_dialects = True
         module = ir.Module.parse(write_module(case, [] if mask is None else list(mask.shape), element))

@@ -19,9 +19,9 @@ from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 SEED = torch.tensor([0x0123456789ABCDEF, -5])
 
 
-def make_heads(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    shapes = (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)
-    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+def make_heads(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, *rest, 8, dtype=dtype).requires_grad_() for rest in ((4, 5), (2, 7), (2, 7)))
+    return q, k, v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, mask: Tensor | None) -> Tensor:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from retrograd.contract.environment import CACHE_FOLDER
+from retrograd.contract.trials import CompiledKernel
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
 from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
-from retrograd.pipelines.kernels.kernel import CompiledKernel, KernelError
+from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad

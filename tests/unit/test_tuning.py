@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Tiles by measurement: which win, what is kept, what files are taken, without a device."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -140,7 +141,13 @@ def test_a_trial_with_code_is_work() -> None:
     work = tuning.make_work(trial, {RANK: replace(NO_PTX, ptx="code", scratch=8)})
     assert read_work(asdict(work)) == work
     (call,) = work.calls
-    assert (call.ptx, call.scratch, call.buffers, work.results, work.element) == ("code", 8, (0, 1), (1,), "f32")
+    assert (call.code.ptx, call.code.scratch, call.buffers, work.results, work.element) == (
+        "code",
+        8,
+        (0, 1),
+        (1,),
+        "f32",
+    )
 
 
 def test_what_is_updated_in_place_is_the_result() -> None:
@@ -312,7 +319,7 @@ def test_a_question_that_ends_the_process_is_left_out(monkeypatch: pytest.Monkey
         "  if json.loads(line)[0]['results'] == [7]: sys.exit(3)\n"
         "  print(json.dumps({'fastest': 0, 'faults': {}}), flush=True)"
     )
-    monkeypatch.setattr(tuning, "_command", lambda index: [tuning.sys.executable, "-c", program])
+    monkeypatch.setattr(tuning, "_command", lambda index: [sys.executable, "-c", program])
     sound, ends = Work((), (), (), (0,)), Work((), (), (), (7,))
     found = list(tuning._ask_device([[sound], [ends], [sound]], 0))
     assert [answer and answer["device"] for answer in found] == ["one", None, "one"]

@@ -76,10 +76,10 @@ def load_mask(mask, row, column, L, S, stride, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def keeps(seed, stream, chance, first, S, row, column):
+def keeps(seeds, stream, chance, first, S, row, column):
     """Which weights of rows and columns (an axis of tiles each) stay, by Philox4x32-10: Salmon et al., "Parallel random
     numbers: as easy as 1, 2, 3", SC 2011. ``first`` is the number of the head's first row among all rows."""
-    key, tail = tl.load(seed), tl.load(seed + 1)
+    key, tail = tl.load(seeds), tl.load(seeds + 1)
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     rows = (first + row).to(tl.uint32)
     c0 = rows * S.to(tl.uint32) + column.to(tl.uint32)
@@ -107,7 +107,7 @@ def staying(chance):
 @triton.jit
 def attend_steps(
     acc, total, highest, q, k, v, mask, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def attend_steps(
         total = total * shrunk + tl.sum(weight, 1)
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
         if DROP:
-            weight = tl.where(keeps(seed, stream, chance, number, S, row[:, None], column[None, :]), weight, 0.0)
+            weight = tl.where(keeps(seeds, stream, chance, number, S, row[:, None], column[None, :]), weight, 0.0)
         acc = multiply_add(weight.to(values.dtype), values, acc * shrunk[:, None], EXACT)
         highest = higher
     return acc, total, highest
@@ -144,7 +144,7 @@ def attend_steps(
 
 @triton.jit
 def attend(
-    q, k, v, mask, seed, out, lse, scale, H, L, S, stream, chance,
+    q, k, v, mask, seeds, out, lse, scale, H, L, S, stream, chance,
     q_start, q_batch, q_head, q_row, k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, out_batch, out_head, out_row,
     MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
@@ -174,13 +174,13 @@ def attend(
     acc, total, highest = attend_steps(
         acc, total, highest, queries, k, v, mask, row, 0, whole, L, S, factor,
         k_row, v_row, mask_row, COLUMN,
-        seed, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        seeds, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         acc, total, highest = attend_steps(
             acc, total, highest, queries, k, v, mask, row, whole, last, L, S, factor,
             k_row, v_row, mask_row, COLUMN,
-            seed, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            seeds, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     known = tl.where(highest == LEAST, 0.0, highest)
     total = tl.where(highest == LEAST, 1.0, total)
@@ -221,7 +221,7 @@ def weigh(product, mask, row, column, lse, L, S, factor, mask_row, COLUMN: tl.co
 @triton.jit
 def key_steps(
     dk, dv, keys, values, q, dout, mask, lse, total, column, first, last, L, S, factor,
-    q_row, dout_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
+    q_row, dout_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -240,7 +240,7 @@ def key_steps(
         g = load_rows(dout, row, L, dout_row, D, BD, EDGE)
         centre = tl.load(total + row, mask=row < L, other=0.0)
         if DROP:
-            stays = keeps(seed, stream, chance, number, S, row[None, :], column[:, None])
+            stays = keeps(seeds, stream, chance, number, S, row[None, :], column[:, None])
             dv = multiply_add(tl.where(stays, weight, 0.0).to(g.dtype), g, dv, EXACT)
             change = tl.where(stays, multiply(values, tl.trans(g), EXACT) * staying(chance), 0.0)
             change = weight * (change - centre[None, :])
@@ -253,7 +253,7 @@ def key_steps(
 
 @triton.jit
 def key_gradients(
-    dout, q, k, v, mask, seed, lse, total, dk, dv, scale, H, L, S, stream, chance,
+    dout, q, k, v, mask, seeds, lse, total, dk, dv, scale, H, L, S, stream, chance,
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
@@ -287,12 +287,12 @@ def key_gradients(
             sum_k, sum_v = key_steps(
                 sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
                 first, inner, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-                seed, stream, chance, place, DROP, MASK, CAUSAL, True, EXACT, D, BD, BM,
+                seeds, stream, chance, place, DROP, MASK, CAUSAL, True, EXACT, D, BD, BM,
             )  # fmt: skip
         sum_k, sum_v = key_steps(
             sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
             inner, L, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-            seed, stream, chance, place, DROP, MASK, False, not EVEN, EXACT, D, BD, BM,
+            seeds, stream, chance, place, DROP, MASK, False, not EVEN, EXACT, D, BD, BM,
         )  # fmt: skip
     store_rows(sum_k * factor, dk + batch * dk_batch + own * dk_head, column, S, dk_row, D, BD)
     if DROP:
@@ -303,7 +303,7 @@ def key_gradients(
 @triton.jit
 def query_steps(
     dq, queries, g, k, v, mask, sums, centre, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr, seed, stream, chance, number, DROP: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -323,7 +323,7 @@ def query_steps(
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
         change = multiply(g, tl.trans(values), EXACT)
         if DROP:
-            stays = keeps(seed, stream, chance, number, S, row[:, None], column[None, :])
+            stays = keeps(seeds, stream, chance, number, S, row[:, None], column[None, :])
             change = tl.where(stays, change * staying(chance), 0.0)
         change = weight * (change - centre[:, None])
         dq = multiply_add(change.to(keys.dtype), keys, dq, EXACT)
@@ -332,7 +332,7 @@ def query_steps(
 
 @triton.jit
 def query_gradients(
-    dout, q, k, v, mask, seed, lse, total, dq, scale, H, L, S, stream, chance,
+    dout, q, k, v, mask, seeds, lse, total, dq, scale, H, L, S, stream, chance,
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dq_batch, dq_head, dq_row,
@@ -364,12 +364,12 @@ def query_gradients(
     sum_q = query_steps(
         sum_q, queries, g, k, v, mask, sums, centre, row, 0, whole, L, S, exponent,
         k_row, v_row, mask_row, COLUMN,
-        seed, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        seeds, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         sum_q = query_steps(
             sum_q, queries, g, k, v, mask, sums, centre, row, whole, last, L, S, exponent,
             k_row, v_row, mask_row, COLUMN,
-            seed, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            seeds, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     store_rows(sum_q * factor, dq + batch * dq_batch + head * dq_head, row, L, dq_row, D, BD)
