@@ -238,15 +238,16 @@ def key_steps(
         if CAUSAL and EDGE:
             weight = tl.where(column[:, None] <= row[None, :], weight, 0.0)
         g = load_rows(dout, row, L, dout_row, D, BD, EDGE)
-        centre = tl.load(total + row, mask=row < L, other=0.0)
         if DROP:
             stays = keeps(seeds, stream, chance, number, S, row[None, :], column[:, None])
             dv = multiply_add(tl.where(stays, weight, 0.0).to(g.dtype), g, dv, EXACT)
-            change = tl.where(stays, multiply(values, tl.trans(g), EXACT) * staying(chance), 0.0)
-            change = weight * (change - centre[None, :])
         else:
             dv = multiply_add(weight.to(g.dtype), g, dv, EXACT)
-            change = weight * (multiply(values, tl.trans(g), EXACT) - centre[None, :])
+        centre = tl.load(total + row, mask=row < L, other=0.0)
+        change = multiply(values, tl.trans(g), EXACT)
+        if DROP:
+            change = tl.where(stays, change * staying(chance), 0.0)
+        change = weight * (change - centre[None, :])
         dk = multiply_add(change.to(queries.dtype), queries, dk, EXACT)
     return dk, dv
 
@@ -352,8 +353,9 @@ def query_gradients(
     queries = load_rows(q + q_start + batch * q_batch + head * q_head, row, L, q_row, D, BD, True)
     g = load_rows(dout + dout_start + batch * dout_batch + head * dout_head, row, L, dout_row, D, BD, True)
     number = (batch * H + head) * L
-    sums = tl.load(lse + number + row, mask=row < L, other=0.0)
-    centre = tl.load(total + number + row, mask=row < L, other=0.0)
+    place = number + row
+    sums = tl.load(lse + place, mask=row < L, other=0.0)
+    centre = tl.load(total + place, mask=row < L, other=0.0)
     last = S
     whole = S
     if CAUSAL:
