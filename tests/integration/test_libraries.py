@@ -94,7 +94,7 @@ def _gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
     return [torch.zeros(()) if g is None else g for g in torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
-@pytest.mark.long_cases("cache in a dataclass", "frozen dataclass")
+@pytest.mark.long_cases("cache in a dataclass", "frozen dataclass", "named tuple")
 @pytest.mark.parametrize(
     "make",
     [

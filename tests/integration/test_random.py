@@ -125,6 +125,7 @@ def step_bytes(step: retrograd.CompiledBackward) -> bytes:
     return step._parts.portable().vmfb
 
 
+@pytest.mark.long_cases("default")
 @pytest.mark.parametrize("partition", ["min-cut", "default"])
 def test_backward_has_the_mask_of_the_forward(partition: str) -> None:
     x = torch.rand(40, 50).add_(1).requires_grad_()

@@ -76,7 +76,7 @@ def gradients(model: nn.Module, call: Callable[..., Tensor], *args: Any) -> list
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
-@pytest.mark.long_cases("labelled_only")
+@pytest.mark.short_cases("looked_at")
 @pytest.mark.parametrize("name", NO_GRAPHS)
 def test_the_remedy_of_a_refusal_works(name: str) -> None:
     model = Model(NO_GRAPHS[name])

@@ -350,6 +350,7 @@ def test_result_whose_elements_share_memory() -> None:
     assert_close(found, expected, "gradient")
 
 
+@pytest.mark.long_cases("min-cut")
 @pytest.mark.parametrize("partition", ["default", "min-cut"])
 def test_a_single_window_of_what_is_computed(partition: Literal["default", "min-cut"]) -> None:
     """There is room for one: the rest of the tensor is not read, and nothing is written behind the result."""

@@ -56,12 +56,7 @@ def train(case: Case, step: object) -> tuple[list[dict[str, Tensor]], dict[str, 
     return gradients, {name: t.detach().clone() for name, t in leaves.items()}
 
 
-@pytest.mark.short_cases(
-    "linear_regression-min-cut",
-    "mlp-min-cut",
-    "several_outputs-default",
-    "transformer-default",
-)
+@pytest.mark.short_cases("mlp-min-cut", "several_outputs-default")
 @pytest.mark.parametrize(
     ("name", "partition"), [*((name, "min-cut") for name in SUITE), *((name, "default") for name in BY_DEFAULT)]
 )
@@ -95,7 +90,7 @@ def test_trains_as_eager(name: str, partition: str) -> None:
     assert fullest["scratch in use"] >= fullest["scratch reserved"]
 
 
-@pytest.mark.short_cases("cnn", "mlp")
+@pytest.mark.short_cases("mlp")
 @pytest.mark.parametrize("name", SUITE)
 def test_artifact_runs_without_python(name: str, tmp_path: Path) -> None:
     case = SUITE[name].make("test")

@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Processes that tests start and look after."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +15,6 @@ os.rename("numbers.part", "numbers")
 time.sleep(600)
 """
 """Code of a child that starts a grandchild, writes both their numbers to a file and waits."""
-
-
-def run_interpreted(*arguments: str) -> None:
-    """Run Python with these arguments and with Triton's interpreter, which Triton is told of when it is imported."""
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 def is_alive(number: int) -> bool:

@@ -3,11 +3,9 @@
 """Kernels of attention, without a device: which calls they are for, on which tiles, and what they compute."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from processes import run_interpreted
 from torch import Tensor
 
 from retrograd.contract.attention import ELEMENTS, WIDEST, Attention
@@ -15,7 +13,6 @@ from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.libraries.attention_calls import REFUSED, note_refusals, take_call
 from retrograd.frontend.libraries.ops import LIBRARY_OPS, Libraries, library_ops
 from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, choose_tile, fill_width
-from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 
 HEADS = ("bf16", (2, 4, 5, 8))
@@ -105,11 +102,3 @@ def test_what_no_kernel_takes_is_noted() -> None:
         assert not take_call(CALL)
         note_refusals(graph_module)
     assert graph_module.meta[REFUSED] == ()
-
-
-@pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
-def test_interpreted_they_are_near_to_float64() -> None:
-    """Odd sizes, masks with rows of no columns, shared keys, transposed heads, in a process of its own: Triton is told
-    to interpret when it is imported."""
-    program = Path(__file__).with_name("interpreted_attention.py")
-    run_interpreted(str(program))

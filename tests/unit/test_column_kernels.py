@@ -1,14 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sums down columns in kernels of our own, without a device: tiles, and numbers by Triton's interpreter."""
-
-from pathlib import Path
+"""Sums down columns in kernels of our own, without a device: which tiles they have."""
 
 import pytest
-from processes import run_interpreted
 
 from retrograd.pipelines.kernels.column_text import choose_tiles
-from retrograd.pipelines.kernels.ptx import find_triton
 
 
 @pytest.mark.parametrize(
@@ -26,11 +22,3 @@ def test_few_columns_are_divided_among_as_many_workgroups_as_many_are() -> None:
     narrow, wide = choose_tiles(802_816, 64), choose_tiles(50_176, 1024)
     assert narrow.parts > 7 * wide.parts
     assert narrow.parts >= 132 and wide.parts * (1024 // wide.columns) >= 132
-
-
-@pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
-def test_interpreted_they_are_near_to_float64() -> None:
-    """Images and rows, whose sizes no tile divides, in a process of its own: Triton is told to interpret when it is
-    imported."""
-    program = Path(__file__).with_name("interpreted_columns.py")
-    run_interpreted(str(program))

@@ -1,22 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Transposes in kernels of our own, without a device: which permutations they are, and numbers by an interpreter."""
+"""Transposes in kernels of our own, without a device: which permutations they are."""
 
 import pytest
-from processes import run_interpreted
 
-from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.kernels.transposes import find_matrices
-
-PROGRAM = """
-import torch
-from retrograd.pipelines.kernels.source.transposes import transpose
-for count, rows, columns, high, wide in ((3, 70, 9, 32, 16), (2, 3, 100, 4, 64)):
-    x, y = torch.randn(count, rows, columns), torch.full((count, columns, rows), float("nan"), dtype=torch.float16)
-    grid = (-(-rows // high) * -(-columns // wide), count, 1)
-    transpose[grid](x, y, rows, columns, BR=high, BC=wide)
-    assert torch.equal(y, x.transpose(1, 2).half()), (count, rows, columns)
-"""
 
 
 @pytest.mark.parametrize(
@@ -38,9 +26,3 @@ def test_which_matrices_a_permutation_turns(
     shape: list[int], order: list[int], expected: tuple[int, int, int] | None
 ) -> None:
     assert find_matrices(shape, order) == expected
-
-
-@pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
-def test_interpreted_they_are_transposes() -> None:
-    """In a process of its own: Triton is told to interpret when it is imported."""
-    run_interpreted("-c", PROGRAM)
