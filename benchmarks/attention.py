@@ -32,6 +32,8 @@ from page import (
 from torch import Tensor
 
 import retrograd
+from retrograd.frontend.layers.dropped_attention import on_grid
+from retrograd.frontend.layers.random_ops import draw_seed, uniform
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu-attention.md"
 EXPLANATION = """\
@@ -39,7 +41,8 @@ Attention and its gradients, causal, of queries batch x heads x rows x width and
 Ours is from a file that was saved and loaded, in which no library computes anything. Kernel times of a forward and a
 backward by `torch.profiler`, in the same process as PyTorch's own kernels (cuDNN's, flash or memory-efficient ones,
 whichever it chooses; TF32 off); peaks are of the memory that a step takes from PyTorch's allocator; errors are the
-largest of output and gradients, relative to the norm, from float64, of one of the batch.
+largest of output and gradients, relative to the norm, from float64, of one of the batch. Of dropout PyTorch's mask is
+not known, and neither is its error.
 """
 
 
@@ -53,10 +56,12 @@ class Size:
     rows: int
     width: int
     kind: str
+    dropout: float = 0.0
 
     def __str__(self) -> str:
         keys = f", keys of {self.shared}" * (self.shared != self.heads)
-        return f"{self.batch} x {self.heads} x {self.rows} x {self.width}{keys} {self.kind}"
+        dropped = f", dropout of {self.dropout}" if self.dropout else ""
+        return f"{self.batch} x {self.heads} x {self.rows} x {self.width}{keys} {self.kind}{dropped}"
 
 
 SIZES = (
@@ -66,7 +71,12 @@ SIZES = (
     Size(8, 12, 12, 1024, 64, "f32"),
     Size(4, 16, 16, 1024, 128, "f32"),
     Size(2, 8, 8, 2048, 256, "bf16"),
+    Size(2, 8, 8, 1024, 256, "f32"),
+    Size(8, 12, 12, 1024, 64, "bf16", dropout=0.1),
+    Size(8, 12, 12, 4096, 64, "bf16", dropout=0.1),
+    Size(4, 16, 16, 1024, 128, "f32", dropout=0.1),
 )
+SEED = 3
 
 
 @dataclass(frozen=True)
@@ -86,27 +96,47 @@ def run(call: Callable[..., Any], args: Sequence[Tensor], tangent: Tensor) -> li
     return [output.detach(), *torch.autograd.grad(output, args, tangent)]
 
 
-def measure(size: Size, repeats: int) -> AttentionRow:
+def attend_exactly(size: Size, args: Sequence[Tensor], tangent: Tensor) -> list[Tensor]:
+    """The output and the gradients of the first of the batch in float64, with the mask that the seed stands for."""
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=size.heads != size.shared)
+        if not size.dropout:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=size.heads != size.shared)
+        torch.manual_seed(SEED)
+        kept = uniform(draw_seed().cuda(), 0, (1, size.heads, size.rows, size.rows)) >= on_grid(size.dropout)
+        scores = q @ k.transpose(-1, -2) / size.width**0.5
+        ahead = torch.ones(size.rows, size.rows, device="cuda", dtype=torch.bool).triu(1)
+        weights: Tensor = scores.masked_fill(ahead, -math.inf).softmax(-1) * kept / (1 - size.dropout)
+        return weights @ v
+
+    return run(attend, [t[:1].detach().double().requires_grad_() for t in args], tangent[:1].double())
+
+
+def measure(size: Size, repeats: int, tiles: str) -> AttentionRow:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        how = {"is_causal": True, "dropout_p": size.dropout, "enable_gqa": size.heads != size.shared}
+        return F.scaled_dot_product_attention(q, k, v, **how)  # type: ignore[arg-type]
 
     dtype = TYPES[size.kind]
     shapes = [(size.batch, heads, size.rows, size.width) for heads in (size.heads, size.shared, size.shared)]
     args = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
     tangent = torch.randn(shapes[0], device="cuda").to(dtype)
-    compiled = retrograd.compile_backward(attend, args, verify=False)
+    compiled = retrograd.compile_backward(attend, args, verify=False, tiles=tiles)
     with tempfile.TemporaryDirectory() as folder:
         compiled.save(Path(folder) / "attention.rgd")
         loaded = retrograd.load(Path(folder) / "attention.rgd")
         calls = (attend, loaded)
         times = [kernel_times(lambda call=call: run(call, args, tangent), repeats) for call in calls]  # type: ignore[misc]
         peaks = [find_peak(lambda call=call: run(call, args, tangent)) for call in calls]  # type: ignore[misc]
-        results = [run(call, args, tangent) for call in calls]
-    exact = run(attend, [t[:1].detach().double().requires_grad_() for t in args], tangent[:1].double())
+        torch.manual_seed(SEED)
+        results = [run(call, args, tangent) for call in reversed(calls)][::-1]
+    exact = attend_exactly(size, args, tangent)
     errors = [
         max(float((g[:1].double() - e).norm() / e.norm()) for g, e in zip(found, exact, strict=True))
         for found in results
     ]
+    if size.dropout:
+        errors[0] = math.nan
     eager, ours = (sum(found.values()) / 1e3 for found in times)
     names = tuple(name for name in times[1] if name.startswith("attention"))
     return AttentionRow(str(size), (eager, ours), (peaks[0], peaks[1]), (errors[0], errors[1]), names)
@@ -135,13 +165,15 @@ def document(rows: Sequence[AttentionRow], facts: dict[str, str]) -> list[str]:
 
 def row_cells(row: AttentionRow) -> list[str]:
     times = [f"{row.times[0]:.3f}", f"{row.times[1]:.3f}", f"{row.times[0] / row.times[1]:.2f}"]
-    return [row.name, *times, *(f"{peak:.0f}" for peak in row.peaks), *(f"{error:.1e}" for error in row.errors)]
+    peaks = [f"{peak:.0f}" for peak in row.peaks]
+    return [row.name, *times, *peaks, *("" if math.isnan(error) else f"{error:.1e}" for error in row.errors)]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time attention in kernels of our own on a CUDA device.")
     parser.add_argument("--repeats", type=positive, default=11, help="calls timed")
     parser.add_argument("--sizes", type=positive, default=len(SIZES), help="how many of the sizes, from the first on")
+    parser.add_argument("--tiles", action="store_true", help="with tiles that are measured")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-attention.md")
     return parser.parse_args(arguments)
@@ -155,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = {"command": command_line("attention.py", arguments), **cuda_environment("timed", options.repeats)}
     rows: list[AttentionRow] = []
     for size in SIZES[: options.sizes]:
-        rows.append(measure(size, options.repeats))
+        rows.append(measure(size, options.repeats, "measure" if options.tiles else "auto"))
         print(*row_cells(rows[-1]), *rows[-1].kernels, sep=" | ", flush=True)
     if options.json is not None:
         save_json(options.json, rows, facts)

@@ -292,16 +292,20 @@ def test_tiles_are_measured_once_and_told(folder: Path, devices: Devices, tmp_pa
     assert main(["tiles", str(path)]) == 0
     from_file = compile_turned(tiles=path, cache=False)
     assert from_file.explain().to_dict()["kernels"] == lines
-    assert not any("by measurement" in line for line in compile_turned().explain().to_dict()["kernels"])
 
 
-@needs_triton
-def test_a_file_of_another_device_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_device_is_told(folder: Path) -> None:
     keep([ENTRY])
-    path = tmp_path / "tiles.json"
-    assert main(["tiles", str(path)]) == 0
+    path, questions = kept_table(), [make_question("rows 2x513"), make_question("rows 2x514")]
+    known = {question.text: replace(ENTRY, triton=str(find_triton()), tiles="1 warps") for question in questions[:1]}
     with pytest.warns(UserWarning, match="has no tiles for kernels of this program"):
-        compile_turned(tiles=path)
+        assert not tuning._known_tiles(questions, "sm_80", tuning.Tuning(path, torch.device("cpu")))
+    keep(known.values())
+    assert tuning._known_tiles(questions, "sm_90", tuning.Tuning(path, torch.device("cpu"))) == known
+    # Tiles that this release's kernel does not have are as good as none.
+    keep([replace(known["rows 2x513"], tiles="9 warps")])
+    with pytest.warns(UserWarning, match="has no tiles"):
+        assert not tuning._known_tiles(questions, "sm_90", tuning.Tuning(path, torch.device("cpu")))
 
 
 @needs_triton
