@@ -9,6 +9,8 @@ would draw from that stream. The functions here are what eager runs; kernels of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from retrograd.frontend.decompositions.attention import (
     softmax_sums,
     summed_heads,
 )
-from retrograd.frontend.layers.random_ops import uniform
+from retrograd.frontend.layers.random_ops import draw_part
 
 _LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
 _LIBRARY.define(
@@ -32,6 +34,9 @@ _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
     " float dropout, bool causal, Tensor? mask, float? scale, Tensor seed, int stream) -> (Tensor, Tensor, Tensor)"
 )
+
+# At a time.
+_MOST_SCORES = 1 << 22
 
 
 def on_grid(chance: float) -> float:
@@ -52,9 +57,13 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, L, D]`` and the log-sum-exps ``[B, H, L]`` of the scores, none of which is left out; ``key`` and
     ``value`` are ``[B, H / repeats, S, D]``."""
-    scores, (_, _, v) = _prepare(query, key, value, causal, mask, scale)
-    weights, lse = softmax_sums(scores)
-    return torch.matmul(weights * _kept(weights, dropout, seed, stream), v).to(query.dtype), lse.squeeze(-1)
+    found = []
+    for part in _divide(query, key, value, mask):
+        weights, lse = softmax_sums(attention_scores(part.q, part.k, causal, part.mask, scale))
+        kept = _kept(part, dropout, seed, stream)
+        found.append((torch.matmul(weights * kept, part.v).to(query.dtype), lse.squeeze(-1)))
+    output, sums = _join(found, query)
+    return output, sums
 
 
 def attention_backward(
@@ -72,34 +81,66 @@ def attention_backward(
     stream: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
+    found = []
+    for part in _divide(query, key, value, mask):
+        g, o, lse = (_wide(part.take(tensor)) for tensor in (grad, out, logsumexp))
+        weights = torch.exp(attention_scores(part.q, part.k, causal, part.mask, scale) - lse.to(g.dtype).unsqueeze(-1))
+        kept = _kept(part, dropout, seed, stream)
+        change = weights * (torch.matmul(g, part.v.transpose(-1, -2)) * kept - (g * o).sum(-1, keepdim=True))
+        change = change * score_scale(part.q, scale)
+        dk, dv = (torch.matmul(t.transpose(-1, -2), x) for t, x in ((change, part.q), (weights * kept, g)))
+        found.append((torch.matmul(change, part.k), dk, dv))
+    dq, dk, dv = _join(found, query)
     repeats = query.shape[1] // key.shape[1]
-    scores, (q, k, v) = _prepare(query, key, value, causal, mask, scale)
-    g, o = _wide(grad), _wide(out)
-    weights = torch.exp(scores - logsumexp.to(q.dtype).unsqueeze(-1))
-    kept = _kept(weights, dropout, seed, stream)
-    change = weights * (torch.matmul(g, v.transpose(-1, -2)) * kept - (g * o).sum(-1, keepdim=True))
-    change = change * score_scale(q, scale)
-    found = (
-        torch.matmul(change, k),
-        summed_heads(torch.matmul(change.transpose(-1, -2), q), repeats),
-        summed_heads(torch.matmul((weights * kept).transpose(-1, -2), g), repeats),
-    )
-    dq, dk, dv = (gradient.to(own.dtype) for gradient, own in zip(found, (query, key, value), strict=True))
-    return dq, dk, dv
+    return dq.to(query.dtype), summed_heads(dk, repeats).to(key.dtype), summed_heads(dv, repeats).to(value.dtype)
 
 
-def _prepare(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    repeats = query.shape[1] // key.shape[1]
-    q, k, v = _wide(query), all_heads(_wide(key), repeats), all_heads(_wide(value), repeats)
-    return attention_scores(q, k, causal, mask, scale), (q, k, v)
+@dataclass(frozen=True)
+class _Part:
+    """Heads ``first`` to ``last`` of one of a batch of ``count`` heads each, each with keys and values of its own."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    batch: int
+    first: int
+    last: int
+    count: int
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """The same part of a tensor ``[B, H, ...]``."""
+        return tensor[self.batch : self.batch + 1, self.first : self.last]
 
 
-def _kept(weights: Tensor, dropout: float, seed: Tensor, stream: int) -> Tensor:
-    """What weights are times: nothing, or one over the chance that they stay."""
-    numbers = uniform(seed.to(weights.device), stream, weights.shape)
-    return (numbers >= on_grid(dropout)).to(weights.dtype) / (1 - dropout)
+def _divide(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Iterator[_Part]:
+    """Heads in parts whose scores are no more than some millions: memory is taken for one part at a time."""
+    batch, heads, rows, _ = query.shape
+    columns, repeats = key.shape[2], heads // key.shape[1]
+    step = min(heads, max(1, _MOST_SCORES // (rows * columns)))
+    added = None if mask is None else mask.expand(batch, heads, rows, columns)
+    for own in range(batch):
+        for first in range(0, heads, step):
+            last = min(heads, first + step)
+            q = _wide(query[own : own + 1, first:last])
+            k, v = (_wide(all_heads(t[own : own + 1], repeats)[:, first:last]) for t in (key, value))
+            part = None if added is None else added[own : own + 1, first:last]
+            yield _Part(q, k, v, part, own, first, last, heads)
+
+
+def _join(found: Sequence[Sequence[Tensor]], query: Tensor) -> list[Tensor]:
+    """Each result of all parts, ``[B, H, ...]``."""
+    joined = [torch.cat([tensor[0] for tensor in tensors]) for tensors in zip(*found, strict=True)]
+    return [tensor.reshape(query.shape[:2] + tensor.shape[1:]) for tensor in joined]
+
+
+def _kept(part: _Part, dropout: float, seed: Tensor, stream: int) -> Tensor:
+    """What the weights of a part are times: nothing, or one over the chance that they stay."""
+    shape = (1, part.last - part.first, part.q.shape[2], part.k.shape[2])
+    size = shape[2] * shape[3]
+    start = (part.batch * part.count + part.first) * size
+    numbers = draw_part(seed.to(part.q.device), stream, start, shape[1] * size).reshape(shape)
+    return (numbers >= on_grid(dropout)).to(part.q.dtype) / (1 - dropout)
 
 
 def _wide(x: Tensor) -> Tensor:

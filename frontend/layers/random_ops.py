@@ -36,10 +36,15 @@ def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
 
     Element ``i`` in row-major order has the counter ``(i, stream, seed[1])`` and the key ``seed[0]``.
     """
-    place = torch.arange(prod(sizes), dtype=torch.int64, device=seed.device)
+    return draw_part(seed, stream, 0, prod(sizes)).reshape(list(sizes))
+
+
+def draw_part(seed: Tensor, stream: int, first: int, count: int) -> Tensor:
+    """So many numbers of a stream, from element number ``first`` on."""
+    place = torch.arange(first, first + count, dtype=torch.int64, device=seed.device) & _MASK
     words = [w for number in seed for w in (number & _MASK, (number >> 32) & _MASK)]
-    first, *_ = philox((place, torch.tensor(stream, device=seed.device), words[2], words[3]), (words[0], words[1]))
-    return ((first >> 8).to(torch.float32) * 2.0**-24).reshape(list(sizes))
+    word, *_ = philox((place, torch.tensor(stream, device=seed.device), words[2], words[3]), (words[0], words[1]))
+    return (word >> 8).to(torch.float32) * 2.0**-24
 
 
 def philox(counter: Words, key: Words) -> Words:

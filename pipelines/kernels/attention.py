@@ -30,7 +30,7 @@ from retrograd.pipelines.kernels.family import Compiled
 from retrograd.pipelines.kernels.heads import Given, Heads, find_given, find_heads, mask_strides
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
-from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
+from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick, put_first
 
 ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
 DROPPED, DROPPED_BACKWARD = "bwd.dropped_attention", "bwd.dropped_attention_backward"
@@ -91,7 +91,8 @@ class AttentionPlan:
         ]
 
     def _tiles(self, step: Step) -> tuple[AttentionTile, ...]:
-        return list_tiles(step.kind, step.element, step.first.shape[3], self.architecture, MOST)
+        tiles = list_tiles(step.kind, step.element, step.first.shape[3], self.architecture, MOST)
+        return put_first(write_question(step), tiles, self.architecture)
 
     def _tile(self, step: Step) -> AttentionTile:
         return pick(write_question(step), self._tiles(step), self.chosen)

@@ -20,7 +20,7 @@ from retrograd.pipelines.kernels.epilogues import Epilogue, find_epilogue
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import Matrix, find_buffer, find_matrix, is_aligned
-from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
+from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick, put_first
 from retrograd.pipelines.kernels.tiles import MULTIPROCESSORS, Shape, Tiling, choose_tiling, list_tilings, pad
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 from retrograd.pipelines.transforms.helpers.fills import is_zero
@@ -59,7 +59,7 @@ class Products:
         batch, (m, n) = (types[2].shape[0] if types[2].rank == 3 else 1), types[2].shape[-2:]
         shape = Shape(batch, m, n, types[0].shape[-1], str(types[0].element_type))
         plan = ProductPlan(op, what, shape, choose_tiling(shape, self.architecture), self.split)
-        tiling = pick(plan.question, list_tilings(shape, self.architecture, MOST), self.chosen)
+        tiling = pick(plan.question, plan.list_tilings(), self.chosen)
         return replace(plan, tiling=tiling, is_measured=plan.question in self.chosen)
 
 
@@ -130,8 +130,13 @@ class ProductPlan:
 
     def questions(self) -> list[Question]:
         """The tiles of the product."""
-        tilings = list_tilings(self.shape, self.tiling.architecture, MOST)
-        return [Question(self.question, {str(tiling): replace(self, tiling=tiling)._trial() for tiling in tilings})]
+        trials = {str(tiling): replace(self, tiling=tiling)._trial() for tiling in self.list_tilings()}
+        return [Question(self.question, trials)]
+
+    def list_tilings(self) -> tuple[Tiling, ...]:
+        """The tilings that it could have, first that which it has unasked."""
+        architecture = self.tiling.architecture
+        return put_first(self.question, list_tilings(self.shape, architecture, MOST), architecture)
 
     def _trial(self) -> Trial:
         """The dispatches by themselves, with those that prepare the operands."""

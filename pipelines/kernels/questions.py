@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.trials import Buffer, Ending
 from retrograd.pipelines.kernels.kernel import Kernel
+from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
 
 QUESTIONS = "bwd.questions"
 """The attribute of a module that holds the questions of its kernels, each as JSON."""
@@ -137,6 +138,13 @@ def read_chosen(text: str) -> dict[str, str]:
     if not all(separator and tiles for _, separator, tiles in entries):
         raise ValueError(f"expected QUESTION:TILES;QUESTION:TILES, found '{text[:80]}'")
     return {question: tiles for question, _, tiles in entries}
+
+
+def put_first(text: str, tiles: Sequence[_Tile], architecture: str) -> tuple[_Tile, ...]:
+    """Tiles in the order of a question: first those that are taken unasked, which are the first given where the
+    package has none for it."""
+    wanted = SHIPPED.get(architecture, {}).get(text)
+    return tuple(sorted(tiles, key=lambda tile: str(tile) != wanted))
 
 
 def pick(text: str, tiles: Sequence[_Tile], chosen: Chosen) -> _Tile:

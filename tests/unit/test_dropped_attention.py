@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
+from retrograd.frontend.layers import dropped_attention
 from retrograd.frontend.layers.dropped_attention import ATTENTION, ATTENTION_BACKWARD, attention
 from retrograd.frontend.layers.random_ops import UNIFORM, uniform
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
@@ -32,8 +33,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, mask: Tensor | None) -
     return scores.softmax(-1) * kept / 0.75 @ v
 
 
+@pytest.mark.parametrize("most", [1, 3 * 35, 1 << 22], ids=["a head", "three", "all"])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-def test_gradients_are_those_of_the_mask_read_out(masked: bool) -> None:
+def test_gradients_are_those_of_the_mask_read_out(masked: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many heads are computed at a time."""
+    monkeypatch.setattr(dropped_attention, "_MOST_SCORES", most)
     heads, mask = make_heads(), torch.randn(5, 7, dtype=torch.float64) if masked else None
     kept = uniform(SEED, 3, (2, 4, 5, 7)) >= 0.25
     output, lse = ATTENTION(*heads, 0.25, True, mask, None, SEED, 3)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Tiles by measurement: which win, what is kept, what files are taken, without a device."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.trials import Buffer, Ending, Work, read_work
 from retrograd.options import Request
 from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.kernels import questions
 from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, choose_tile
 from retrograd.pipelines.kernels.attention_tiles import list_tiles as list_attention_tiles
 from retrograd.pipelines.kernels.column_text import choose_tiles
@@ -38,6 +40,7 @@ from retrograd.pipelines.kernels.questions import (
     write_chosen,
 )
 from retrograd.pipelines.kernels.scatters import RANK
+from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
 from retrograd.pipelines.kernels.tile_table import Entry, TableError, keep, kept_table, read_kept, read_table
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, choose_tiling, list_tilings
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
@@ -170,6 +173,29 @@ def test_tiles_are_text_in_a_pipeline() -> None:
     assert lowering_pipeline(target, asking=True).count("ask=true ptx=none") == 2
 
 
+def test_what_the_package_has_is_taken_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "SHIPPED", {"sm_90": {"rows": "b", "columns": "z"}})
+    assert questions.put_first("rows", ("a", "b", "c"), "sm_90") == ("b", "a", "c")
+    # Of another architecture, question, or release of the kernel.
+    assert questions.put_first("rows", ("a", "b"), "sm_80") == ("a", "b")
+    assert questions.put_first("products", ("a", "b"), "sm_90") == ("a", "b")
+    assert questions.put_first("columns", ("a", "b"), "sm_90") == ("a", "b")
+
+
+def test_what_the_package_has_is_for_kernels_that_have_it() -> None:
+    """Products and attention of sizes that are in the text; tiles that some list has."""
+    for architecture, shipped in SHIPPED.items():
+        for text, tiles in shipped.items():
+            found = re.fullmatch(r"products (?:(\d+) of )?(\d+)x(\d+)x(\d+) [nt]{2} (\w+).*", text)
+            if found is not None:
+                batch, m, n, k = (int(size or 1) for size in found.groups()[:4])
+                listed = map(str, list_tilings(Shape(batch, m, n, k, found[5]), architecture, MOST))
+            else:
+                kind, width, element = re.findall(r"^attention (\w+) of \d+x\d+x\d+x(\d+).* (\w+)$", text)[0]
+                listed = map(str, list_attention_tiles(kind, element, int(width), architecture, MOST))
+            assert tiles in listed, text
+
+
 def test_tiles_that_there_are_none_of_are_refused() -> None:
     assert pick("rows", ("a", "b"), {}) == "a" and pick("rows", ("a", "b"), {"rows": "b"}) == "b"
     with pytest.raises(TilesError, match="the tiles 'c' are none of those for 'rows': a, b"):
@@ -296,16 +322,16 @@ def test_tiles_are_measured_once_and_told(folder: Path, devices: Devices, tmp_pa
 
 def test_a_file_of_another_device_is_told(folder: Path) -> None:
     keep([ENTRY])
-    path, questions = kept_table(), [make_question("rows 2x513"), make_question("rows 2x514")]
-    known = {question.text: replace(ENTRY, triton=str(find_triton()), tiles="1 warps") for question in questions[:1]}
+    path, asked = kept_table(), [make_question("rows 2x513"), make_question("rows 2x514")]
+    known = {question.text: replace(ENTRY, triton=str(find_triton()), tiles="1 warps") for question in asked[:1]}
     with pytest.warns(UserWarning, match="has no tiles for kernels of this program"):
-        assert not tuning._known_tiles(questions, "sm_80", tuning.Tuning(path, torch.device("cpu")))
+        assert not tuning._known_tiles(asked, "sm_80", tuning.Tuning(path, torch.device("cpu")))
     keep(known.values())
-    assert tuning._known_tiles(questions, "sm_90", tuning.Tuning(path, torch.device("cpu"))) == known
+    assert tuning._known_tiles(asked, "sm_90", tuning.Tuning(path, torch.device("cpu"))) == known
     # Tiles that this release's kernel does not have are as good as none.
     keep([replace(known["rows 2x513"], tiles="9 warps")])
     with pytest.warns(UserWarning, match="has no tiles"):
-        assert not tuning._known_tiles(questions, "sm_90", tuning.Tuning(path, torch.device("cpu")))
+        assert not tuning._known_tiles(asked, "sm_90", tuning.Tuning(path, torch.device("cpu")))
 
 
 @needs_triton
