@@ -3,6 +3,7 @@
 """Kernels of our own, compiled by Triton and taken by IREE into a file, without a device."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,18 +113,24 @@ def test_kernels_of_rows_are_written_and_compile(target: str, monkeypatch: pytes
     assert any(name.startswith("rows_map") for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels)
 
 
-def attend(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attend(x: torch.Tensor, mask: torch.Tensor, dropout: float) -> torch.Tensor:
     """Attention of the parts of a projection, with a mask."""
     q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in x.chunk(3, -1))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return attended.transpose(1, 2).flatten(2)
 
 
 @needs_triton
-def test_a_file_has_attention_in_kernels_and_no_scores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.1, marks=pytest.mark.long)])
+def test_a_file_has_attention_in_kernels_and_no_scores(
+    dropout: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What is saved and scratch are smaller than a matrix of scores, 2 x 300 x 300."""
     monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
     x, mask = torch.randn(1, 300, 96, requires_grad=True), torch.randn(300, 300)
-    compiled = compile_backward(attend, (x, mask), target="cuda:sm_90", kernels="attention", cache=False)
+    compiled = compile_backward(
+        partial(attend, dropout=dropout), (x, mask), target="cuda:sm_90", kernels="attention", cache=False
+    )
     report = compiled.explain().to_dict()
     assert [line.split(": ")[1].split("_16_")[0] for line in report["kernels"]] == [
         "attention_f32",
@@ -131,7 +138,7 @@ def test_a_file_has_attention_in_kernels_and_no_scores(monkeypatch: pytest.Monke
     ]
     scratch = [report[name] for name in ("forward_transient_bytes", "backward_transient_bytes", "saved_bytes")]
     assert max(scratch) < 4 * 2 * 300 * 300, scratch
-    assert "bwd.attention_backward" in compiled.mlir("linalg")
+    assert ("bwd.dropped_attention_backward" if dropout else "bwd.attention_backward") in compiled.mlir("linalg")
     path = tmp_path / "attention.rgd"
     compiled.save(path)
     kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
