@@ -30,8 +30,7 @@ class AttentionTile:
 _Tiles = dict[str, dict[int, AttentionTile]]
 _SUMS_TILE = AttentionTile(64, 1, 4, 1)
 # The fastest of some ten each on an H100, of 2 x 8 x 2048 to 8 x 12 x 4096 rows; of the gradients of keys in f32 128
-# wide the second, which takes 1.03 of the time, and has registers left for a mask. Those of f32 256 wide were not
-# measured: they spill the fewest registers of those whose shared memory fits.
+# wide the second, which takes 1.03 of the time, and has registers left for a mask.
 _HOPPER: dict[str, _Tiles] = {
     "16 bits": {
         ATTEND: {
@@ -51,9 +50,9 @@ _HOPPER: dict[str, _Tiles] = {
         },
     },
     "f32": {
-        ATTEND: {64: AttentionTile(64, 64, 4, 1), 128: AttentionTile(128, 32, 8, 1), 256: AttentionTile(32, 32, 4, 1)},
-        KEYS: {64: AttentionTile(64, 32, 4, 1), 128: AttentionTile(32, 32, 4, 1), 256: AttentionTile(32, 16, 8, 1)},
-        QUERIES: {64: AttentionTile(64, 64, 4, 1), 128: AttentionTile(32, 32, 4, 1), 256: AttentionTile(16, 32, 4, 1)},
+        ATTEND: {64: AttentionTile(64, 64, 4, 1), 128: AttentionTile(128, 32, 8, 1)},
+        KEYS: {64: AttentionTile(64, 32, 4, 1), 128: AttentionTile(32, 32, 4, 1)},
+        QUERIES: {64: AttentionTile(64, 64, 4, 1), 128: AttentionTile(32, 32, 4, 1)},
     },
 }
 # By shared memory, of which a workgroup has 99 KiB on the smallest, and by registers; none was measured.
@@ -64,9 +63,9 @@ _OTHERS: dict[str, _Tiles] = {
         QUERIES: {64: AttentionTile(64, 64, 4, 2), 128: AttentionTile(64, 32, 8, 2), 256: AttentionTile(32, 32, 8, 1)},
     },
     "f32": {
-        ATTEND: {64: AttentionTile(64, 32, 4, 2), 128: AttentionTile(32, 32, 4, 1), 256: AttentionTile(16, 32, 4, 1)},
-        KEYS: {64: AttentionTile(32, 64, 8, 1), 128: AttentionTile(16, 32, 4, 1), 256: AttentionTile(16, 16, 8, 1)},
-        QUERIES: {64: AttentionTile(64, 32, 8, 1), 128: AttentionTile(32, 16, 4, 1), 256: AttentionTile(16, 32, 8, 1)},
+        ATTEND: {64: AttentionTile(64, 32, 4, 2), 128: AttentionTile(32, 32, 4, 1)},
+        KEYS: {64: AttentionTile(32, 64, 8, 1), 128: AttentionTile(16, 32, 4, 1)},
+        QUERIES: {64: AttentionTile(64, 32, 8, 1), 128: AttentionTile(32, 16, 4, 1)},
     },
 }
 

@@ -20,8 +20,9 @@ DROPPED_BACKWARD = f"{DROPPED}_backward"
 ELEMENTS = ("f32", "bf16", "f16")
 """Types of elements that there are kernels for, as MLIR spells them."""
 
-WIDEST = 256
-"""The widest heads that there are kernels for."""
+# Of f32 256 wide on an H100: kernels fit, and gradients have errors of 1.3e-6, where eager has 0.9e-6.
+WIDEST = {"f32": 128, "bf16": 256, "f16": 256}
+"""The widest heads of each."""
 
 # Numbers that say where something lies in a tensor have 32 bits, and an axis of a grid 16.
 _MOST_ELEMENTS, _MOST_PROGRAMS = 1 << 31, 65535
@@ -70,7 +71,8 @@ class Attention:
             return "it draws more numbers than a stream of them has"
         if (query[1] or 0) % (key[1] or 1):
             return "its heads do not serve the same number of queries each"
-        return f"heads are {query[3]} wide, and kernels are for {WIDEST} at most" if (query[3] or 0) > WIDEST else None
+        widest = WIDEST[element]
+        return f"heads are {query[3]} wide, and kernels are for {widest} at most" if (query[3] or 0) > widest else None
 
 
 def _is_broadcast(mask: tuple[int | None, ...], scores: tuple[int | None, ...]) -> bool:
