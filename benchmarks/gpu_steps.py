@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,12 +55,23 @@ RUNS = (
     *("gpt2-small:f32", "gpt2-small:autocast", "bert-base:f32", "bert-base:autocast", "llama-blocks:bf16"),
     *("resnet50:f32", "resnet50:autocast", "gpt-tiny:f32"),
 )
+
+
+def load_file(case: Case) -> Callable[..., Any]:
+    """A step from a file that was saved, in which no library computes anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.rgd"
+        retrograd.compile_backward(case.model, case.args, verify=False).save(path)
+        return retrograd.load(path, getattr(case.model, "__self__", case.model))
+
+
 ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "inductor": lambda case: torch.compile(case.model),
     "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
     "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
     "auto": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs="auto"),
     "tiles": lambda case: retrograd.compile_backward(case.model, case.args, tiles="measure"),
+    "file": load_file,
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
 }
 # Compiled as "retrograd" is.
@@ -69,7 +81,8 @@ WARM_UP_STEPS = 9
 EXPLANATION = """\
 Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
 taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
-with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), and with `kernels="off"`.
+with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), from a file that was saved
+(*file*), and with `kernels="off"`.
 
 - *kernels*: the sum of kernel times of a step, by `torch.profiler`.
 - *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,

@@ -13,7 +13,7 @@ apart.
 
 # Annotations of op classes are read when the classes are made: `from __future__ import annotations` would hide them.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from retrograd.contract.hooks import HOOK_KINDS
@@ -184,7 +184,7 @@ class RecomputeBarrierOp(Bwd.Operation, name="recompute_barrier", traits=[FreshR
         return _report(op, _find_shape_problem(op, ["value"], ["value"]) or _find_type_change(op))
 
 
-# The two ops below are of tensors, and stand for what a kernel of ours computes until it takes their place.
+# The ops below are of tensors, and stand for what a kernel of ours computes until it takes their place.
 
 
 class AttentionOp(Bwd.Operation, name="attention", traits=[ext.Pure]):
@@ -289,6 +289,56 @@ class DroppedAttentionBackwardOp(Bwd.Operation, name="dropped_attention_backward
         return _report(op, problem or _find_dropout_problem(op))
 
 
+class ConvolutionOp(Bwd.Operation, name="convolution", traits=[ext.Pure]):
+    """A convolution of images ``N x H x W x G C`` with filters ``G O x R x S x C``, for G groups of channels: results
+    ``N x P x Q x G O``. A window has a `stride`, a `padding` and a `dilation` for each axis."""
+
+    images: ext.Operand[Any]
+    filters: ext.Operand[Any]
+    stride: ir.ArrayAttr
+    padding: ir.ArrayAttr
+    dilation: ir.ArrayAttr
+    output: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _verify_convolution(op, lambda images, filters, results: (images, filters, results))
+
+
+class ConvolutionInputGradientOp(Bwd.Operation, name="convolution_input_gradient", traits=[ext.Pure]):
+    """The gradient of the images, `gradient` being that of a convolution's results; or what a transposed convolution
+    gives. Images may end behind the last window."""
+
+    gradient: ext.Operand[Any]
+    filters: ext.Operand[Any]
+    stride: ir.ArrayAttr
+    padding: ir.ArrayAttr
+    dilation: ir.ArrayAttr
+    images: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _verify_convolution(op, lambda gradient, filters, images: (images, filters, gradient))
+
+
+class ConvolutionFilterGradientOp(Bwd.Operation, name="convolution_filter_gradient", traits=[ext.Pure]):
+    """The gradient of the filters, `gradient` being that of a convolution's results."""
+
+    gradient: ext.Operand[Any]
+    images: ext.Operand[Any]
+    stride: ir.ArrayAttr
+    padding: ir.ArrayAttr
+    dilation: ir.ArrayAttr
+    filters: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _verify_convolution(op, lambda gradient, images, filters: (images, filters, gradient))
+
+
 def _report(op: Any, problem: str | None) -> bool:
     if problem is not None:
         op.location.emit_error(f"'{op.operation.name}' op {problem}")
@@ -382,6 +432,41 @@ def _find_dropout_problem(op: Any) -> str | None:
         return f"expects attribute 'dropout' to be an f32 between 0 and 1, found {show_attribute(dropout)}"
     if not isinstance(stream, ir.IntegerAttr) or str(stream.type) != "i64" or stream.value < 0:
         return f"expects attribute 'stream' to be an i64 of 0 or more, found {show_attribute(stream)}"
+    return None
+
+
+def _verify_convolution(op: Any, order: Callable[..., tuple[ir.Value, ir.Value, ir.Value]]) -> bool:
+    """Whether operands and results are a convolution's; ``order`` gives images, filters and results of these."""
+    problem = _find_shape_problem(op, ["value"] * 2, ["value"])
+    if problem is None:
+        problem = _find_convolution_problem(op, [value.type for value in order(*op.operands, *op.results)])
+    return _report(op, problem)
+
+
+def _find_convolution_problem(op: Any, types: Sequence[Any]) -> str | None:
+    """Says what is wrong with a convolution of images, filters and results of these types."""
+    if not all(isinstance(type_, ir.RankedTensorType) and type_.has_static_shape for type_ in types):
+        return "expects tensors of fixed sizes"
+    images, filters, results = (list(type_.shape) for type_ in types)
+    shown = ", ".join(str(type_) for type_ in types)
+    if not len(images) == len(filters) == len(results) == 4 or len({str(type_.element_type) for type_ in types}) > 1:
+        return f"expects images N x H x W x G C, filters G O x R x S x C, results N x P x Q x G O, found {shown}"
+    groups, rest = divmod(images[3], filters[3])
+    if images[0] != results[0] or filters[0] != results[3] or rest or filters[0] % groups:
+        return f"expects images N x H x W x G C, filters G O x R x S x C, results N x P x Q x G O, found {shown}"
+    window: list[list[int]] = []
+    for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        attribute = _attribute(op, name)
+        numbers = list(attribute) if isinstance(attribute, ir.ArrayAttr) else []
+        known = [ir.IntegerAttr(number).value for number in numbers if str(getattr(number, "type", "")) == "i64"]
+        if len(numbers) != 2 or len(known) != 2 or min(known) < least:
+            found = show_attribute(attribute)
+            return f"expects attribute '{name}' to be two i64 of {least} or more in an array, found {found}"
+        window.append(known)
+    for axis, (stride, padding, dilation) in enumerate(zip(*window, strict=True)):
+        reach = images[1 + axis] + 2 * padding - dilation * (filters[1 + axis] - 1) - 1
+        if results[1 + axis] > reach // stride + 1:
+            return f"expects {reach // stride + 1} windows along axis {axis} at the most, found {results[1 + axis]}"
     return None
 
 

@@ -15,7 +15,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
-from retrograd.frontend.libraries.attention_calls import REFUSED
+from retrograd.frontend.libraries.kernel_calls import REFUSED
 from retrograd.pipelines.stages.budgeted import handed_over, port_bytes, step_peak, unknown_scratch
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import Executable

@@ -169,7 +169,8 @@ class Request:
         is_kept = self.partition == "budget" and self.kernels == AUTO
         found = NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
         # Sums of a batch norm go down columns there, for which IREE's code takes longer than what cuDNN spares.
-        channels_last = found.cuda is not None and "columns" in target.kernels
+        has_convolutions = found.cuda is not None or "convolutions" in target.kernels
+        channels_last = has_convolutions and "columns" in target.kernels
         return replace(found, kernels=target.kernels, channels_last=channels_last)
 
 

@@ -18,10 +18,11 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.libraries.attention_calls import note_refusals
 from retrograd.frontend.libraries.channels_last import find_turned
+from retrograd.frontend.libraries.kernel_calls import note_refusals
+from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
 from retrograd.frontend.libraries.ops import LAST, LIBRARY, lays_channels_last, mark_library_ops
-from retrograd.frontend.libraries.permutations import is_view, sink
+from retrograd.frontend.libraries.permutations import is_view, join_permutations, sink
 from retrograd.frontend.libraries.written_out import write_out_pools
 from retrograd.frontend.sizes.size_nodes import SIZE
 
@@ -37,16 +38,21 @@ _PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, 
 
 
 def attach_views(graph_module: GraphModule) -> None:
-    """Mark what libraries compute now, and bring all that they take and give into the order of memory, in place; note
-    which attention is computed by no kernel, and why."""
+    """Mark what libraries and kernels of our own compute now, and bring all that libraries take and give into the order
+    of memory, in place, as all that convolutions do which take images with channels last; note what no kernel takes,
+    and why."""
     graph = graph_module.graph
+    of_libraries = mark_library_ops(graph)
+    ours = find_kernel_convolutions(graph)
+    marked = [*of_libraries, *ours]
     note_refusals(graph_module)
-    marked = mark_library_ops(graph)
     if marked:
-        _join_permutations(graph)
+        join_permutations(graph)
     turned = find_turned(graph, marked) if lays_channels_last() else []
     permutations: list[Node] = []
     for node in marked:
+        if node not in turned and node in ours:
+            continue
         copies: dict[Node, Node] = {}
         for value in list(node.all_input_nodes):
             is_turned = node in turned and value.meta["val"].dim() == len(LAST)
@@ -60,47 +66,15 @@ def attach_views(graph_module: GraphModule) -> None:
             permutations += [outside for value, outside in given.items() if value.args[1:] != (1,)]
     if permutations:
         sink(graph_module, permutations)
+    if ours:
+        lay_out_convolutions(graph, ours)
+        join_permutations(graph)
     if lays_channels_last():
         write_out_pools(graph_module)
     if marked:
         # Sizes stay: shapes are written in terms of them.
         graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
         recompile_when_called(graph_module)
-
-
-def _join_permutations(graph: Graph) -> None:
-    """Make one permutation of those that follow each other, and none where they undo each other, as a weight's turn for
-    a product and the turn back of its gradient do. In compiled code each would be a copy."""
-    for node in graph.nodes:
-        order, source = _permutation(node), node
-        if order is None:
-            continue
-        while (inner := _permutation(source.args[0])) is not None:
-            source = source.args[0]
-            order = [inner[axis] for axis in order]
-        if order == sorted(order):
-            # What is returned is no argument: it has memory of its own.
-            is_argument = source.args[0].op == "placeholder"
-            node.replace_all_uses_with(source.args[0], lambda user, own=is_argument: not (own and user.op == "output"))
-        elif source is not node:
-            node.target, node.args, node.kwargs = aten.permute.default, (source.args[0], order), {}
-
-
-def _permutation(node: Any) -> list[int] | None:
-    """The axes of what a node permutes, in its order; none of a node that does something else."""
-    if not isinstance(node, Node) or not isinstance(node.meta.get("val"), Tensor):
-        return None
-    axes = [*range(node.meta["val"].dim())]
-    if node.target is aten.permute.default:
-        order: Any = node.args[1]
-        return [axis % len(axes) for axis in order]
-    if node.target is aten.t.default:
-        return axes[::-1]
-    if node.target is aten.transpose.int and axes:
-        first, second = node.args[1:]
-        axes[first], axes[second] = axes[second], axes[first]  # type: ignore[index]
-        return axes
-    return None
 
 
 def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Node:
@@ -228,5 +202,8 @@ def _permuted(graph: Graph, op: Node | None, value: Node, order: list[int]) -> N
 
 
 def _belongs(node: Node, op: Node) -> Node:
+    """Make a view of what an op takes or gives part of its island; around a kernel of ours it is compiled."""
+    if LIBRARY not in op.meta:
+        return node
     node.meta = {**node.meta, LIBRARY: op.meta[LIBRARY], WITH: op.name}
     return node

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from retrograd.contract.attention import Attention
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.libraries.attention_calls import describe, describe_backward, refusing_calls, take_call
+from retrograd.frontend.libraries.attention_calls import takes_backward, takes_forward
+from retrograd.frontend.libraries.kernel_calls import refusing_calls
 
 aten = torch.ops.aten
 
@@ -47,8 +47,8 @@ FLOPS = "retrograd_flops"
 class Libraries:
     """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
     ``products`` says whether that is so of products on a CPU; those on CUDA are compiled. ``kernels`` are families of
-    kernels of our own that the target has: where they take attention, and no library does, it is kept whole.
-    ``channels_last`` says that convolutions take and give images with channels last, where that pays."""
+    kernels of our own that the target has: where they take attention or a convolution, and no library does, it is kept
+    whole. ``channels_last`` says that convolutions take and give images with channels last, where that pays."""
 
     cpu: int | None = None
     cuda: int | None = None
@@ -70,13 +70,13 @@ class Libraries:
 class LibraryOp:
     """An op that a library computes: how many multiplications a call is, of numbers (``None``: a call that is not for
     it), and which library it is. ``excess`` says how much longer compiled code takes on a CPU for one of them than the
-    library, to that of a product: so much sooner a call is worth its step. ``describe`` says which call of attention it
-    is; ``always`` that a library is to compute it, however small."""
+    library, to that of a product: so much sooner a call is worth its step. ``takes`` says whether kernels of our own
+    compute a call; ``always`` that a library is to compute it, however small."""
 
     count: Callable[..., int | None]
     library: str
     excess: int = 1
-    describe: Callable[..., Attention] | None = None
+    takes: Callable[..., bool] | None = None
     always: bool = False
 
 
@@ -123,10 +123,10 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution", _OF_CONVOLUTIONS),
     aten.convolution_backward.default: LibraryOp(_convolution_backward, "PyTorch's convolution", _OF_CONVOLUTIONS),
     aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(
-        _attention, "PyTorch's attention", describe=describe
+        _attention, "PyTorch's attention", takes=takes_forward
     ),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
-        _attention_backward, "PyTorch's attention", describe=describe_backward
+        _attention_backward, "PyTorch's attention", takes=takes_backward
     ),
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
@@ -150,7 +150,7 @@ def library_ops(libraries: Libraries) -> Iterator[None]:
     """While this is open, traces keep ops whole that ``libraries`` are to compute."""
     token = _LIBRARIES.set(libraries)
     try:
-        with refusing_calls(has_kernels="attention" in libraries.kernels):
+        with refusing_calls(libraries.kernels):
             yield
     finally:
         _LIBRARIES.reset(token)
@@ -190,7 +190,7 @@ def _decompose_pool(decompose: Callable[..., Any], images: int, *args: Any, **kw
 
 def _has_kernel(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether kernels of our own are to compute a call."""
-    return known.describe is not None and take_call(known.describe(*args, **kwargs))
+    return known.takes is not None and known.takes(*args, **kwargs)
 
 
 def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.layers.pool_ops import (
@@ -359,3 +359,38 @@ def is_view(shape: Sequence[int], order: Order) -> bool:
     """Whether a tensor of ``shape``, whose axes are in ``order``, has its elements in the order that it has them
     without: all that moves are axes of size 1."""
     return is_sorted(tuple(axis for axis, size in zip(order, shape, strict=True) if size != 1))
+
+
+def join_permutations(graph: Graph) -> None:
+    """Make one permutation of those that follow each other, and none where they undo each other, as a weight's turn for
+    a product and the turn back of its gradient do. In compiled code each would be a copy."""
+    for node in graph.nodes:
+        order, source = _permutation(node), node
+        if order is None:
+            continue
+        while (inner := _permutation(source.args[0])) is not None:
+            source = source.args[0]
+            order = [inner[axis] for axis in order]
+        if order == sorted(order):
+            # What is returned is no argument: it has memory of its own.
+            is_argument = source.args[0].op == "placeholder"
+            node.replace_all_uses_with(source.args[0], lambda user, own=is_argument: not (own and user.op == "output"))
+        elif source is not node:
+            node.target, node.args, node.kwargs = aten.permute.default, (source.args[0], order), {}
+
+
+def _permutation(node: Any) -> list[int] | None:
+    """The axes of what a node permutes, in its order; none of a node that does something else."""
+    if not isinstance(node, Node) or not isinstance(node.meta.get("val"), Tensor):
+        return None
+    axes = [*range(node.meta["val"].dim())]
+    if node.target is aten.permute.default:
+        order: Any = node.args[1]
+        return [axis % len(axes) for axis in order]
+    if node.target is aten.t.default:
+        return axes[::-1]
+    if node.target is aten.transpose.int and axes:
+        first, second = node.args[1:]
+        axes[first], axes[second] = axes[second], axes[first]  # type: ignore[index]
+        return axes
+    return None

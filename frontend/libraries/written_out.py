@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.doors.deferred_code import make_graph_module
+from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
 from retrograd.frontend.libraries.ops import (
     FLOPS,
     LIBRARY,
@@ -24,7 +25,9 @@ from retrograd.frontend.libraries.ops import (
     Libraries,
     library_ops,
 )
+from retrograd.frontend.libraries.permutations import join_permutations
 from retrograd.frontend.preparation.graph_writer import GraphWriter
+from retrograd.frontend.sizes.size_nodes import SIZE
 
 
 def uses_libraries(graph_module: GraphModule) -> bool:
@@ -46,6 +49,9 @@ def write_out(graph_module: GraphModule, libraries: Libraries) -> GraphModule:
             if op.target in LIBRARY_OPS:
                 del op.meta[FLOPS]
                 write_op(writer, op)
+        lay_out_convolutions(graph, find_kernel_convolutions(graph))
+        join_permutations(graph)
+        graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
     graph.lint()
     return written
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.frontend.layers.dropped_attention import ATTENTION
 from retrograd.frontend.layers.random_ops import DRAW_SEED
 from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
-from retrograd.frontend.libraries.attention_calls import describe, take_call
+from retrograd.frontend.libraries.attention_calls import describe, take_attention
 from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 from retrograd.frontend.traceable.matrix_checks import plain_checks
@@ -101,7 +101,9 @@ def _attend_dropped(
         return None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _added(attn_mask, query)
-    if not take_call(replace(describe(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale), is_seeded=True)):
+    if not take_attention(
+        replace(describe(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale), is_seeded=True)
+    ):
         return None
     given = (query, key, value, dropout_p, is_causal, attn_mask, scale, DRAW_SEED(), 0)
     output: Tensor = ATTENTION(*given)[0]

@@ -13,6 +13,7 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.kernels.attention import Attention
 from retrograd.pipelines.kernels.columns import Columns
+from retrograd.pipelines.kernels.convolutions import Convolutions
 from retrograd.pipelines.kernels.dispatch import NO_PTX, add_executables
 from retrograd.pipelines.kernels.family import CHOICES, Family, Plan, Refusal
 from retrograd.pipelines.kernels.kernel import KernelError
@@ -29,6 +30,7 @@ from retrograd.pipelines.transforms.helpers.generics import GENERIC
 FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
     "attention": Attention,
     "columns": Columns,
+    "convolutions": Convolutions,
     "products": Products,
     "rows": Rows,
     "scatters": Scatters,
@@ -53,7 +55,8 @@ class ConvertLinalgToKernels(ModulePass):
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
     families: str = field(
-        default="attention,columns,products,rows,scatters,transposes", metadata={"help": "names of families, by commas"}
+        default="attention,columns,convolutions,products,rows,scatters,transposes",
+        metadata={"help": "names of families, by commas"},
     )
     ptx: Literal["embed", "none"] = field(
         default="embed", metadata={"help": "none leaves out the PTX: to see what takes which kernel, without Triton"}

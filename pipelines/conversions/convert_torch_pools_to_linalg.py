@@ -59,7 +59,7 @@ def read_pool(op: ir.Operation, count: int) -> Pool:
     if tensor is None or shape is None or len(shape) != 4 or tensor.element not in _ELEMENTS:
         message = f"{_NAME}: expected floats [images, height, width, channels], found {op.operands[0].type}"
         raise PassFailure(op, message, _REMEDY)
-    window, others = (_read_list(op, operand) for operand in list(op.operands)[count:])
+    window, others = (read_list(op, operand, _NAME, _REMEDY) for operand in list(op.operands)[count:])
     if len(window) != 8 or len(others) != 2:
         raise PassFailure(op, f"{_NAME}: expected a window of 8 numbers and 2 sizes", _REMEDY)
     height, width = others
@@ -69,12 +69,16 @@ def read_pool(op: ir.Operation, count: int) -> Pool:
     return Pool(shape[0], shape[3], tensor.element, size, out, *pairs)
 
 
-def _read_list(op: ir.Operation, value: ir.Value) -> list[int]:
-    """The numbers of a list among the operands."""
+def read_list(op: ir.Operation, value: ir.Value, name: str, remedy: str) -> list[int]:
+    """The numbers of a list among an op's operands, for the pass of this ``name``.
+
+    Raises:
+        PassFailure: they are no constants.
+    """
     source = value.owner if isinstance(value, ir.OpResult) else None
     if source is None or source.name != _LIST:
-        raise PassFailure(op, f"{_NAME}: numbers among the operands are no list", _REMEDY)
+        raise PassFailure(op, f"{name}: numbers among the operands are no list", remedy)
     sources = [operand.owner for operand in source.operands if isinstance(operand, ir.OpResult)]
     if len(sources) != len(source.operands) or any(number.name != _INT for number in sources):
-        raise PassFailure(op, f"{_NAME}: a number among the operands is no constant", _REMEDY)
+        raise PassFailure(op, f"{name}: a number among the operands is no constant", remedy)
     return [int(ir.IntegerAttr(number.attributes["value"]).value) for number in sources]

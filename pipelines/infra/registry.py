@@ -65,6 +65,9 @@ PASSES: dict[str, str] = {
     "convert-torch-complex-to-pairs": (
         "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"
     ),
+    "convert-torch-convolution-to-bwd": (
+        "retrograd.pipelines.conversions.convert_torch_convolution_to_bwd:ConvertTorchConvolutionToBwd"
+    ),
     "convert-torch-operator-to-bwd": (
         "retrograd.pipelines.conversions.convert_torch_operator_to_bwd:ConvertTorchOperatorToBwd"
     ),

@@ -8,23 +8,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from iree_tools import RUN_MODULE
 from steps import require_device
 from torch import Tensor
 
 import retrograd
 from retrograd.frontend.layers.random_ops import draw_seed, uniform
+from retrograd.runtime.artifact import read_artifact
 
 # Of the norm: eager's own in f32 is 2e-7 to 1e-6 at these sizes, and one rounding to 16 bits more than that.
 TOLERANCES = {torch.float32: 5e-7, torch.bfloat16: 3e-3, torch.float16: 5e-4}
-# Weights are exponentials of sums, whose errors they have times their size.
-FLOORS = {("attention", torch.float32): 1e-6}
+# Weights are exponentials of sums, whose errors they have times their size; a bias has a sum of IREE's for a gradient.
+FLOORS = {("attention", torch.float32): 1e-6, ("convolutions", torch.float32): 1e-6}
 
 
 def setup_module() -> None:
     require_device()
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -49,7 +53,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def compile_with(kernels: str, function: Callable[..., Any], args: Sequence[Tensor]) -> Any:
     compiled = retrograd.compile_backward(function, args, kernels=kernels)
     labels = " ".join(compiled.explain().to_dict()["kernels"])
-    marks = {"products": "product_", "scatters": "add_rows", "transposes": "transpose_"}
+    marks = {"products": "product_", "scatters": "add_rows", "transposes": "transpose_", "convolutions": "convolve_"}
     assert marks.get(kernels, f"{kernels}_") in labels, labels
     return compiled
 
@@ -300,6 +304,151 @@ def test_attention_that_no_kernel_takes_is_right_too() -> None:
     assert not [line for line in compiled.explain().to_dict()["kernels"] if "attention_" in line]
     for found, right in zip(mine, theirs, strict=True):
         assert relative_error(found, right.double()) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(
+    ("images", "filters", "how"),
+    [
+        ((4, 64, 28, 28), (128, 64, 3, 3), {"padding": 1}),
+        ((2, 3, 61, 67), (40, 3, 7, 7), {"stride": 2, "padding": 3}),
+        ((3, 33, 17, 19), (65, 33, 3, 3), {"stride": 3, "padding": 2}),
+        ((2, 48, 20, 31), (96, 16, 3, 5), {"padding": (2, 4), "dilation": 2, "groups": 3}),
+        ((5, 128, 9, 9), (256, 128, 1, 1), {"stride": 2}),
+        ((8, 64, 14, 14), (64, 4, 3, 3), {"padding": 1, "groups": 16}),
+        ((1, 256, 1, 300), (200, 256, 1, 3), {"padding": (0, 1)}),
+        ((300, 64, 1, 1), (128, 64, 1, 1), {}),
+        ((2, 16, 50, 20), (24, 16, 2, 4), {"stride": (1, 2), "dilation": (3, 1), "padding": (4, 1)}),
+    ],
+    ids=str,
+)
+def test_convolutions(
+    images: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any], dtype: torch.dtype
+) -> None:
+    def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b, **how)
+
+    scale = (filters[1] * filters[2] * filters[3]) ** -0.5
+    args = random(*images, dtype=dtype), random(*filters, dtype=dtype, scale=scale), random(filters[0], dtype=dtype)
+    check(convolve, *args, kernels="convolutions")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_transposed_convolutions(dtype: torch.dtype) -> None:
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2)
+
+    check(
+        convolve,
+        random(4, 32, 13, 15, dtype=dtype),
+        random(32, 20, 3, 3, dtype=dtype, scale=0.1),
+        kernels="convolutions",
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_convolution_that_is_sliced_and_joined(dtype: torch.dtype) -> None:
+    """What begins at no multiple of 16 bytes, and what is written into a larger tensor."""
+
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(x[1:, :, 1:], w, padding=1)
+        return torch.cat([y, x[1:, :, 1:].sum(1, keepdim=True)], 1)
+
+    check(
+        convolve,
+        random(5, 36, 20, 21, dtype=dtype),
+        random(37, 36, 3, 3, dtype=dtype, scale=0.1),
+        kernels="convolutions",
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_convolutions_of_infinities_and_of_what_is_no_number(dtype: torch.dtype) -> None:
+    x, w = random(2, 64, 20, 20, dtype=dtype), random(70, 64, 3, 3, dtype=dtype)
+    with torch.no_grad():
+        x[0, 3, 4, 5], x[1, 7, 0, 9], x[1, 9, 19, 19] = float("inf"), float("nan"), -float("inf")
+    compiled = compile_with("convolutions", lambda x, w: F.conv2d(x, w, padding=1), (x, w))
+    found = compiled(x, w).detach()
+    exact = F.conv2d(x.detach().double(), w.detach().double(), padding=1)
+    assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
+    assert torch.equal(found[found.isinf()].double(), exact[exact.isinf()])
+
+
+class Block(torch.nn.Module):
+    """A bottleneck of ResNet behind its stem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 32, 7, 2, 3, bias=False)
+        self.narrow, self.wide = torch.nn.Conv2d(32, 16, 1, bias=False), torch.nn.Conv2d(16, 32, 1, bias=False)
+        self.middle = torch.nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(n) for n in (32, 16, 16, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norms[0](self.stem(x)).relu(), 3, 2, 1)
+        y = self.norms[1](self.narrow(x)).relu()
+        y = self.norms[2](self.middle(y)).relu()
+        y = self.norms[3](self.wide(y)) + x
+        return F.relu(y).mean((2, 3))
+
+
+def gradients_of(call: Callable[..., Any], model: torch.nn.Module, x: Tensor, tangent: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(call(x), [x, *model.parameters()], tangent))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_file_has_the_gradients_of_a_network_of_convolutions(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With kernels for all of them, in the place of the library that computes the larger ones in this process."""
+    model, x = Block().cuda().to(dtype), random(16, 3, 64, 64, dtype=dtype)
+    path = tmp_path / "block.rgd"
+    retrograd.compile_backward(model, (x,)).save(path)
+    loaded = retrograd.load(path, model)
+    tangent = torch.randn(16, 32, device="cuda", dtype=dtype)
+    found, again = (gradients_of(loaded, model, x, tangent) for _ in range(2))
+    eager = gradients_of(model, model, x, tangent)
+    wide = Block().cuda().double()
+    wide.load_state_dict(model.state_dict())
+    exact = gradients_of(wide, wide, x.detach().double().requires_grad_(), tangent.double())
+    for mine, other, theirs, right in zip(found, again, eager, exact, strict=True):
+        assert torch.equal(mine, other)
+        error = relative_error(mine, right)
+        assert error <= max(20 * TOLERANCES[dtype], 1.5 * relative_error(theirs, right)), (error, mine.shape)
+
+
+def test_iree_run_module_runs_a_network_of_convolutions(tmp_path: Path) -> None:
+    """Without Python: what the forward saves is given to the backward."""
+    model, x = Block().cuda(), random(16, 3, 64, 64)
+    step = retrograd.compile_backward(model, (x,))
+    step.save(tmp_path / "block.vmfb")
+    tangent = torch.randn(16, 32, device="cuda")
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = {**state, "args[0]": x, "tangent.output": tangent}
+    files = {name: tmp_path / f"{number}.npy" for number, name in enumerate(values)}
+    for name, value in values.items():
+        np.save(files[name], value.detach().cpu().numpy())
+    manifest = read_artifact(tmp_path / "block.vmfb").manifest
+    for function in ("forward", "backward"):
+        spec = manifest.function(function)
+        results = {r.name: tmp_path / f"{function}_{number}.npy" for number, r in enumerate(spec.results)}
+        done = subprocess.run(
+            [
+                *RUN_MODULE,
+                f"--module={tmp_path / 'block.vmfb'}",
+                "--device=cuda",
+                f"--function={function}",
+                *(f"--input=@{files[argument.name]}" for argument in spec.arguments),
+                *(f"--output=@{path}" for path in results.values()),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        files |= {name: path for name, path in results.items() if name not in files}
+    exact = gradients_of(model, model, x, tangent)
+    for name, right in zip(["args[0]", *dict(model.named_parameters())], exact, strict=True):
+        mine = torch.from_numpy(np.load(files[f"grad.{name}"]))
+        assert relative_error(mine, right.cpu().double()) < 1e-4, name
 
 
 def attend_to_parts(x: Tensor, weight: Tensor) -> Tensor:

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from retrograd.api import compile_backward
+from retrograd.contract.convolution import Convolution
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.pipelines.kernels import ptx
+from retrograd.pipelines.kernels.convolution_tiles import CONVOLVE, CORRELATE, SPREAD, choose_tile
+from retrograd.pipelines.kernels.convolutions import Geometry, write_kernel, write_sum_kernel
 from retrograd.pipelines.kernels.dispatch import NO_PTX
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.ptx import compile_kernels, find_triton
@@ -31,14 +34,29 @@ SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 9
 def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Triton's assembler accepts the PTX, and a workgroup has the shared memory that it takes."""
     monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
-    kernels = [*product_kernels(architecture), RANK, SEGMENTS]
+    kernels = [*product_kernels(architecture), *convolution_kernels(architecture), RANK, SEGMENTS]
+    kernels.append(write_sum_kernel("bf16", 9 * 64 * 64, is_aligned=True))
     found = compile_kernels(kernels, architecture)
     for kernel in kernels:
         compiled = found[kernel]
         assert f".target {architecture}" in compiled.ptx and f".entry {kernel.label}(" in compiled.ptx
         assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * kernel.warps
     units = "wgmma.mma_async" if architecture == "sm_90" else "mma.sync"
-    assert all(units in found[kernel].ptx for kernel in kernels if kernel.function.startswith("product"))
+    assert all(units in found[kernel].ptx for kernel in kernels if "BK" in dict(kernel.constants))
+
+
+def convolution_kernels(architecture: str) -> list[Kernel]:
+    """A convolution and its gradients, of f32 and of bf16; of three colors."""
+    kernels = []
+    for element in ("f32", "bf16"):
+        deep, filters = (element, (64, 128, 28, 28)), (element, (128, 128, 3, 3))
+        colors, taps, wide = (element, (64, 3, 224, 224)), (element, (64, 3, 7, 7)), (element, (64, 64, 112, 112))
+        same = Convolution(deep, filters, deep, (1, 1), (1, 1), (1, 1), groups=1)
+        stem = Convolution(colors, taps, wide, (2, 2), (3, 3), (1, 1), groups=1)
+        for kind, known in ((CONVOLVE, same), (SPREAD, same), (CORRELATE, same), (CONVOLVE, stem)):
+            geometry = Geometry(known)
+            kernels.append(write_kernel(kind, geometry, choose_tile(geometry.work(kind), architecture), "xwy"))
+    return kernels
 
 
 def product_kernels(architecture: str) -> list[Kernel]:
@@ -143,6 +161,25 @@ def test_a_file_has_attention_in_kernels_and_no_scores(
     compiled.save(path)
     kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]
     assert len([name for name in kernels if name.startswith("attention_")]) == 4
+
+
+def convolve(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A small convolution, and one that a library computes in this process."""
+    return torch.nn.functional.conv2d(torch.nn.functional.conv2d(x, w, stride=2).relu(), v, padding=1)
+
+
+@needs_triton
+def test_a_file_has_convolutions_in_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With channels last throughout, as the library has them: images and filters are turned around, nothing else."""
+    monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
+    x, w, v = (torch.randn(shape, requires_grad=True) for shape in ((4, 3, 34, 34), (32, 3, 4, 4), (64, 32, 3, 3)))
+    compiled = compile_backward(convolve, (x, w, v), target="cuda:sm_90", cache=False)
+    path = tmp_path / "convolutions.rgd"
+    compiled.save(path)
+    kernels = {name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels}
+    functions = {name.split("_f32_")[0] for name in kernels}
+    assert {"convolve", "spread", "correlate"} <= functions
+    assert not [name for name in kernels if "conv" in name and not name.startswith("convolve_f32")], kernels
 
 
 def rotated(x: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from retrograd.contract.attention import ELEMENTS, WIDEST, Attention
 from retrograd.frontend.decompositions import tracing_table
-from retrograd.frontend.libraries.attention_calls import REFUSED, note_refusals, take_call
+from retrograd.frontend.libraries.attention_calls import take_attention
+from retrograd.frontend.libraries.kernel_calls import REFUSED, note_refusals
 from retrograd.frontend.libraries.ops import LIBRARY_OPS, Libraries, library_ops
 from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, choose_tile, fill_width
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
@@ -86,19 +87,21 @@ def test_a_trace_keeps_whole_what_kernels_take() -> None:
         assert isinstance(table[attend](q.double(), q.double(), q.double())[0], Tensor)
     with library_ops(Libraries(kernels=("products",))):
         assert isinstance(table[attend](q, q, q)[0], Tensor)
-    assert LIBRARY_OPS[torch.ops.aten.mm.default].describe is None
+    assert LIBRARY_OPS[torch.ops.aten.mm.default].takes is None
 
 
 def test_what_no_kernel_takes_is_noted() -> None:
     graph_module = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
     with library_ops(Libraries(kernels=("attention",))):
         assert (
-            take_call(CALL) and not take_call(replace(CALL, dropout=0.5)) and not take_call(replace(CALL, dropout=0.5))
+            take_attention(CALL)
+            and not take_attention(replace(CALL, dropout=0.5))
+            and not take_attention(replace(CALL, dropout=0.5))
         )
         note_refusals(graph_module)
     line = "attention of tensor<2x4x5x8xbf16> and tensor<2x2x7x8xbf16>: IREE's code, it has dropout of 0.5"
     assert graph_module.meta[REFUSED] == (line,)
     with library_ops(Libraries()):
-        assert not take_call(CALL)
+        assert not take_attention(CALL)
         note_refusals(graph_module)
     assert graph_module.meta[REFUSED] == ()

@@ -25,4 +25,9 @@ def test_interpreted_they_are_near_to_float64() -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    assert ended.stdout.split() == ["interpreted_transposes", "interpreted_columns", "interpreted_attention"]
+    assert ended.stdout.split() == [
+        "interpreted_transposes",
+        "interpreted_columns",
+        "interpreted_convolutions",
+        "interpreted_attention",
+    ]

@@ -22,6 +22,7 @@ from retrograd.frontend.decompositions.convolutions.correlation import (
     weight_gradient,
 )
 from retrograd.frontend.decompositions.convolutions.im2col import is_static
+from retrograd.frontend.decompositions.convolutions.kernel_calls import takes_backward, takes_forward
 from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
@@ -54,8 +55,13 @@ def convolution(
 
     A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32. Returns
     ``NotImplemented`` for unbatched tensors, for filters of too many taps on open sizes, and where torch-mlir's own
-    lowering is faster.
+    lowering is faster, or a kernel of ours takes it.
     """
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    if takes_forward(x, weight, *how):
+        # As PyTorch's libraries add a bias on a GPU, in the type of the images.
+        own = NotImplemented if bias is None else aten.convolution.default(x, weight, None, *how)
+        return own if bias is None else own + bias.reshape(1, -1, *[1] * (x.dim() - 2))
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     direct = not transposed and groups == 1 and _is_direct(window, weight, x)
     half = x.dtype in (torch.bfloat16, torch.float16)
@@ -102,8 +108,14 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """``aten.convolution_backward``: the gradients of input, weight and bias, ``None`` where ``output_mask`` is
-    false.
+    false. Returns ``NotImplemented`` where kernels of ours take them.
     """
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    if any(output_mask[:2]) and takes_backward(grad, x, weight, *how):
+        if not output_mask[2]:
+            return NotImplemented
+        sums = sum_of_channels(_computed(grad)).to(grad.dtype)
+        return *aten.convolution_backward.default(grad, x, weight, None, *how, [*output_mask[:2], False])[:2], sums
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     if x.dim() != window.rank + 2 or _has_too_many_taps(window, x):
         return NotImplemented

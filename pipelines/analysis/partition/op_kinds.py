@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import Enum
 
 from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FORWARD
+from retrograd.contract.convolution import CONVOLUTION, FILTERS, IMAGES
 
 _PREFIX = "torch.aten."
 
@@ -81,6 +82,9 @@ KINDS: dict[str, OpKind] = (
         "torch.vtensor.literal": OpKind.CONSTANT,
         # Library ops, with no op of their own in the torch dialect.
         "torch.retrograd.uniform": OpKind.POINTWISE,
+        CONVOLUTION: OpKind.COMPUTE,
+        IMAGES: OpKind.COMPUTE,
+        FILTERS: OpKind.COMPUTE,
         "torch.retrograd.max_pool_last": OpKind.REDUCTION,
         "torch.retrograd.max_pool_last_backward": OpKind.SCATTER,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,

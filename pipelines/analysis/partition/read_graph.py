@@ -349,7 +349,11 @@ def count_flops(name: str, operands: Sequence[Shape], results: Sequence[Shape]) 
             return 2 * prod(produced[0]) * tensors[1][0] * tensors[1][-1] + prod(produced[0])
         case "outer":
             return prod(produced[0])
-        case "convolution":
+        case "retrograd.convolution_last_filters":
+            return 2 * prod(tensors[0]) * prod(produced[0][1:])
+        case "retrograd.convolution_last_images":
+            return 2 * prod(tensors[0]) * prod(tensors[1][1:])
+        case "convolution" | "retrograd.convolution_last":
             return 2 * prod(produced[0]) * prod(tensors[1][1:])
         case "convolution_backward":
             return 4 * prod(tensors[0]) * prod(tensors[2][1:])

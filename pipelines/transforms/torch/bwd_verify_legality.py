@@ -43,6 +43,9 @@ _LEGAL_OPS = {
     "linalg": (
         "bwd.attention",
         "bwd.attention_backward",
+        "bwd.convolution",
+        "bwd.convolution_filter_gradient",
+        "bwd.convolution_input_gradient",
         "bwd.dropped_attention",
         "bwd.dropped_attention_backward",
     )

@@ -545,3 +545,34 @@ func.func @dropped(%q: tensor<1x2x64x64xf32>, %seed: tensor<2xi64>) -> (tensor<1
       : (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>)
   return %o, %d#0, %d#1 : tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>, tensor<1x2x64x64xf32>
 }
+
+// -----
+
+// A convolution and the gradient of its images are one dispatch each; the gradient of filters is computed in parts,
+// which are added up and rounded. Three channels are read by runs.
+
+// CHECK: bwd.kernels = ["convolution of tensor<8x56x56x64xbf16> and tensor<64x3x3x64xbf16>: convolve_bf16_
+// CHECK-SAME: gradient of images of tensor<8x28x28x64xbf16> and tensor<64x3x3x64xbf16>: spread_bf16_
+// CHECK-SAME: gradient of filters of tensor<8x28x28x64xbf16> and tensor<8x56x56x64xbf16>: correlate_bf16_{{.*}}_parts in {{[0-9]+}} parts
+// CHECK-SAME: convolution of tensor<8x56x56x3xbf16> and tensor<64x3x3x3xbf16>: convolve_bf16_{{.*}}_runs_
+// CHECK-LABEL: func.func @convolutions(
+// CHECK-SAME: %[[X:.*]]: tensor<8x56x56x64xbf16>, %[[W:.*]]: tensor<64x3x3x64xbf16>, %[[G:.*]]: tensor<8x28x28x64xbf16>
+// CHECK: %[[Y:.*]] = "flow.dispatch"({{.*}}, %[[X]], %[[W]], {{.*}}@convolve_bf16_{{.*}} -> tensor<8x28x28x64xbf16>
+// CHECK: %[[DX:.*]] = "flow.dispatch"({{.*}}, %[[G]], %[[W]], {{.*}}@spread_bf16_{{.*}} -> tensor<8x56x56x64xbf16>
+// CHECK: %[[PARTS:.*]] = "flow.dispatch"({{.*}}, %[[G]], %[[X]], {{.*}}@correlate_bf16_{{.*}} -> tensor<{{[0-9]+}}x64x3x3x64xf32>
+// CHECK: %[[DW:.*]] = "flow.dispatch"({{.*}}, %[[PARTS]], {{.*}}@add_parts_bf16{{.*}} -> tensor<64x3x3x64xbf16>
+// CHECK: return %[[Y]], %[[DX]], %[[DW]],
+func.func @convolutions(%x: tensor<8x56x56x64xbf16>, %w: tensor<64x3x3x64xbf16>, %g: tensor<8x28x28x64xbf16>,
+    %colors: tensor<8x56x56x3xbf16>, %v: tensor<64x3x3x3xbf16>)
+    -> (tensor<8x28x28x64xbf16>, tensor<8x56x56x64xbf16>, tensor<64x3x3x64xbf16>, tensor<8x28x28x64xbf16>) {
+  %y = "bwd.convolution"(%x, %w) {stride = [2, 2], padding = [1, 1], dilation = [1, 1]}
+      : (tensor<8x56x56x64xbf16>, tensor<64x3x3x64xbf16>) -> tensor<8x28x28x64xbf16>
+  %dx = "bwd.convolution_input_gradient"(%g, %w) {stride = [2, 2], padding = [1, 1], dilation = [1, 1]}
+      : (tensor<8x28x28x64xbf16>, tensor<64x3x3x64xbf16>) -> tensor<8x56x56x64xbf16>
+  %dw = "bwd.convolution_filter_gradient"(%g, %x) {stride = [2, 2], padding = [1, 1], dilation = [1, 1]}
+      : (tensor<8x28x28x64xbf16>, tensor<8x56x56x64xbf16>) -> tensor<64x3x3x64xbf16>
+  %z = "bwd.convolution"(%colors, %v) {stride = [2, 2], padding = [1, 1], dilation = [1, 1]}
+      : (tensor<8x56x56x3xbf16>, tensor<64x3x3x3xbf16>) -> tensor<8x28x28x64xbf16>
+  return %y, %dx, %dw, %z
+      : tensor<8x28x28x64xbf16>, tensor<8x56x56x64xbf16>, tensor<64x3x3x64xbf16>, tensor<8x28x28x64xbf16>
+}

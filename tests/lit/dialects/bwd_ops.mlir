@@ -108,3 +108,19 @@ func.func @attention(%q: tensor<1x4x5x8xf32>, %k: tensor<1x2x7x8xf32>, %m: tenso
   %e:3 = "bwd.attention_backward"(%q, %q, %k, %k, %a, %b, %m) {causal = false, scale = 0.125 : f32} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<4x1x7xf32>) -> (tensor<1x4x5x8xf32>, tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
   return %a, %c : tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>
 }
+
+// Convolutions with channels last, of two groups, and their gradients.
+// CHECK-LABEL: func.func @convolution(
+// CHECK: "bwd.convolution_filter_gradient"(%{{.*}}) {dilation = [1, 1], padding = [1, 0], stride = [2, 1]}
+// OPT-LABEL: func.func @convolution(
+// OPT-COUNT-1: "bwd.convolution"(
+// OPT-NOT: "bwd.convolution"(
+// OPT-NOT: "bwd.convolution_filter_gradient"(
+// OPT: return
+func.func @convolution(%x: tensor<3x9x7x8xf32>, %w: tensor<6x3x1x4xf32>) -> (tensor<3x5x7x6xf32>, tensor<3x9x7x8xf32>) {
+  %a = "bwd.convolution"(%x, %w) {stride = [2, 1], padding = [1, 0], dilation = [1, 1]} : (tensor<3x9x7x8xf32>, tensor<6x3x1x4xf32>) -> tensor<3x5x7x6xf32>
+  %b = "bwd.convolution"(%x, %w) {stride = [2, 1], padding = [1, 0], dilation = [1, 1]} : (tensor<3x9x7x8xf32>, tensor<6x3x1x4xf32>) -> tensor<3x5x7x6xf32>
+  %c = "bwd.convolution_input_gradient"(%b, %w) {stride = [2, 1], padding = [1, 0], dilation = [1, 1]} : (tensor<3x5x7x6xf32>, tensor<6x3x1x4xf32>) -> tensor<3x9x7x8xf32>
+  %d = "bwd.convolution_filter_gradient"(%b, %x) {stride = [2, 1], padding = [1, 0], dilation = [1, 1]} : (tensor<3x5x7x6xf32>, tensor<3x9x7x8xf32>) -> tensor<6x3x1x4xf32>
+  return %a, %c : tensor<3x5x7x6xf32>, tensor<3x9x7x8xf32>
+}

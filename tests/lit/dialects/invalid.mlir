@@ -212,3 +212,27 @@ func.func @gradients_of_no_stream(%q: tensor<1x4x5x8xf32>, %l: tensor<1x4x5xf32>
   %0:3 = "bwd.dropped_attention_backward"(%q, %q, %q, %q, %q, %l, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = -1 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
   return
 }
+
+// -----
+
+func.func @convolution_of_other_channels(%x: tensor<3x9x9x8xf32>, %w: tensor<6x3x3x5xf32>) {
+  // expected-error @below {{'bwd.convolution' op expects images N x H x W x G C, filters G O x R x S x C, results N x P x Q x G O, found tensor<3x9x9x8xf32>, tensor<6x3x3x5xf32>, tensor<3x7x7x6xf32>}}
+  %0 = "bwd.convolution"(%x, %w) {stride = [1, 1], padding = [0, 0], dilation = [1, 1]} : (tensor<3x9x9x8xf32>, tensor<6x3x3x5xf32>) -> tensor<3x7x7x6xf32>
+  return
+}
+
+// -----
+
+func.func @convolution_of_no_stride(%x: tensor<3x9x9x8xf32>, %w: tensor<6x3x3x8xf32>) {
+  // expected-error @below {{'bwd.convolution' op expects attribute 'stride' to be two i64 of 1 or more in an array, found [0, 1]}}
+  %0 = "bwd.convolution"(%x, %w) {stride = [0, 1], padding = [0, 0], dilation = [1, 1]} : (tensor<3x9x9x8xf32>, tensor<6x3x3x8xf32>) -> tensor<3x7x7x6xf32>
+  return
+}
+
+// -----
+
+func.func @gradient_of_more_windows(%g: tensor<3x8x7x6xf32>, %x: tensor<3x9x9x8xf32>) {
+  // expected-error @below {{'bwd.convolution_filter_gradient' op expects 7 windows along axis 0 at the most, found 8}}
+  %0 = "bwd.convolution_filter_gradient"(%g, %x) {stride = [1, 1], padding = [0, 0], dilation = [1, 1]} : (tensor<3x8x7x6xf32>, tensor<3x9x9x8xf32>) -> tensor<6x3x3x8xf32>
+  return
+}
