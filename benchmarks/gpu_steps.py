@@ -62,7 +62,7 @@ def load_file(case: Case) -> Callable[..., Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.rgd"
         retrograd.compile_backward(case.model, case.args, verify=False).save(path)
-        return retrograd.load(path, getattr(case.model, "__self__", case.model))
+        return retrograd.load(path, case.model if isinstance(case.model, torch.nn.Module) else None)
 
 
 ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
