@@ -120,6 +120,8 @@ def read_notes(page: Path) -> list[str]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time kernels of our own on a CUDA device.")
     parser.add_argument("--repeats", type=positive, default=11, help="calls timed")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES), help="of elements")
+    parser.add_argument("--sizes", type=positive, default=len(SIZES), help="how many of the sizes, from the first on")
     parser.add_argument("--tiles", action="store_true", help="with tiles that are measured, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--write", action="store_true", help="write the table to docs/gpu-kernels.md")
@@ -133,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     facts = {"command": command_line("kernels.py", arguments), **cuda_environment("timed", options.repeats)}
     products: list[ProductRow] = []
-    for kind in TYPES:
-        for size in SIZES:
+    for kind in options.types:
+        for size in SIZES[: options.sizes]:
             for layout in LAYOUTS:
                 products.append(measure_product(kind, layout, size, options.repeats, tiles=options.tiles))
                 print(*product_cells(products[-1]), sep=" | ", flush=True)

@@ -144,8 +144,9 @@ def measure_tiles(
     triton = str(find_triton())
     entries: list[Entry] = []
     answers = _ask_device([list(works.values()) for _, works in asked], index)
-    for number, ((question, works), answer) in enumerate(zip(asked, answers, strict=True), 1):
+    for number, (question, works) in enumerate(asked, 1):
         tell(f"measure tiles: {number} of {len(asked)}, {question.text}")
+        answer = next(answers)
         if answer is None or "0" in answer["faults"]:
             continue
         tiles = list(works)[answer["fastest"]]

@@ -200,7 +200,7 @@ class ProductPlan:
         (*_, high_a, pitch_a), (*_, high_b, pitch_b) = operands
         numbers = (shape.m, shape.n, high_a, pitch_a, high_b, pitch_b, tiling.steps(shape), many)
         if tiling.copied:
-            grid = (min(tiles * tiling.parts, MULTIPROCESSORS[tiling.architecture]), 1, 1)
+            grid = (min(tiles * tiling.parts, MULTIPROCESSORS[tiling.architecture] * tiling.resident), 1, 1)
         else:
             grid = (tiles, shape.batch, tiling.parts)
         return Launch(self._product(epilogue), grid, numbers), [*parts, *batch, shape.m, shape.n]
