@@ -8,6 +8,7 @@ fails, and loaded. :func:`build` is this skeleton; doors differ in what they cap
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,8 @@ from retrograd.runtime.steps.islands import IslandTimes
 from retrograd.runtime.steps.stage_executor import StageExecutor
 from retrograd.stagers import AheadOfTime, AsItRan, Stager, Work
 from retrograd.store import open_store
+
+_LOG = logging.getLogger(__name__)
 
 
 def build(
@@ -136,7 +139,8 @@ def build_functions(captured: Captured, options: Options) -> Mapping[str, Compil
     Raises:
         CaptureError, PipelineError, CompileError, InfeasibleBudget, ValueError: as :func:`build`.
     """
-    built = build(captured, options)
+    # Who compiles through Dynamo gives no listener, and measuring takes its time.
+    built = build(captured, options, Progress(_LOG.info) if options.tuning is not None else None)
     tell_notes(built)
     functions = {f.name: built.function(f.name) for f in built.staged.functions}
     return functions | {FORWARD: refusing_wrong_indices(functions[FORWARD], captured.graph_module)}

@@ -85,18 +85,20 @@ class Work:
 
     def compile(self, staged: StagedModule, target: Target | None = None) -> Finished:
         """Lower and compile a staged module for a target, that of the options if there is no other."""
-        target = target or self.options.target
-        if self.options.tuning is not None:
-            target = tune(staged, target, self.options.tuning, self.phases, self.store)
         executable, cached = build_executable(
             staged,
-            target,
+            self.tuned(staged, target or self.options.target),
             self.versions,
             self.phases,
             self.store,
             standalone=self.portable,
         )
         return staged, executable, cached
+
+    def tuned(self, staged: StagedModule, target: Target) -> Target:
+        """A target with the tiles that are asked for, for the kernels of a module."""
+        tuning = self.options.tuning
+        return target if tuning is None else tune(staged, target, tuning, self.phases, self.store)
 
 
 @dataclass
@@ -131,7 +133,9 @@ class AheadOfTime:
             if self._kept is not None:
                 self._kept.put(staged)
             return finished
-        built = self._builder.build(work.options.budget)
+        # Other plans have the same kernels, some of them more often.
+        builder = replace(self._builder, target=work.tuned(staged, self._builder.target))
+        built = builder.build(work.options.budget)
         work.captured.packings.check_saved(built[0].saved)
         return built
 

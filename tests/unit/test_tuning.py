@@ -320,6 +320,14 @@ def test_tiles_are_measured_once_and_told(folder: Path, devices: Devices, tmp_pa
     assert from_file.explain().to_dict()["kernels"] == lines
 
 
+@pytest.mark.long
+@needs_triton
+def test_a_budget_has_them_too(folder: Path, devices: Devices) -> None:
+    compiled = compile_turned(tiles="measure", partition="budget", memory_budget=0.99)
+    lines = [line for line in compiled.explain().to_dict()["kernels"] if line.startswith("transposes")]
+    assert lines and all(line.endswith(", tiles by measurement") for line in lines)
+
+
 def test_a_file_of_another_device_is_told(folder: Path) -> None:
     keep([ENTRY])
     path, asked = kept_table(), [make_question("rows 2x513"), make_question("rows 2x514")]
