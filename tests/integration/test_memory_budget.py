@@ -26,6 +26,7 @@ from retrograd.pipelines.analysis.partition.partition_plan import find_default_p
 from retrograd.pipelines.analysis.partition.read_graph import read_joint
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.functions import find_function
+from retrograd.pipelines.stages.staged import Progress, stage_module
 from retrograd.pipelines.toolchain import lowering_steps
 from retrograd.pipelines.toolchain.executable import measure_scratch
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
@@ -50,10 +51,14 @@ def gradients(case: Case, step: object) -> dict[str, torch.Tensor]:
     return {name: t.grad for name, t in case.leaves().items() if t.grad is not None}
 
 
-def joint_graph(case: Case) -> JointGraph:
+def import_joint(case: Case) -> ir.Module:
     with contextlib.ExitStack() as stack:
         captured = capture_joint(stack, case.model, case.args, None)
-        module = import_graph(captured.graph_module, captured.signature)
+        return import_graph(captured.graph_module, captured.signature)
+
+
+def joint_graph(case: Case) -> JointGraph:
+    module = import_joint(case)
     with module.context, ir.Location.unknown():
         function = find_function(module.operation, JOINT)
         assert function is not None
@@ -155,7 +160,9 @@ def test_what_is_made_of_a_residual_is_not_kept_beside_it() -> None:
 def test_less_scratch_memory_is_taken_where_kernels_run_in_order(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With both passes that are for memory alone there is less than with one of them."""
     case = Case(Residual(), (torch.randn(4, 3, 32, 32),), lambda y: y.square().mean())
-    staged = retrograd.compile_backward(case.model, case.args, partition="min-cut").mlir("scheduled").encode()
+    module = import_joint(case)
+    with module.context, ir.Location.unknown():
+        staged = stage_module(module, "min-cut", Progress(None)).texts["scheduled"].encode()
     target = CPU.in_order()
     both = measure_scratch(lower_to_linalg(staged, target, twins_alone=True), target)
     passes = [step for step in LOWERING if step.where is not IN_ORDER or step.name == left]
