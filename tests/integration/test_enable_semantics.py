@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 import retrograd
 from retrograd.frontend.autograd.steps.variants import rehearse
+from retrograd.frontend.autograd.tracing.compiler import OrderedCompiler
 
 Log = list[Any]
 Step = Callable[[int], Any]
@@ -334,6 +335,28 @@ def test_steps_leave_nothing_behind() -> None:
             assert run(300) <= before + 50
         finally:
             gc.enable()
+
+
+def test_a_first_step_is_traced_once_and_frees_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch is asked for the graph again, to free it, and finds the capture that ran, though there are gradients
+    now."""
+    traced: list[OrderedCompiler] = []
+    begin = OrderedCompiler.begin_capture
+
+    def count(compiler: OrderedCompiler, *args: Any) -> Any:
+        traced.append(compiler)
+        return begin(compiler, *args)
+
+    monkeypatch.setattr(OrderedCompiler, "begin_capture", count)
+    torch._C._dynamo.compiled_autograd.clear_cache()
+    w = leaf(3)
+    with retrograd.enable():
+        loss = w.sin().sum()
+        loss.backward()
+        assert len(traced) == 1
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    torch.testing.assert_close(w.grad, w.detach().cos())
 
 
 def test_saved_tensors_are_freed_where_eager_frees_them() -> None:

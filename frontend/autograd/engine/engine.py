@@ -26,6 +26,7 @@ from torch._guards import TracingContext
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves, without_gradients
 from retrograd.frontend.autograd.engine.reducers import take_over_reducers
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardCall,
@@ -73,7 +74,7 @@ class Engine:
     inside a transform such as ``vmap``: these run eagerly.
 
     PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
-    keep it; when a recording is done, it is captured once more, to free it. That is so too where the roots are like
+    keep it; when a recording is done, it is asked for it once more, to free it. That is so too where the roots are like
     those of one that runs compiled, and the graph was not captured before.
     """
 
@@ -161,6 +162,7 @@ class Engine:
     def _attempt(self, running: _Running, args: Any, kwargs: Any) -> tuple[_Outcome, Any]:
         """Run a backward captured, or find that it is not to be: then nothing has run."""
         keeping = _keeping_graph(args, kwargs) if running.is_held else (args, kwargs)
+        fresh = find_fresh_leaves(running.call) if running.is_held else []
         self._running = running
         try:
             try:
@@ -177,7 +179,8 @@ class Engine:
                     raise
                 return _Outcome.REFUSED, error
             if running.is_held:
-                self._free_saved(running, args, kwargs)
+                with without_gradients(fresh):
+                    self._free_saved(running, args, kwargs)
             running.task = torch._C._current_graph_task_id()
             # A callback may queue another.
             while running.callbacks:
@@ -187,7 +190,8 @@ class Engine:
             self._running = None
 
     def _free_saved(self, running: _Running, args: Any, kwargs: Any) -> None:
-        """Free what the graph of a backward that is done saved, by capturing it once more; nothing runs."""
+        """Free what the graph of a backward that is done saved, by asking PyTorch for it once more, which finds the
+        capture that ran, or traces another. Nothing runs."""
         running.is_done = True
         try:
             self._run_switched(running, args, kwargs)
