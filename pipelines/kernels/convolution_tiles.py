@@ -98,8 +98,8 @@ _OTHERS: _Tiles = {
         CORRELATE: (ConvolutionTile(128, 128, 32, 8, 3, 120), ConvolutionTile(64, 64, 32, 4, 3, 80, 3)),
     },
     "f32": {
-        CONVOLVE: (ConvolutionTile(64, 64, 32, 4, 2, 25, 2),),
-        CORRELATE: (ConvolutionTile(64, 64, 32, 4, 2, 20, 2),),
+        CONVOLVE: (ConvolutionTile(64, 64, 32, 4, 2, 25, 2), ConvolutionTile(64, 32, 32, 4, 2, 18, 3)),
+        CORRELATE: (ConvolutionTile(64, 64, 32, 4, 2, 20, 2), ConvolutionTile(64, 32, 32, 4, 2, 15, 3)),
     },
 }
 

@@ -72,6 +72,10 @@ def make_cases() -> Iterator[Case]:
         yield Case("rows", lambda x: x.log_softmax(1), (random(270, 1001, dtype=dtype),))
         yield Case("rows", lambda x: x.amax(1), (random(270, 1001, dtype=dtype),))
         yield Case("columns", normalized, (random(5003, 65, dtype=dtype), random(65, dtype=dtype)))
+        images, colors = random(3, 33, 17, 19, dtype=dtype), random(2, 3, 33, 31, dtype=dtype)
+        yield Case("convolutions", strided, (images, random(65, 33, 3, 3, dtype=dtype)))
+        yield Case("convolutions", grouped, (random(2, 32, 14, 14, dtype=dtype), random(64, 16, 3, 3, dtype=dtype)))
+        yield Case("convolutions", strided, (colors, random(65, 3, 7, 7, dtype=dtype)))
         yield Case("transposes", turned, (random(5, 3, 61, 67, dtype=dtype),))
     yield Case("scatters", F.embedding, (torch.randint(0, 50, (300,)), random(50, 48)))
 
@@ -86,6 +90,14 @@ def drop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:
     return F.batch_norm(x, None, None, weight, None, training=True).relu()
+
+
+def strided(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, stride=2, padding=2)
+
+
+def grouped(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1, groups=2)
 
 
 def turned(x: Tensor) -> Tensor:

@@ -23,6 +23,10 @@ from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, c
 from retrograd.pipelines.kernels.attention_tiles import list_tiles as list_attention_tiles
 from retrograd.pipelines.kernels.column_text import choose_tiles
 from retrograd.pipelines.kernels.column_text import list_tiles as list_column_tiles
+from retrograd.pipelines.kernels.convolution_tiles import CONVOLVE, CORRELATE, SPREAD
+from retrograd.pipelines.kernels.convolution_tiles import Work as Convolution
+from retrograd.pipelines.kernels.convolution_tiles import choose_tile as choose_convolution_tile
+from retrograd.pipelines.kernels.convolution_tiles import list_tiles as list_convolution_tiles
 from retrograd.pipelines.kernels.dispatch import NO_PTX
 from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 from retrograd.pipelines.kernels.measuring import find_tolerance, is_faster, measure
@@ -117,6 +121,14 @@ def test_what_is_measured_is_bounded_and_begins_with_what_is_taken_unasked(archi
                 tiles = list_attention_tiles(kind, element, width, architecture, MOST)
                 assert tiles[0] == choose_tile(kind, element, width, architecture)
                 assert 1 < len(tiles) == len(set(map(str, tiles))) <= MOST
+        for work in (
+            Convolution(CONVOLVE, 1, 50176, 128, 9, 128, element),
+            Convolution(SPREAD, 4, 50176, 64, 3, 64, element),
+            Convolution(CORRELATE, 9, 512, 512, 1, 3136, element),
+        ):
+            found = list_convolution_tiles(work, architecture, MOST)
+            assert found[0] == choose_convolution_tile(work, architecture)
+            assert 1 < len(found) == len(set(map(str, found))) <= MOST
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(802_816, 64), (300, 1024), (70_001, 48), (16_384, 16)])
