@@ -11,6 +11,9 @@ ATTEND, SUMS, KEYS, QUERIES = "attend", "delta", "key_gradients", "query_gradien
 
 NARROWEST = 16
 _LARGEST, _MOST_STAGES = 128, 4
+# Shared memory of a workgroup, in bytes.
+_SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10}
+_LEAST_SHARED = 99 << 10
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,19 @@ def list_tiles(kind: str, element: str, width: int, architecture: str, most: int
         replace(taller, columns=narrower.columns),
         replace(lower, warps=4),
     ]
-    found = [tile for tile in near if _is_possible(tile)]
+    size = fill_width(width) * (4 if element == "f32" else 2)
+    most_bytes = _SHARED.get(architecture, _LEAST_SHARED)
+    found = [tile for tile in near if _is_possible(tile) and count_shared(kind, tile, size) <= most_bytes]
     return tuple(dict.fromkeys([first, *found]))[:most]
 
 
 def _is_possible(tile: AttentionTile) -> bool:
     sizes = (tile.rows, tile.columns)
     return min(sizes) >= NARROWEST and max(sizes) <= _LARGEST and 1 <= tile.stages <= _MOST_STAGES
+
+
+def count_shared(kind: str, tile: AttentionTile, size: int) -> int:
+    """The least bytes of shared memory that a kernel takes, whose heads are of so many bytes a row: what stays, and two
+    tensors of what is gone over for each step ahead. Those of f32 take up to half as much again."""
+    stays, goes = (2 * tile.columns, tile.rows) if kind == KEYS else (tile.rows, tile.columns)
+    return size * ((2 if kind == QUERIES else 1) * stays + 2 * tile.stages * goes)

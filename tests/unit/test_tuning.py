@@ -19,7 +19,7 @@ from retrograd.contract.trials import Buffer, Ending, Work, read_work
 from retrograd.options import Request
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import questions
-from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, choose_tile
+from retrograd.pipelines.kernels.attention_tiles import ATTEND, KEYS, QUERIES, AttentionTile, choose_tile, count_shared
 from retrograd.pipelines.kernels.attention_tiles import list_tiles as list_attention_tiles
 from retrograd.pipelines.kernels.column_text import choose_tiles
 from retrograd.pipelines.kernels.column_text import list_tiles as list_column_tiles
@@ -129,6 +129,25 @@ def test_what_is_measured_is_bounded_and_begins_with_what_is_taken_unasked(archi
             found = list_convolution_tiles(work, architecture, MOST)
             assert found[0] == choose_convolution_tile(work, architecture)
             assert 1 < len(found) == len(set(map(str, found))) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("kind", "tile", "size", "taken"),
+    # What Triton's kernels were seen to take, or somewhat less.
+    [
+        (ATTEND, AttentionTile(128, 64, 8, 3), 512, 262_144),
+        (KEYS, AttentionTile(128, 128, 8, 3), 256, 262_144),
+        (QUERIES, AttentionTile(128, 64, 8, 3), 128, 81_920),
+        (ATTEND, AttentionTile(64, 64, 4, 3), 128, 57_344),
+    ],
+)
+def test_shared_memory_of_attention(kind: str, tile: AttentionTile, size: int, taken: int) -> None:
+    assert count_shared(kind, tile, size) == taken
+
+
+def test_tiles_of_more_shared_memory_than_there_is_are_not_measured() -> None:
+    wide = list_attention_tiles(ATTEND, "bf16", 256, "sm_90", MOST)
+    assert AttentionTile(128, 64, 8, 3) not in wide and AttentionTile(64, 64, 8, 2) in wide
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(802_816, 64), (300, 1024), (70_001, 48), (16_384, 16)])
