@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -14,12 +15,13 @@ import torch
 from retrograd.bisection import Bisection
 from retrograd.build import build_functions
 from retrograd.compilation import Compilation
-from retrograd.frontend.doors.dynamo import MODES, compile_with_dynamo
+from retrograd.frontend.doors.dynamo import MEASURING, MODES, compile_with_dynamo
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
-from retrograd.options import Request, check_choice, check_flag
+from retrograd.options import Request, check_choice, check_flag, target_on
+from retrograd.pipelines.kernels.choice import AUTO, OFF, find_obstacle
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
 from retrograd.tuning import MEASURE
@@ -175,13 +177,21 @@ def bisect(
     return Compilation(model, request).bisect(args, kwargs, artifact)
 
 
-def options_of(mode: str | None, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """What a mode of ``torch.compile`` stands for: CUDA graphs, or tiles by measurement where there is a CUDA device to
-    measure on, that of the graph's tensors."""
+def options_of(mode: str | None, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a mode of ``torch.compile`` stands for beside ``options``: CUDA graphs, or tiles by measurement on the CUDA
+    device of the graph's tensors; where there are no kernels to measure, a warning says why."""
     if mode == "reduce-overhead":
         return {"cuda_graphs": True}
-    measures = mode in ("max-autotune", "max-autotune-no-cudagraphs") and any(t.is_cuda for t in tensors)
-    return {"tiles": MEASURE} if measures else {}
+    device = next((t.device for t in tensors if t.is_cuda), None)
+    if mode not in MEASURING or device is None or "tiles" in options:
+        return {}
+    kernels = options.get("kernels", AUTO)
+    target = target_on(device, options.get("target"), kernels)
+    if target.kernels:
+        return {"tiles": MEASURE}
+    if kernels != OFF:
+        warnings.warn(f"mode='{mode}' has no kernels to measure: {find_obstacle(target)}", UserWarning, stacklevel=2)
+    return {}
 
 
 @takes_recurrent_layers
@@ -202,6 +212,6 @@ def dynamo_backend(
     """
     check_choice("mode", mode or "default", MODES)
     tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
-    chosen = Request.read({**options_of(mode, tensors), **(options or {})}).on(tensors)
+    chosen = Request.read({**options_of(mode, tensors, options or {}), **(options or {})}).on(tensors)
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))

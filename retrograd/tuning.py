@@ -216,7 +216,10 @@ def _ask_device(asked: Sequence[Sequence[Work]], index: int) -> Iterator[dict[st
                 raise AssertionError("the pipes were asked for")
             name = child.stdout.readline()
             if not name:
-                raise KernelError(f"the device cannot be measured: {_PROGRAM} ended with status {child.wait()}")
+                raise KernelError(
+                    f"a second process, {_PROGRAM}, has no use of the device to measure tiles: it ended with status "
+                    f"{child.wait()}; compile with tiles='auto', or mode='default'"
+                )
             answered = True
             while waiting and answered:
                 works = waiting.pop(0)

@@ -33,7 +33,8 @@ from retrograd.frontend.traceable.portable_ops import portable_ops
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
 # keep memory, are those of "reduce-overhead" alone, and "max-autotune" measures the tiles of kernels on the device.
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", *MEASURING)
 
 _LOG = logging.getLogger(__name__)
 

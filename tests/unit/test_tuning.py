@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd import tuning
+from retrograd import api, tuning
 from retrograd.api import compile_backward, options_of
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.trials import Buffer, Ending, Work, read_work
@@ -296,10 +296,25 @@ def test_options_are_refused_that_make_no_sense(tmp_path: Path) -> None:
         Request(tiles=tmp_path / "none.json", target="cuda:sm_90").on([x])
 
 
-def test_modes_of_torch_compile_measure_on_a_device_alone() -> None:
-    x = torch.randn(3)
-    assert options_of("max-autotune", [x]) == options_of(None, [x]) == {}
-    assert options_of("reduce-overhead", [x]) == {"cuda_graphs": True}
+class OnDevice:
+    """Stands for a tensor on a CUDA device."""
+
+    is_cuda, device = True, torch.device("cuda", 1)
+
+
+def test_modes_of_torch_compile_measure_on_a_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, there, target = torch.randn(3), OnDevice(), find_target("cuda:sm_90")
+    assert options_of("max-autotune", [x], {}) == options_of(None, [x], {}) == {}
+    assert options_of("reduce-overhead", [x], {}) == {"cuda_graphs": True}
+    monkeypatch.setattr(api, "target_on", lambda device, *_: replace(target, kernels=("rows",)))
+    assert options_of("max-autotune", [x, there], {}) == {"tiles": "measure"}  # type: ignore[list-item]
+    assert options_of("max-autotune", [there], {"tiles": "auto"}) == {}  # type: ignore[list-item]
+    monkeypatch.setattr(api, "target_on", lambda device, *_: find_target("cuda:sm_75"))
+    with pytest.warns(
+        UserWarning, match="mode='max-autotune-no-cudagraphs' has no kernels to measure: there are some for"
+    ):
+        assert options_of("max-autotune-no-cudagraphs", [there], {}) == {}  # type: ignore[list-item]
+    assert options_of("max-autotune", [there], {"kernels": "off"}) == {}  # type: ignore[list-item]
 
 
 class Devices:
