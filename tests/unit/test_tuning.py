@@ -407,3 +407,9 @@ def test_a_question_that_ends_the_process_is_left_out(monkeypatch: pytest.Monkey
     sound, ends = Work((), (), (), (0,)), Work((), (), (), (7,))
     found = list(tuning._ask_device([[sound], [ends], [sound]], 0))
     assert [answer and answer["device"] for answer in found] == ["one", None, "one"]
+
+
+def test_a_device_that_a_second_process_has_no_use_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_command", lambda index: [sys.executable, "-c", "raise SystemExit(5)"])
+    with pytest.raises(KernelError, match=r"ended with status 5; compile with tiles='auto'"):
+        list(tuning._ask_device([[Work((), (), (), (0,))]], 0))
