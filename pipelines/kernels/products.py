@@ -116,13 +116,10 @@ class ProductPlan:
     @property
     def question(self) -> str:
         """What tiles are asked for by: sizes, layouts and types, of what the kernel adds and gives too."""
-        (m, n, k), batch, epilogue = (
-            (self.shape.m, self.shape.n, self.shape.k),
-            self.shape.batch,
-            find_epilogue(self.op),
-        )
+        shape, epilogue = self.shape, find_epilogue(self.op)
         layout = "nt"[self.left.transposed] + "nt"[self.right.transposed]
-        words = [f"products {f'{batch} of ' if batch > 1 else ''}{m}x{n}x{k} {layout} {self.shape.element}"]
+        batch = f"{shape.batch} of " if shape.batch > 1 else ""
+        words = [f"products {batch}{shape.m}x{shape.n}x{shape.k} {layout} {shape.element}"]
         if epilogue is not None:
             words += ["and bias"] * (epilogue.bias is not None) + [f"to {epilogue.element}"]
         # What lies elsewhere is copied first.
