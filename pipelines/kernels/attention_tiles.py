@@ -47,7 +47,7 @@ _HOPPER: dict[str, _Tiles] = {
             256: AttentionTile(64, 64, 8, 2),
         },
         QUERIES: {
-            64: AttentionTile(128, 64, 8, 3),
+            64: AttentionTile(64, 64, 4, 3),
             128: AttentionTile(64, 64, 4, 2),
             256: AttentionTile(128, 32, 8, 2),
         },
