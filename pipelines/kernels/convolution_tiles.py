@@ -66,6 +66,8 @@ _Tiles = dict[str, dict[str, tuple[ConvolutionTile, ...]]]
 # What the parts of a sum are written and added up with, in bytes a second.
 _BANDWIDTH = 2.0e12
 _FEWEST_STEPS = 4
+# How much longer a tile takes by itself than its share of a full multiprocessor, for each other one that fits.
+_ALONE = 0.3
 _MOST_OF_A_KIND = 2
 
 _HOPPER: _Tiles = {
@@ -134,9 +136,11 @@ def _find_tiles(work: Work, architecture: str) -> Iterator[ConvolutionTile]:
 
 
 def estimate_seconds(work: Work, tile: ConvolutionTile, architecture: str) -> float:
-    """How long it takes: whole rounds of tiles, and what writes and adds up the parts of sums."""
-    slots = MULTIPROCESSORS[architecture] * tile.resident
-    rounds = -(-tile.count(work) * tile.parts // slots)
-    seconds = 2 * tile.rows * tile.columns * tile.depth * tile.steps(work) * slots / (tile.rate * 1e12)
+    """How long it takes: rounds of tiles, and what writes and adds up the parts of sums."""
+    processors, count = MULTIPROCESSORS[architecture], tile.count(work) * tile.parts
+    whole, rest = divmod(count, processors * tile.resident)
+    # In the last round a multiprocessor may hold fewer; one by itself leaves it idle at times.
+    last = max(-(-rest // processors), 1 + _ALONE * (tile.resident - 1)) if rest else 0
+    own = 2 * tile.rows * tile.columns * tile.depth * tile.steps(work) * processors / (tile.rate * 1e12)
     results = work.count * work.rows * work.columns
-    return rounds * seconds + (8 * tile.parts * results / _BANDWIDTH if tile.parts > 1 else 0.0)
+    return (whole * tile.resident + last) * own + (8 * tile.parts * results / _BANDWIDTH if tile.parts > 1 else 0.0)

@@ -109,13 +109,16 @@ def test_long_sums_are_split() -> None:
     assert choose_tile(Work(CORRELATE, 9, 2048, 2048, 1, 3136, "bf16"), "sm_90").parts == 1
 
 
-def test_an_estimate_counts_whole_rounds() -> None:
+def test_an_estimate_counts_rounds() -> None:
+    """One tile more than a round holds takes as long as a tile by itself."""
     work = Work(CONVOLVE, 1, 1 << 14, 64, 1, 64, "f32")
-    tile = choose_tile(work, "sm_90")
-    slots = 132 * tile.resident
-    full = replace(work, rows=slots * tile.rows)
+    tile = replace(choose_tile(work, "sm_90"), resident=1)
+    full = replace(work, rows=132 * tile.rows)
     one, two = (estimate_seconds(replace(full, rows=full.rows + more), tile, "sm_90") for more in (0, 1))
     assert two == pytest.approx(2 * one)
+    three = replace(tile, resident=3)
+    few, many = (estimate_seconds(replace(full, rows=count * tile.rows), three, "sm_90") for count in (1, 3 * 132))
+    assert few < many / 1.5 and many == pytest.approx(3 * one)
 
 
 def test_a_trace_keeps_whole_what_kernels_take() -> None:
