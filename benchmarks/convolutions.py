@@ -137,13 +137,13 @@ def measure(layer: Layer, kind: str, repeats: int) -> ConvolutionRow:
     args = layer.arguments(kind, "cuda")
     compiled = compile_layer(layer, kind, "cuda")
     tangent = torch.randn_like(layer.convolve(*args))
+    exact = run(layer.convolve, [t.detach().double().requires_grad_(t.requires_grad) for t in args], tangent.double())
     times = kernel_times(lambda: run(compiled, args, tangent), repeats)
     ours = dict.fromkeys(WORK, 0.0)
     for name, time in times.items():
         work = next((w for w, start in zip(WORK, ("convolve", "spread"), strict=False) if name.startswith(start)), None)
         ours[work or ("results" if name.startswith("forward") else "filters")] += time
     library = [sum(kernel_times(call, repeats).values()) for call in library_calls(layer, args, tangent)]
-    exact = run(layer.convolve, [t.detach().double().requires_grad_(t.requires_grad) for t in args], tangent.double())
     errors = [
         max(float((g.double() - e).norm() / e.norm()) for g, e in zip(run(call, args, tangent), exact, strict=True))
         for call in (layer.convolve, compiled)

@@ -29,6 +29,16 @@ def find_rows(m, P, Q):
 
 
 @triton.jit
+def advance(r, s, start, wide, size):
+    """The tap and the first channel of the next step: where a tap has no more, the next tap. To divide the number of
+    the step by these sizes takes a sixth longer."""
+    over = start >= size
+    s += over.to(tl.int32)
+    last = s >= wide
+    return r + last.to(tl.int32), tl.where(last, 0, s), tl.where(over, 0, start)
+
+
+@triton.jit
 def convolve(
     x, w, y, N, H, W, C, P, Q, K, high, wide, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, pitch_x,
     pitch_y, run,
@@ -50,11 +60,9 @@ def convolve(
     taps = high * wide
     from_w = w + (group * K + o).to(tl.int64)[None, :] * (taps * C) + e[:, None]
     fits = (o < K)[None, :]
-    steps = tl.cdiv(C, BK)
     acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(taps * steps):
-        tap, start = step // steps, step % steps * BK
-        r, s = tap // wide, tap % wide
+    r, s, start = 0, 0, 0
+    for _ in range(taps * tl.cdiv(C, BK)):
         at_h, at_v = h + r * dilation_h, v + s * dilation_w
         reached = inside & (at_h >= 0) & (at_h < H)
         if RUN:
@@ -69,8 +77,9 @@ def convolve(
         else:
             weighs = fits & (start + e < C)[:, None]
         left = tl.load(from_x + ((r * dilation_h * W + s * dilation_w) * pitch_x + start), mask=reads, other=0.0)
-        right = tl.load(from_w + (tap * C + start), mask=weighs, other=0.0)
+        right = tl.load(from_w + ((r * wide + s) * C + start), mask=weighs, other=0.0)
         acc = add_product(left, right, acc, EXACT)
+        r, s, start = advance(r, s, start + BK, wide, C)
     to = y + m.to(tl.int64)[:, None] * pitch_y + (group * K + o)[None, :]
     tl.store(to, acc.to(y.dtype.element_ty), mask=inside[:, None] & fits)
 
@@ -100,11 +109,9 @@ def spread(
     from_w = w + (group * K + e).to(tl.int64)[:, None] * (high * wide * C) + c[None, :]
     inside = (m < M) & (i * stride_h + rest_h < H) & (j * stride_w + rest_v < W)
     fits = (c < C)[None, :]
-    steps = tl.cdiv(K, BK)
     acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(taps * steps):
-        tap, start = step // steps, step % steps * BK
-        r, s = tap // count_s, tap % count_s
+    r, s, start = 0, 0, 0
+    for _ in range(taps * tl.cdiv(K, BK)):
         at_p, at_q = p - r * dilation_h, q - s * dilation_w
         reads = (inside & (at_p >= 0) & (at_p < P) & (at_q >= 0) & (at_q < Q))[:, None]
         weighs = fits
@@ -115,6 +122,7 @@ def spread(
         number = (first_r + r * stride_h) * wide + first_s + s * stride_w
         right = tl.load(from_w + (start * high * wide * C + number * C), mask=weighs, other=0.0)
         acc = add_product(left, right, acc, EXACT)
+        r, s, start = advance(r, s, start + BK, count_s, K)
     at = (image * H + i * stride_h + rest_h) * W + j * stride_w + rest_v
     to = x + at.to(tl.int64)[:, None] * pitch_x + (group * C + c)[None, :]
     tl.store(to, acc.to(x.dtype.element_ty), mask=inside[:, None] & fits)
