@@ -129,6 +129,7 @@ bench-gpu: $(STAMP) ## time forward and backward on a CUDA device: docs/gpu.md, 
 	$(BIN)/python benchmarks/gpu_steps.py --write
 	$(BIN)/python benchmarks/kernels.py --write --tiles
 	$(BIN)/python benchmarks/attention.py --write
+	$(BIN)/python benchmarks/convolutions.py --write --jobs 4
 
 bench-memory: $(STAMP) ## peak and time of backwards at a range of memory budgets, pictures and traces: build/bench-memory
 	$(BIN)/python benchmarks/memory.py $(ARGS)
