@@ -192,7 +192,7 @@ def document(rows: Sequence[ConvolutionRow], facts: dict[str, str]) -> list[str]
         if own:
             mean = math.prod(map(ratio, own)) ** (1 / len(own))
             whole = sum(sum(row.library) for row in own) / sum(sum(row.ours) for row in own)
-            lines += ["", f"In {kind}: {mean:.2f} in the geometric mean, {whole:.2f} of the time of all together."]
+            lines += ["", f"In {kind}: {mean:.2f} in the geometric mean, {whole:.2f} of the speed of all together."]
     return [*lines, "", *measured_with(depends)]
 
 
