@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 import sympy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter
+from torch_mlir.extras.fx_importer import FxImporter, GraphNodeImporter, RefMapping, RefTracker
 
 from retrograd.contract.attributes import (
     BWD_BLOCK,
@@ -115,6 +115,23 @@ class NodeImporter(GraphNodeImporter):  # type: ignore[misc]
         self._multi_result_nodes.add(node)
 
 
+class KeptTensors(RefTracker):  # type: ignore[misc]
+    """Knows the literals of constant tensors, and keeps the tensors alive for as long.
+
+    torch-mlir's own knows a tensor by its address alone. One that was made for the import, and is gone, leaves its
+    literal to the next one there: of two masks the second became the first, and the program trained on that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+
+    def track(self, referrent: Any) -> RefMapping:
+        """What is known of a tensor."""
+        self._kept.append(referrent)
+        return super().track(referrent)
+
+
 def import_graph(
     traced: torch.fx.GraphModule,
     signature: Signature | None = None,
@@ -140,7 +157,7 @@ def import_graph(
         node_importers.append(NodeImporter(*args))
         return node_importers[-1]
 
-    importer = FxImporter(context=context, graph_node_importer_cls=remember)
+    importer = FxImporter(context=context, graph_node_importer_cls=remember, py_attr_tracker=KeptTensors())
     for name, graph_module in {function: outline_islands(traced, islands), **bodies}.items():
         try:
             func = _import_function(importer, graph_module, name, signature)

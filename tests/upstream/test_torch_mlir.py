@@ -6,7 +6,9 @@ names can go too."""
 from __future__ import annotations
 
 from faulty_programs import INDEX_PUT
+from torch import Tensor
 from torch_mlir.dialects import torch
+from torch_mlir.extras.fx_importer import RefTracker
 from torch_mlir.ir import Context, Module
 from torch_mlir.passmanager import PassManager
 
@@ -23,3 +25,14 @@ def lower_stock(text: str) -> str:
 def test_writes_are_said_to_go_to_places_that_all_differ() -> None:
     """Which nobody promised: ``bwd-order-scatters``."""
     assert "unique_indices(true)" in lower_stock(INDEX_PUT)
+
+
+def test_the_importer_gives_a_tensor_the_literal_of_one_that_is_gone() -> None:
+    """Its tracker knows tensors by address: ``KeptTensors`` in frontend/preparation/importer.py."""
+    tracker = RefTracker()
+    taken = 0
+    for number in range(100):
+        known = tracker.track(Tensor([number]))
+        taken += not known.is_empty
+        known.value = number
+    assert taken
