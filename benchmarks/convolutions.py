@@ -27,6 +27,7 @@ from page import (
     heading_of,
     markdown_table,
     measured_with,
+    need_cuda_device,
     positive,
     save_json,
     write_page,
@@ -208,9 +209,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA device to run on")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    need_cuda_device()
     facts = {"command": command_line("convolutions.py", arguments), **cuda_environment("timed", options.repeats)}
     wanted = [(layer, kind) for kind in options.kinds for layer in LAYERS]
     if options.jobs > 1:

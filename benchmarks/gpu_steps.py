@@ -33,6 +33,7 @@ from models.resnet import resnet50
 from page import (
     command_line,
     cuda_environment,
+    need_cuda_device,
     number,
     positive,
     save_json,
@@ -203,9 +204,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA device to run on")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    need_cuda_device()
     if options.compile:
         case = make_case(options.compile[0])
         run_step(case, ENGINES[options.compile[1]](case))

@@ -22,6 +22,7 @@ from page import (
     heading_of,
     markdown_table,
     measured_with,
+    need_cuda_device,
     positive,
     save_json,
     write_page,
@@ -130,9 +131,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA device to run on")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    need_cuda_device()
     facts = {"command": command_line("kernels.py", arguments), **cuda_environment("timed", options.repeats)}
     products: list[ProductRow] = []
     for kind in options.types:

@@ -57,6 +57,13 @@ def cuda_environment(timed: str, repeats: int) -> dict[str, str]:
     return {**facts, "CPU": cpu_model(), timed: str(repeats), **releases()}
 
 
+def need_cuda_device() -> None:
+    """End the program where there is no CUDA device to run on; products of float32 are IEEE's there from now on."""
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device to run on")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
 def releases() -> dict[str, str]:
     """Of Python and of what is measured."""
     return {"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}}

@@ -16,6 +16,7 @@ apart.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from retrograd.contract.convolution import count_windows
 from retrograd.contract.hooks import HOOK_KINDS
 from retrograd.dialects import ir
 from retrograd.dialects.ir import ext
@@ -464,9 +465,9 @@ def _find_convolution_problem(op: Any, types: Sequence[Any]) -> str | None:
             return f"expects attribute '{name}' to be two i64 of {least} or more in an array, found {found}"
         window.append(known)
     for axis, (stride, padding, dilation) in enumerate(zip(*window, strict=True)):
-        reach = images[1 + axis] + 2 * padding - dilation * (filters[1 + axis] - 1) - 1
-        if results[1 + axis] > reach // stride + 1:
-            return f"expects {reach // stride + 1} windows along axis {axis} at the most, found {results[1 + axis]}"
+        most = count_windows(images[1 + axis], filters[1 + axis], stride, padding, dilation)
+        if results[1 + axis] > most:
+            return f"expects {most} windows along axis {axis} at the most, found {results[1 + axis]}"
     return None
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.decompositions.sums import computed
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ def flash_attention(
     """
     _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu")
     repeats = query.shape[1] // key.shape[1]
-    q, k, v = _computed(query), all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
+    q, k, v = computed(query), all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     weights, lse = softmax_sums(attention_scores(q, k, is_causal, attn_mask, scale))
     output = torch.matmul(weights, v).to(query.dtype)
     return _laid_out_like(output, query), _swapped_layout(lse.squeeze(-1))
@@ -59,8 +60,8 @@ def flash_attention_backward(
     """Gradients of query, key and value, each of its own shape and type; raises ``NotImplementedError`` for dropout."""
     _refuse_dropout(dropout_p, "aten._scaled_dot_product_flash_attention_for_cpu_backward")
     repeats = query.shape[1] // key.shape[1]
-    g, q, o = _computed(grad), _computed(query), _computed(out)
-    k, v = all_heads(_computed(key), repeats), all_heads(_computed(value), repeats)
+    g, q, o = computed(grad), computed(query), computed(out)
+    k, v = all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     weights = torch.exp(attention_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
     grad_weights = torch.matmul(g, v.transpose(-1, -2))
     centred = grad_weights - (g * o).sum(-1, keepdim=True)
@@ -120,10 +121,6 @@ def _laid_out_like(x: Tensor, query: Tensor) -> Tensor:
 def _swapped_layout(x: Tensor) -> Tensor:
     """The kernel allocates the log-sum-exp and the gradients with axes 1 and 2 swapped."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _computed(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _refuse_dropout(dropout_p: float, op: str) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.contract.convolution import count_windows
+
 aten = torch.ops.aten
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """The axes of planes in the order of memory with channels last, and the other way."""
@@ -60,9 +62,9 @@ def _gradients(grad: Tensor, images: Tensor, filters: Tensor, how: Sequence[Any]
     stride, padding, dilation = how[:3]
     # PyTorch asks for the gradient of all windows.
     more = [
-        (size + 2 * p - d * (kernel - 1) - 1) // s + 1 - given
-        for size, kernel, given, s, p, d in zip(
-            images.shape[2:], filters.shape[2:], grad.shape[2:], stride, padding, dilation, strict=True
+        count_windows(*along) - given
+        for given, *along in zip(
+            grad.shape[2:], images.shape[2:], filters.shape[2:], stride, padding, dilation, strict=True
         )
     ]
     padded = torch.nn.functional.pad(grad, [0, more[1], 0, more[0]])

@@ -23,6 +23,7 @@ from retrograd.frontend.decompositions.attention import (
     softmax_sums,
     summed_heads,
 )
+from retrograd.frontend.decompositions.sums import computed
 from retrograd.frontend.layers.random_ops import draw_part
 
 _LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
@@ -83,7 +84,7 @@ def attention_backward(
     """Gradients of query, key and value."""
     found = []
     for part in _divide(query, key, value, mask):
-        g, o, lse = (_wide(part.take(tensor)) for tensor in (grad, out, logsumexp))
+        g, o, lse = (computed(part.take(tensor)) for tensor in (grad, out, logsumexp))
         weights = torch.exp(attention_scores(part.q, part.k, causal, part.mask, scale) - lse.to(g.dtype).unsqueeze(-1))
         kept = _kept(part, dropout, seed, stream)
         change = weights * (torch.matmul(g, part.v.transpose(-1, -2)) * kept - (g * o).sum(-1, keepdim=True))
@@ -122,8 +123,8 @@ def _divide(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> I
     for own in range(batch):
         for first in range(0, heads, step):
             last = min(heads, first + step)
-            q = _wide(query[own : own + 1, first:last])
-            k, v = (_wide(all_heads(t[own : own + 1], repeats)[:, first:last]) for t in (key, value))
+            q = computed(query[own : own + 1, first:last])
+            k, v = (computed(all_heads(t[own : own + 1], repeats)[:, first:last]) for t in (key, value))
             part = None if added is None else added[own : own + 1, first:last]
             yield _Part(q, k, v, part, own, first, last, heads)
 
@@ -141,10 +142,6 @@ def _kept(part: _Part, dropout: float, seed: Tensor, stream: int) -> Tensor:
     start = (part.batch * part.count + part.first) * size
     numbers = draw_part(seed.to(part.q.device), stream, start, shape[1] * size).reshape(shape)
     return (numbers >= on_grid(dropout)).to(part.q.dtype) / (1 - dropout)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _fake(query: Tensor, _key: Tensor, _value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

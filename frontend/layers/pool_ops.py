@@ -18,6 +18,7 @@ from torch import Tensor
 
 from retrograd.frontend.decompositions.convolutions.correlation import out_size
 from retrograd.frontend.decompositions.convolutions.windows import Window
+from retrograd.frontend.layers.convolution_ops import FIRST, LAST
 
 aten = torch.ops.aten
 MOST_TAPS = 127
@@ -54,7 +55,7 @@ def find_places(taps: Tensor, numbers: Sequence[int], size: Sequence[int]) -> Te
 
 def _max_pool_last(images: Tensor, window: Sequence[int], out: Sequence[int]) -> tuple[Tensor, Tensor]:
     known = _read_window(window)
-    planes = images.permute(0, 3, 1, 2)
+    planes = images.permute(FIRST)
     # A window may end behind the padding, in ceil mode.
     is_ceil = [*out] != out_size(planes.shape[2:], known)
     shape = (known.kernel, known.stride, known.padding, known.dilation)
@@ -71,18 +72,18 @@ def _max_pool_last(images: Tensor, window: Sequence[int], out: Sequence[int]) ->
         for axis, place in enumerate((row, column))
     ]
     numbers = (taps[0] * known.kernel[1] + taps[1]).to(torch.int8)
-    return most.permute(0, 2, 3, 1).contiguous(), numbers.permute(0, 2, 3, 1).contiguous()
+    return most.permute(LAST).contiguous(), numbers.permute(LAST).contiguous()
 
 
 def _max_pool_last_backward(grad: Tensor, taps: Tensor, window: Sequence[int], size: Sequence[int]) -> Tensor:
     known = _read_window(window)
-    places = find_places(taps, window, size).permute(0, 3, 1, 2).contiguous()
-    planes = grad.permute(0, 3, 1, 2).contiguous()
+    places = find_places(taps, window, size).permute(FIRST).contiguous()
+    planes = grad.permute(FIRST).contiguous()
     images = planes.new_empty([*planes.shape[:2], *size])
     shape = (known.kernel, known.stride, known.padding, known.dilation)
     is_ceil = [*planes.shape[2:]] != out_size(size, known)
     found = aten.max_pool2d_with_indices_backward.default(planes, images, *map(list, shape), is_ceil, places)
-    return found.permute(0, 2, 3, 1).contiguous()
+    return found.permute(LAST).contiguous()
 
 
 def _fake(images: Tensor, window: Sequence[int], out: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,11 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
+from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.libraries.channels_last import find_turned
 from retrograd.frontend.libraries.kernel_calls import note_refusals
 from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
-from retrograd.frontend.libraries.ops import LAST, LIBRARY, lays_channels_last, mark_library_ops
+from retrograd.frontend.libraries.ops import LIBRARY, lays_channels_last, mark_library_ops
 from retrograd.frontend.libraries.permutations import is_view, join_permutations, sink
 from retrograd.frontend.libraries.written_out import write_out_pools
 from retrograd.frontend.sizes.size_nodes import SIZE

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from retrograd.contract.convolution import count_windows
 from retrograd.frontend.doors.outputs import hint
+from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.libraries.attention_calls import takes_backward, takes_forward
 from retrograd.frontend.libraries.kernel_calls import refusing_calls
 
@@ -85,8 +87,7 @@ def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
     if transposed:
         return x.numel() * weight[0].numel()
     windows = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=False)
+        count_windows(*along) for along in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=False)
     ]
     return x.shape[0] * math.prod(windows) * weight.numel()
 
@@ -131,9 +132,6 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
 }
-
-LAST = (0, 2, 3, 1)
-"""The axes of images [N, C, H, W] in the order of their memory, where channels are last."""
 
 POOLS: Mapping[OpOverload, int] = {
     aten.max_pool2d_with_indices.default: 0,

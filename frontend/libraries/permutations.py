@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
+from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.layers.pool_ops import (
     MAX_POOL_LAST,
     MAX_POOL_LAST_BACKWARD,
@@ -26,7 +27,7 @@ from retrograd.frontend.layers.pool_ops import (
     find_places,
     write_window,
 )
-from retrograd.frontend.libraries.ops import LAST, POOLS
+from retrograd.frontend.libraries.ops import POOLS
 from retrograd.frontend.preparation.graph_writer import GraphWriter
 
 aten = torch.ops.aten

@@ -12,6 +12,7 @@ from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FO
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
+from retrograd.pipelines.conversions.builtin_tensors import builtin_type, from_builtin, to_builtin
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 _NAME = "convert-torch-attention-to-bwd"
@@ -61,15 +62,15 @@ def _convert(op: ir.Operation) -> None:
         raise PassFailure(op, f"{_NAME}: no kernel of ours takes this attention: {obstacle}", _REMEDY)
     width = _describe(query)[1][-1] or 1
     factor = 1 / math.sqrt(width) if _is_none(scale) else _read_number(op, scale)
-    taken = [_create("torch_c.to_builtin_tensor", tensor, _builtin(tensor.type)) for tensor in tensors]
-    added = _write_nothing(query) if _is_none(mask) else _create("torch_c.to_builtin_tensor", mask, _builtin(mask.type))
+    taken = [to_builtin(tensor) for tensor in tensors]
+    added = _write_nothing(query) if _is_none(mask) else to_builtin(mask)
     attributes = {
         "causal": ir.BoolAttr.get(bool(_read_number(op, causal))),
         "scale": ir.FloatAttr.get(ir.F32Type.get(), factor),
     }
     if drawn:
         seed, stream = drawn
-        taken_seed = [_create("torch_c.to_builtin_tensor", seed, ir.Type.parse("tensor<2xi64>"))]
+        taken_seed = [to_builtin(seed, ir.Type.parse("tensor<2xi64>"))]
         attributes["dropout"] = ir.FloatAttr.get(ir.F32Type.get(), _read_number(op, dropout))
         number = int(_read_number(op, stream))
         attributes["stream"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
@@ -78,12 +79,12 @@ def _convert(op: ir.Operation) -> None:
     # Not by the op's class, which takes a false attribute for none.
     made = ir.Operation.create(
         _CONVERTED[operator_name(op)],
-        results=[_builtin(result.type) for result in op.results],
+        results=[builtin_type(result.type) for result in op.results],
         operands=[*taken, added, *taken_seed],
         attributes=attributes,
     )
     for old, new in zip(op.results, made.results, strict=True):
-        old.replace_all_uses_with(_create("torch_c.from_builtin_tensor", new, old.type))
+        old.replace_all_uses_with(from_builtin(new, old.type))
     op.erase()
 
 
@@ -103,20 +104,8 @@ def _describe(tensor: ir.Value) -> Tensor:
     return ("", ()) if known is None else (known.element, known.shape)
 
 
-def _builtin(type_: ir.Type) -> ir.Type:
-    """The builtin type of a torch tensor of fixed sizes."""
-    known = parse_tensor_type(str(type_))
-    if known is None or known.fixed_shape is None:
-        raise ValueError(f"{type_} is no tensor of fixed sizes")
-    return ir.RankedTensorType.get(list(known.fixed_shape), ir.Type.parse(known.element))
-
-
 def _write_nothing(like: ir.Value) -> ir.Value:
     """What stands for no mask."""
-    type_ = ir.RankedTensorType.get([], ir.RankedTensorType(_builtin(like.type)).element_type)
+    type_ = ir.RankedTensorType.get([], ir.RankedTensorType(builtin_type(like.type)).element_type)
     zero = ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, 0.0))
     return ir.Operation.create("arith.constant", results=[type_], attributes={"value": zero}).results[0]
-
-
-def _create(name: str, operand: ir.Value, result: ir.Type) -> ir.Value:
-    return ir.Operation.create(name, results=[result], operands=[operand]).results[0]

@@ -11,6 +11,7 @@ from retrograd.contract.convolution import CONVOLUTION, FILTERS, IMAGES, Convolu
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
+from retrograd.pipelines.conversions.builtin_tensors import builtin_type, from_builtin, to_builtin
 from retrograd.pipelines.conversions.convert_torch_pools_to_linalg import read_list
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
@@ -54,13 +55,13 @@ def _convert(op: ir.Operation) -> None:
         raise PassFailure(op, f"{_NAME}: no kernel of ours takes this convolution: {obstacle}", _REMEDY)
     made = ir.Operation.create(
         name,
-        results=[_builtin(op.results[0].type)],
-        operands=[_create("torch_c.to_builtin_tensor", value, _builtin(value.type)) for value in (first, second)],
+        results=[builtin_type(op.results[0].type)],
+        operands=[to_builtin(value) for value in (first, second)],
         attributes={
             axis: _write_numbers(pair) for axis, pair in zip(("stride", "padding", "dilation"), pairs, strict=True)
         },
     ).results[0]
-    op.results[0].replace_all_uses_with(_create("torch_c.from_builtin_tensor", made, op.results[0].type))
+    op.results[0].replace_all_uses_with(from_builtin(made, op.results[0].type))
     op.erase()
 
 
@@ -73,15 +74,3 @@ def _describe(op: ir.Operation, tensor: ir.Value) -> Tensor:
     if known is None or len(known.shape) != 4:
         raise PassFailure(op, f"{_NAME}: expected tensors of four axes, found {tensor.type}", _REMEDY)
     return known.element, known.shape
-
-
-def _builtin(type_: ir.Type) -> ir.Type:
-    """The builtin type of a torch tensor of fixed sizes."""
-    known = parse_tensor_type(str(type_))
-    if known is None or known.fixed_shape is None:
-        raise ValueError(f"{type_} is no tensor of fixed sizes")
-    return ir.RankedTensorType.get(list(known.fixed_shape), ir.Type.parse(known.element))
-
-
-def _create(name: str, operand: ir.Value, result: ir.Type) -> ir.Value:
-    return ir.Operation.create(name, results=[result], operands=[operand]).results[0]

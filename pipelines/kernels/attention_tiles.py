@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from retrograd.pipelines.devices.device_targets import CUDA_ARCHITECTURES
+
 ATTEND, SUMS, KEYS, QUERIES = "attend", "delta", "key_gradients", "query_gradients"
 """The kernels, by the names of their functions."""
 
 NARROWEST = 16
 _LARGEST, _MOST_STAGES = 128, 4
-# Shared memory of a workgroup, in bytes.
-_SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10}
-_LEAST_SHARED = 99 << 10
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def list_tiles(kind: str, element: str, width: int, architecture: str, most: int
         replace(lower, warps=4),
     ]
     size = fill_width(width) * (4 if element == "f32" else 2)
-    most_bytes = _SHARED.get(architecture, _LEAST_SHARED)
+    most_bytes = CUDA_ARCHITECTURES[architecture].shared_memory
     found = [tile for tile in near if _is_possible(tile) and count_shared(kind, tile, size) <= most_bytes]
     return tuple(dict.fromkeys([first, *found]))[:most]
 

@@ -18,10 +18,8 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import platformdirs
-
-from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.trials import CompiledKernel
+from retrograd.pipelines.kernels.cache_folder import cache_folder
 from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 
 INSTALL = "pip install retrograd[cuda]"
@@ -114,9 +112,8 @@ def _run_program(kernels: list[Kernel], architecture: str) -> list[CompiledKerne
 
 
 def _path(kernel: Kernel, architecture: str) -> Path:
-    folder = os.environ.get(CACHE_FOLDER) or platformdirs.user_cache_dir("retrograd")
     text = f"{architecture} {find_triton()} {kernel.key} {_fingerprint()}"
-    return Path(folder) / "kernels" / f"{kernel.label}-{sha256(text.encode()).hexdigest()[:32]}.json"
+    return cache_folder() / "kernels" / f"{kernel.label}-{sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @cache

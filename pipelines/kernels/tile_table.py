@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import platformdirs
-
-from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.errors import RetrogradError
+from retrograd.pipelines.kernels.cache_folder import cache_folder
 
 FORMAT = 1
 
@@ -50,8 +48,7 @@ Table = Mapping[tuple[str, str, str], Entry]
 
 def kept_table() -> Path:
     """The file in the cache's folder that keeps what was measured."""
-    folder = os.environ.get(CACHE_FOLDER) or platformdirs.user_cache_dir("retrograd")
-    return Path(folder) / "tiles.json"
+    return cache_folder() / "tiles.json"
 
 
 def read_table(path: Path) -> Table:

@@ -28,6 +28,11 @@ Tensor = tuple[str, tuple[int | None, ...]]
 """A type of elements, and a shape in which an open size is ``None``."""
 
 
+def count_windows(size: int, taps: int, stride: int, padding: int, dilation: int) -> int:
+    """How many places a window of so many taps has along an axis of ``size`` elements, padded at both ends."""
+    return (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+
+
 @dataclass(frozen=True)
 class Convolution:
     """Images N x G C x H x W, filters G O x C x R x S and results N x G O x P x Q, for G ``groups`` of channels. Of a

@@ -26,7 +26,7 @@ from retrograd.frontend.decompositions.convolutions.kernel_calls import takes_ba
 from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
-from retrograd.frontend.decompositions.sums import sum_of_channels
+from retrograd.frontend.decompositions.sums import computed, sum_of_channels
 
 aten = torch.ops.aten
 
@@ -67,14 +67,14 @@ def convolution(
     half = x.dtype in (torch.bfloat16, torch.float16)
     if x.dim() != window.rank + 2 or _has_too_many_taps(window, x) or (direct and not half):
         return NotImplemented
-    xs, ws = _computed(x), _computed(weight)
+    xs, ws = computed(x), computed(weight)
     if transposed:
         extra = spread_axes(output_padding, window.rank)
         y = input_gradient(xs, weight, window, _transposed_size(x.shape[2:], window, extra), groups)
     else:
         y = correlate(xs, ws, window, groups) if direct else correlation(xs, ws, window, groups)
     if bias is not None:
-        y = y + _computed(bias).reshape(1, -1, *[1] * window.rank)
+        y = y + computed(bias).reshape(1, -1, *[1] * window.rank)
     return y.to(x.dtype)
 
 
@@ -114,12 +114,12 @@ def convolution_backward(
     if any(output_mask[:2]) and takes_backward(grad, x, weight, *how):
         if not output_mask[2]:
             return NotImplemented
-        sums = sum_of_channels(_computed(grad)).to(grad.dtype)
+        sums = sum_of_channels(computed(grad)).to(grad.dtype)
         return *aten.convolution_backward.default(grad, x, weight, None, *how, [*output_mask[:2], False])[:2], sums
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     if x.dim() != window.rank + 2 or _has_too_many_taps(window, x):
         return NotImplemented
-    gs, xs, ws = _computed(grad), _computed(x), _computed(weight)
+    gs, xs, ws = computed(grad), computed(x), computed(weight)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
@@ -139,11 +139,6 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = sum_of_channels(gs).to(grad.dtype)
     return grad_x, grad_weight, grad_bias
-
-
-def _computed(x: Tensor) -> Tensor:
-    """Half types are multiplied and added up in f32 and rounded once, as eager's kernels do."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _transposed_size(size: Sequence[int], window: Window, extra: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from retrograd.contract.convolution import count_windows
 from retrograd.frontend.decompositions.convolutions.im2col import Columns, is_static
 from retrograd.frontend.decompositions.convolutions.turned_filters import can_turn, turned_correlations
 from retrograd.frontend.decompositions.convolutions.windows import Window, fold, tap_views
@@ -164,6 +165,6 @@ def _batched_product(left: Tensor, right: Tensor) -> Tensor:
 def out_size(size: Sequence[int], window: Window) -> list[int]:
     """How many places a window has along each axis of so many elements."""
     return [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(size, window.kernel, window.stride, window.padding, window.dilation, strict=True)
+        count_windows(*along)
+        for along in zip(size, window.kernel, window.stride, window.padding, window.dilation, strict=True)
     ]

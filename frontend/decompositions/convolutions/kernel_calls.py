@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from retrograd.contract.convolution import Convolution
+from retrograd.contract.convolution import Convolution, count_windows
 from retrograd.frontend.decompositions.convolutions.windows import spread_axes
 from retrograd.frontend.libraries.kernel_calls import describe_tensor, show_tensor, take_call
 
@@ -65,7 +65,6 @@ def _size(
     """How many places there are along an axis."""
     if size is None or kernel is None:
         return None
-    reach = dilation * (kernel - 1) + 1
-    return (
-        (size - 1) * stride - 2 * padding + reach + more if transposed else (size + 2 * padding - reach) // stride + 1
-    )
+    if transposed:
+        return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + more
+    return count_windows(size, kernel, stride, padding, dilation)
