@@ -62,17 +62,12 @@ def flash_attention_backward(
     repeats = query.shape[1] // key.shape[1]
     g, q, o = computed(grad), computed(query), computed(out)
     k, v = all_heads(computed(key), repeats), all_heads(computed(value), repeats)
-    weights = torch.exp(attention_scores(q, k, is_causal, attn_mask, scale) - logsumexp.to(q.dtype).unsqueeze(-1))
-    grad_weights = torch.matmul(g, v.transpose(-1, -2))
-    centred = grad_weights - (g * o).sum(-1, keepdim=True)
-    grad_scores = weights * centred * score_scale(q, scale)
-    grad_query = torch.matmul(grad_scores, k)
-    grad_key = summed_heads(torch.matmul(grad_scores.transpose(-1, -2), q), repeats)
-    grad_value = summed_heads(torch.matmul(weights.transpose(-1, -2), g), repeats)
+    scores = attention_scores(q, k, is_causal, attn_mask, scale)
+    dq, dk, dv = score_gradients(scores, (g, q, k, v, o), logsumexp, scale)
     return (
-        _swapped_layout(grad_query.to(query.dtype)),
-        _swapped_layout(grad_key.to(key.dtype)),
-        _swapped_layout(grad_value.to(value.dtype)),
+        _swapped_layout(dq.to(query.dtype)),
+        _swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
+        _swapped_layout(summed_heads(dv, repeats).to(value.dtype)),
     )
 
 
@@ -95,6 +90,26 @@ def softmax_sums(scores: Tensor) -> tuple[Tensor, Tensor]:
     total = exponentials.sum(-1, keepdim=True)
     total = torch.where(total == 0, 1.0, total)
     return exponentials / total, highest + torch.log(total)
+
+
+def score_gradients(
+    scores: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    logsumexp: Tensor,
+    scale: float | None,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values of as many heads, from ``scores`` and ``tensors``: the gradient of the
+    output, queries, keys, values and the output. Weights were times ``kept``, if given, behind the softmax."""
+    g, q, k, v, o = tensors
+    weights = torch.exp(scores - logsumexp.to(q.dtype).unsqueeze(-1))
+    grad_weights = torch.matmul(g, v.transpose(-1, -2))
+    used = weights
+    if kept is not None:
+        grad_weights, used = grad_weights * kept, weights * kept
+    change = weights * (grad_weights - (g * o).sum(-1, keepdim=True)) * score_scale(q, scale)
+    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(used.transpose(-1, -2), g)
+    return torch.matmul(change, k), dk, dv
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from retrograd.frontend.decompositions.attention import (
     all_heads,
     attention_scores,
-    score_scale,
+    score_gradients,
     softmax_sums,
     summed_heads,
 )
@@ -85,12 +85,9 @@ def attention_backward(
     found = []
     for part in _divide(query, key, value, mask):
         g, o, lse = (computed(part.take(tensor)) for tensor in (grad, out, logsumexp))
-        weights = torch.exp(attention_scores(part.q, part.k, causal, part.mask, scale) - lse.to(g.dtype).unsqueeze(-1))
+        scores = attention_scores(part.q, part.k, causal, part.mask, scale)
         kept = _kept(part, dropout, seed, stream)
-        change = weights * (torch.matmul(g, part.v.transpose(-1, -2)) * kept - (g * o).sum(-1, keepdim=True))
-        change = change * score_scale(part.q, scale)
-        dk, dv = (torch.matmul(t.transpose(-1, -2), x) for t, x in ((change, part.q), (weights * kept, g)))
-        found.append((torch.matmul(change, part.k), dk, dv))
+        found.append(score_gradients(scores, (g, part.q, part.k, part.v, o), lse, scale, kept))
     dq, dk, dv = _join(found, query)
     repeats = query.shape[1] // key.shape[1]
     return dq.to(query.dtype), summed_heads(dk, repeats).to(key.dtype), summed_heads(dv, repeats).to(value.dtype)
