@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
@@ -64,6 +65,11 @@ def is_pure(node: Node) -> bool:
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_unwritten(node: Node) -> bool:
+    """Whether a node gives memory as it is allocated."""
+    return isinstance(node.target, OpOverload) and "empty" in node.target.__name__
 
 
 def is_empty(node: Node) -> bool:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.preparation.empty_tensors import erase_unused, is_empty, is_pure, is_random
+from retrograd.frontend.preparation.empty_tensors import erase_unused, is_empty, is_pure, is_random, is_unwritten
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def _is_fixed(node: Node, fixed: set[Node]) -> bool:
         return False
     if not isinstance(node.target, OpOverload) or not is_pure(node) or node.target._schema.is_mutable:
         return False
-    if is_random(node) or "empty" in node.target.__name__:
+    if is_random(node) or is_unwritten(node):
         return False
     return all(n in fixed for n in node.all_input_nodes)
 

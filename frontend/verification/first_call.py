@@ -28,6 +28,7 @@ from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_
 from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.libraries.run_as import RUN_AS
+from retrograd.frontend.preparation.empty_tensors import is_unwritten
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
 from retrograd.frontend.verification.compared_numbers import find_comparisons
@@ -163,12 +164,17 @@ class Graph:
         allowed = self.allowed()
         with torch.no_grad(), torch._C._DisableAutocast():
             difference = find_difference(found, eager, allowed, others.again, gradients=self.gradients, first=others)
-            unset = [] if difference is None else others.find_unset(eager)
+            # Large numbers in memory that no op has written, as it may hold, would hide what differs elsewhere.
+            unset = others.find_unset(eager) if difference is not None or self._allocates() else []
             if all(mask is None for mask in unset):
                 return difference
             found, eager = _blank(found, unset), _blank(eager, unset)
             runs = (None if run is None else _blank(run, unset) for run in others.again())
             return find_difference(found, eager, allowed, lambda: runs, gradients=self.gradients)
+
+    def _allocates(self) -> bool:
+        """Whether the graph takes memory as it is."""
+        return any(map(is_unwritten, self.module.graph.nodes))
 
     def allowed(self) -> list[float]:
         """The relative error that rounding explains of each result."""
