@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from retrograd.runtime.arguments.calling import ArgumentError
     from retrograd.runtime.artifact import ArtifactError
     from retrograd.runtime.programs.devices import DeviceError
+    from retrograd.runtime.programs.errors import ExecutionError
     from retrograd.runtime.programs.loaded import OutOfDeviceMemory
     from retrograd.runtime.programs.placement import PlacementError
-    from retrograd.runtime.programs.tensors import ExecutionError
     from retrograd.runtime.reports.report import Report
     from retrograd.runtime.steps.compiled import CompiledBackward
     from retrograd.scope import enable, explain_recompiles
@@ -58,7 +58,7 @@ _EXPORTS = {
     "EagerIslandWarning": "retrograd.fallback",
     "CompiledBackward": "retrograd.runtime.steps.compiled",
     "DeviceError": "retrograd.runtime.programs.devices",
-    "ExecutionError": "retrograd.runtime.programs.tensors",
+    "ExecutionError": "retrograd.runtime.programs.errors",
     "InfeasibleBudget": "retrograd.pipelines.analysis.partition.pareto",
     "MiscompiledWarning": "retrograd.first_calls",
     "OutOfDeviceMemory": "retrograd.runtime.programs.loaded",

@@ -17,7 +17,7 @@ import torch
 from retrograd.contract.trials import Work, read_work
 from retrograd.pipelines.kernels.measuring import find_tolerance, measure
 from retrograd.runtime.cuda.trials import Bench, Prepared, find_difference
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 
 class DeviceTimer:

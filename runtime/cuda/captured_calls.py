@@ -21,6 +21,7 @@ from torch import Tensor
 
 from retrograd.contract.roles import BUFFER, OUTPUT, PARAM, SAVED
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.cuda.contexts import entered
 from retrograd.runtime.cuda.host_share import HostShare
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -76,7 +77,7 @@ class CudaRecorder:
         """
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self._device)
         # Other threads may allocate meanwhile.
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with entered(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = run()
         return Recording(graph.replay, results, torch.cuda.memory_reserved(self._device) - before)
 

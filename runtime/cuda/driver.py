@@ -1,6 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""CUDA's driver, as much of it as launching kernels takes, on the thread's current context."""
+"""CUDA's driver, as much of it as launching kernels takes.
+
+Its functions work in the context that is current in the calling thread. CUDA's runtime, which torch calls, makes one
+current when it needs one; the driver does not. So a thread calls :meth:`Driver.enter` first.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 _MAX_DYNAMIC_SHARED = 8
 # A stream that does not wait for torch's own, and a capture that forbids other threads nothing.
@@ -36,6 +40,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamIsCapturing": (_P, _P),
     "cuStreamGetCaptureInfo_v2": (_P, _P, _P, _P, _P, _P),
     "cuCtxGetCurrent": (_P,),
+    "cuCtxSetCurrent": (_P,),
+    "cuCtxGetDevice": (_P,),
+    "cuDeviceGet": (_P, ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (_P, ctypes.c_int),
     "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
     "cuGraphDestroy": (_P,),
     "cuGraphLaunch": (_P, _P),
@@ -148,10 +156,37 @@ class Driver:
             function = getattr(library, name)
             function.argtypes, function.restype = signature, ctypes.c_int
         self._library = library
+        # Of the devices that were entered: the driver's name of each, and its primary context, which is kept.
+        self._contexts: dict[int, tuple[int, ctypes.c_void_p]] = {}
         # Of one configuration that is there, in three quarters of the time of cuLaunchKernel with its eleven numbers.
         self.launch = library.cuLaunchKernelEx
         self.fills = {1: library.cuMemsetD8Async, 2: library.cuMemsetD16Async, 4: library.cuMemsetD32Async}
         self.copy = library.cuMemcpyDtoDAsync_v2
+
+    def enter(self, device: int) -> None:
+        """Have the calling thread's calls work on a device, by torch's number, from here on: where it has no context,
+        or another device's, the one that torch works in becomes current.
+
+        A thread of autograd's has none before torch calls CUDA's runtime in it. A context of this device that somebody
+        else made current is left.
+
+        Raises:
+            ExecutionError: there is no such device, or the driver gives no context.
+        """
+        known = self._contexts.get(device)
+        if known is None:
+            known = self._contexts[device] = self._find_context(device)
+        name, context = known
+        current = ctypes.c_int()
+        if self._library.cuCtxGetDevice(ctypes.byref(current)) or current.value != name:
+            self.check(self._library.cuCtxSetCurrent(context), f"make device {device} current")
+
+    def _find_context(self, device: int) -> tuple[int, ctypes.c_void_p]:
+        name, context = ctypes.c_int(), ctypes.c_void_p()
+        self.check(self._library.cuDeviceGet(ctypes.byref(name), device), f"find device {device}")
+        status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), name)
+        self.check(status, f"give the context of device {device}")
+        return name.value, context
 
     def load_module(self, image: bytes) -> ctypes.c_void_p:
         """Code, PTX that ends with a zero byte, on the current context; it stays there.

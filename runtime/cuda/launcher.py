@@ -18,12 +18,13 @@ import torch
 
 from retrograd.contract.launches import MEMBER, Kernel, Launches, LaunchPlan, parse_launches
 from retrograd.runtime.cuda.code import CudaCode, read_code
+from retrograd.runtime.cuda.contexts import entered
 from retrograd.runtime.cuda.driver import Driver
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
 from retrograd.runtime.cuda.queued_call import QueuedCall
 from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
 from retrograd.runtime.programs.declaration import ELEMENT_DTYPES
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 _address_of = torch.Tensor.data_ptr
 
@@ -73,7 +74,7 @@ class Launcher:
             ExecutionError: a tensor it does not take, or the driver refused something.
             torch.OutOfMemoryError: there is no scratch memory for it.
         """
-        with torch.cuda.device(self._device), self._lock:
+        with entered(self._device, self._driver), self._lock:
             if self._globals is None:
                 self._globals, self._kept = self._initialize()
             prepared = self._prepared.get(name)
@@ -94,7 +95,8 @@ class Launcher:
             return torch.empty(size, dtype=torch.uint8, device=place)
 
         current, stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-        return QueuedCall(ReplayedPlan(prepared, self._driver), device, self._lock, current, stream, allocate)
+        plan, enter = ReplayedPlan(prepared, self._driver), self._driver.enter
+        return QueuedCall(plan, device, self._lock, current, enter, stream, allocate)
 
     def _initialize(self) -> tuple[dict[str, int], list[torch.Tensor]]:
         """Run all initializers; where one fails, the next call runs them anew."""

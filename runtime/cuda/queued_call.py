@@ -20,11 +20,12 @@ class QueuedCall:
     plan takes all of them, those that it cannot read as they lie as copies. Most calls are such, and this is all that
     is done for them.
 
-    ``device`` is the number of the plan's device, and ``current`` asks for that of the calling thread; ``stream`` gives
-    the handle of a device's current stream, ``allocate`` scratch memory of so many bytes. ``lock`` is held for a call.
+    ``device`` is the number of the plan's device, and ``current`` asks for that of the calling thread; ``enter`` makes
+    a device's context the thread's, ``stream`` gives the handle of a device's current stream, ``allocate`` scratch
+    memory of so many bytes. ``lock`` is held for a call.
     """
 
-    __slots__ = ("_allocate", "_current", "_device", "_expected", "_lock", "_scratch", "_stream", "plan")
+    __slots__ = ("_allocate", "_current", "_device", "_enter", "_expected", "_lock", "_scratch", "_stream", "plan")
 
     def __init__(
         self,
@@ -32,11 +33,12 @@ class QueuedCall:
         device: int,
         lock: threading.Lock,
         current: Callable[[], int],
+        enter: Callable[[int], object],
         stream: Callable[[int], int],
         allocate: Callable[[int], torch.Tensor],
     ) -> None:
         self.plan, self._device, self._lock = plan, device, lock
-        self._current, self._stream, self._allocate = current, stream, allocate
+        self._current, self._enter, self._stream, self._allocate = current, enter, stream, allocate
         self._scratch = plan.plan.scratch
         self._expected = [
             (None if a.element is None else ELEMENT_DTYPES[a.element], a.shape, a.bytes) for a in plan.plan.arguments
@@ -78,5 +80,6 @@ class QueuedCall:
             except torch.OutOfMemoryError:
                 return False
             addresses.append(scratch.data_ptr())
+            self._enter(device)
             self.plan.run(addresses, self._stream(device))
         return True

@@ -17,7 +17,7 @@ import numpy as np
 
 from retrograd.runtime.cuda.driver import Driver, Graph, Node
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 # To queue a graph takes the host as long as two kernels.
 _LEAST_STEPS = 3

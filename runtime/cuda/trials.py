@@ -14,9 +14,10 @@ from torch import Tensor
 
 from retrograd.contract.launches import Expected, Kernel, LaunchPlan, Place
 from retrograd.contract.trials import Buffer, Work
+from retrograd.runtime.cuda.contexts import entered
 from retrograd.runtime.cuda.driver import Driver, open_driver
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 _TYPES = {
     "f32": torch.float32,
@@ -99,7 +100,7 @@ class Bench:
         Raises:
             ExecutionError: the device does not take one of them; or what runs fails.
         """
-        with torch.cuda.device(self._device):
+        with entered(self._device, self._driver):
             given = [torch.empty(b.shape, dtype=_TYPES[b.element], device=self._device) for b in work.given]
             own = [t.clone() if number == work.updated else t for number, t in enumerate(inputs)]
             tensors = [*own, *given]
@@ -146,7 +147,7 @@ class Bench:
         """Microseconds of each work in so many rounds, in each of which every work runs once, with the cache emptied
         before."""
         events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in works]
-        with torch.cuda.device(self._device):
+        with entered(self._device, self._driver):
             for work in works:
                 work.run()
             for turn in range(rounds):

@@ -21,6 +21,7 @@ from iree import runtime as iree_runtime
 from iree.runtime import _binding as iree_binding
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.runtime.cuda.contexts import entered
 
 DEFAULT_DRIVER = "local-task"
 # The CPU too, in the thread that calls.
@@ -149,7 +150,7 @@ def made_current(place: torch.device) -> Iterator[None]:
         return
     if (place.index or 0) >= torch.cuda.device_count():
         raise DeviceError(f"{place}: PyTorch finds {torch.cuda.device_count()} CUDA devices, counted from 0, here")
-    with torch.cuda.device(place):
+    with entered(place):
         yield
 
 

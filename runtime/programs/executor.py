@@ -16,6 +16,7 @@ import torch
 
 from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import TensorSpec
+from retrograd.runtime.cuda.contexts import entered
 from retrograd.runtime.cuda.queued_call import QueuedCall
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.copied_call import CopiedCall, is_worth_copying
@@ -29,12 +30,12 @@ from retrograd.runtime.programs.devices import (
     process_lock,
     torch_device_of,
 )
+from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory
 from retrograd.runtime.programs.openmp import release_threads
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.tensors import (
     ALIGNMENT,
-    ExecutionError,
     allocate_result,
     allocate_results,
     as_argument,
@@ -279,7 +280,7 @@ def _after_torch(place: torch.device) -> Iterator[None]:
     if place.type != "cuda":
         yield
         return
-    with torch.cuda.device(place):
+    with entered(place):
         torch.cuda.current_stream(place).synchronize()
         yield
 

@@ -20,9 +20,10 @@ from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
+from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.staging import ResidentError, Staging
-from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied, ExecutionError
+from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied
 
 # What a function takes: tensors, and numbers for its sizes.
 Argument: TypeAlias = torch.Tensor | int

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch._C._dynamo import guards
 
-from retrograd.contract.errors import RetrogradError
 from retrograd.contract.tensors import TensorSpec
 from retrograd.runtime.programs.devices import Device
+from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.huge_pages import LEAST_BYTES, advise_huge_pages
 
 ALIGNMENT = 64
@@ -24,10 +24,6 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
 """Errors that IREE's bindings raise."""
-
-
-class ExecutionError(RetrogradError, RuntimeError):
-    """A function that is not there, tensors that it does not take, or a failure while it ran."""
 
 
 class CopyDenied(Exception):

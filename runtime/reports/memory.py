@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from retrograd.runtime.programs.devices import Device, open_device
-from retrograd.runtime.programs.executor import ExecutionError, Program
+from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.executor import Program
 
 # local-task serves scratch memory from a pool that its statistics leave out (all zeros). The same executable asks for
 # the same memory in the same order on local-sync, whose allocator counts it.

@@ -39,7 +39,8 @@ from retrograd.contract.sizes import evaluate_shape, evaluate_size
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.arguments.repeated_memory import write
 from retrograd.runtime.artifact import ArtifactError
-from retrograd.runtime.programs.executor import Argument, ExecutionError, Program
+from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps.bound_function import BoundFunction
 
 

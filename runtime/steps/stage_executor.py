@@ -29,7 +29,8 @@ from retrograd.contract.plan import (
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.programs.executor import Argument, ExecutionError, Program
+from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.steps.bound_function import BoundFunction
 
 

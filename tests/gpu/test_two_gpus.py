@@ -11,6 +11,9 @@ import rank_programs
 import torch
 from rank_programs import GROUPS, find_surprises
 from rank_runner import RANKS, open_runner
+from torch import nn
+
+import retrograd
 
 
 def setup_module() -> None:
@@ -26,3 +29,26 @@ def test_training_is_eagers(group: str, tmp_path: Path) -> None:
     for number, rank in enumerate(ranks):
         assert not find_surprises(group, rank.text), f"rank {number}:\n{rank.text}"
     assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_process_trains_on_both(order: tuple[int, int]) -> None:
+    """Programs of both devices take turns, the current device being number 0: each runs in its own device's context, in
+    the forward and in autograd's threads."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    steps = []
+    for number in order:
+        torch.manual_seed(number)
+        model = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 8)).to(f"cuda:{number}")
+        x = torch.randn(16, 32, device=f"cuda:{number}")
+        steps.append((model, x, retrograd.compile_backward(model, (x,), verify=False)))
+    for _ in range(5):
+        for model, x, compiled in steps:
+            model.zero_grad()
+            compiled(x).square().sum().backward()
+            found = [parameter.grad for parameter in model.parameters()]
+            model.zero_grad()
+            model(x).square().sum().backward()
+            for gradient, parameter in zip(found, model.parameters(), strict=True):
+                torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4)
+    assert torch.cuda.current_device() == 0

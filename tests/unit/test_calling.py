@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from retrograd.contract.signature import TENSOR, InputSpec, OutputSpec, Signature, TensorType
 from retrograd.runtime.arguments.calling import ArgumentError, CallingConvention
-from retrograd.runtime.programs.tensors import ExecutionError, as_argument
+from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.tensors import as_argument
 
 GPU = torch.device("meta")
 

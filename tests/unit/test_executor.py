@@ -18,14 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.programs import copied_call, devices
-from retrograd.runtime.programs.executor import (
-    ALIGNMENT,
-    ExecutionError,
-    OutOfDeviceMemory,
-    Program,
-    allocate_results,
-    is_importable,
-)
+from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.executor import ALIGNMENT, OutOfDeviceMemory, Program, allocate_results, is_importable
 from retrograd.runtime.reports.memory import track_peak
 from retrograd.runtime.steps.bound_function import BoundFunction
 

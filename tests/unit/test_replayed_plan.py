@@ -16,7 +16,7 @@ from retrograd.contract.launches import Expected, Fill, LaunchPlan, Place
 from retrograd.runtime.cuda.driver import CopyNode, Driver, FillNode, KernelNode, Node
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
 from retrograd.runtime.cuda.replayed_plan import ReplayedPlan
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 
 # A fill of scratch memory, a kernel that reads argument 1 and scratch memory, and two copies to argument 0.
 CALL = [1000, 2000, 5000]

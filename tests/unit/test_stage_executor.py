@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrograd.contract.plan import StagePlan
-from retrograd.runtime.programs.tensors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.steps.stage_executor import Island, StageExecutor
 
 NO_PROGRAM: Any = None
