@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.verification.as_traced import OtherThanTracedError
 from retrograd.frontend.verification.beside_eager import BesideEager
 from retrograd.runtime.arguments.calling import OtherProgramError
 from retrograd.runtime.steps.compiled import Call
@@ -28,11 +29,28 @@ PARTS_REMEDY = (
 
 class PartsFromEagerError(OtherProgramError):
     """The model computes something else in eager than what was compiled; nothing has run, as can be seen afterwards.
-    ``parting`` says what; ``is_last`` that to compile it as it runs in eager does not help."""
+    ``parting`` says what; ``is_last`` that to compile it as it runs in eager does not help; ``remedy`` what does."""
 
-    def __init__(self, parting: str, is_last: bool) -> None:
-        super().__init__(f"{parting}; {PARTS_REMEDY}")
-        self.parting, self.is_last = parting, is_last
+    def __init__(self, parting: str, is_last: bool, remedy: str = PARTS_REMEDY) -> None:
+        super().__init__(f"{parting}; {remedy}")
+        self.parting, self.is_last, self.remedy = parting, is_last, remedy
+
+
+def parting_from_trace(call: Call) -> Call:
+    """``call``, where what was compiled turns out to be another graph than the one that was traced.
+
+    Raises:
+        PartsFromEagerError: of the result, it did.
+    """
+
+    def run(primals: Sequence[Tensor]) -> Sequence[Tensor]:
+        try:
+            return call(primals)
+        except OtherThanTracedError as error:
+            said = f"what was compiled is another graph than the one that was traced: {error}"
+            raise PartsFromEagerError(said, True, "please report it") from error
+
+    return run
 
 
 def beside_eager(captured: CapturedGraph, call: Call, device: torch.device, note: Callable[[str], None]) -> Call:

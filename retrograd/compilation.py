@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.beside_eager import beside_eager
+from retrograd.beside_eager import beside_eager, parting_from_trace
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import build, tell_notes
 from retrograd.built import Build
@@ -87,7 +87,8 @@ class Compilation:
             tell_notes(built)
             variants = variants_of(built)
             backward = built.function(BACKWARD) if variants is None else variants.all_outputs()
-            call = filling_repeated(bind(captured, built.function(FORWARD), backward), captured.signature.mutated)
+            bound = parting_from_trace(bind(captured, built.function(FORWARD), backward))
+            call = filling_repeated(bound, captured.signature.mutated)
             if self.request.verify is True:
                 call = self._verified(call, captured, built, backward, args, kwargs)
             elif self.request.verify:

@@ -14,6 +14,7 @@ import torch
 
 from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
 from retrograd.frontend.python.user_lines import warn_user
+from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
 from retrograd.frontend.verification.first_comparison import VerificationError
 from retrograd.frontend.verification.from_inputs import Forwards
@@ -24,7 +25,7 @@ from retrograd.repair import Case, Rebuild, RepairWork, can_repair
 
 _LOG = logging.getLogger(__name__)
 # Programs that passed an older check pass it anew.
-_VERSION = "2"
+_VERSION = "3"
 # What is kept of a program that passed.
 _RIGHT = b"right"
 _WRONG = b"wrong"
@@ -52,7 +53,7 @@ class Checks:
         """The check of one function of a staged module, which was compiled to this executable."""
 
         def check(call: Caller, graph: Graph, bind: Callable[[CompiledFunction], Caller]) -> Caller:
-            care = Keeper(self, name, staged, executable, bind)
+            care = Keeper(self, name, staged, executable, bind, graph.traced)
             self.calls.append(FirstCall(name, device, call, graph, care, self.forwards))
             return self.calls[-1]
 
@@ -82,6 +83,7 @@ class Keeper:
     staged: StagedModule
     executable: Executable
     bind: Callable[[CompiledFunction], Caller]
+    traced: AsTraced | None = None
 
     def is_known(self) -> bool:
         """Whether this executable passed before."""
@@ -120,6 +122,15 @@ class Keeper:
         said = f"the compiled forward and @{self.name} together give wrong gradients, and are not used: {message}"
         self._warn(said, "Both run in torch; explain() tells")
 
+    def leave(self, message: str) -> None:
+        """Warn that the step runs in eager.
+
+        Raises:
+            VerificationError: nothing may, or ``verify`` is True.
+        """
+        said = f"what was compiled is another graph than the one that was traced, and is not used: {message}"
+        self._warn(said, "The step runs in eager; please report it")
+
     def _warn(self, said: str, instead: str) -> None:
         options = self.checks.options
         if options.verify is True or options.fallback == "error":
@@ -131,6 +142,7 @@ class Keeper:
             "entry": "verified",
             "check": _VERSION,
             "function": self.name,
+            "traced": "" if self.traced is None else self.traced.digest,
             "module": self.staged.texts["scheduled"],
             "executable": hashlib.sha256(self.executable.vmfb).hexdigest(),
             "device": self.checks.options.device.type,

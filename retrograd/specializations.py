@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from retrograd.beside_eager import PARTS_REMEDY, PartsFromEagerError
+from retrograd.beside_eager import PartsFromEagerError
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.hooks.pack_hooks import HookPair
 from retrograd.frontend.python.python_places import PythonValues
@@ -114,19 +114,19 @@ class Specializations:
         at all."""
         with self._lock:
             if refused.is_last:
-                self._leave_to_eager(refused.parting)
+                self._leave_to_eager(refused)
             elif self.parting is None:
                 self.parting = refused.parting
                 self._others.clear()
 
-    def _leave_to_eager(self, reason: str) -> None:
-        self.parting = self.parting or reason
+    def _leave_to_eager(self, refused: PartsFromEagerError) -> None:
+        self.parting = self.parting or refused.parting
         if self.fallback == "error":
-            raise VerificationError(f"{reason}; {PARTS_REMEDY}")
+            raise VerificationError(str(refused))
         if not self._stays_in_eager:
             self._stays_in_eager = True
-            self.texts.append(f"none, runs in eager: {reason}")
-            warn_user(f"{reason}. It runs in eager: {PARTS_REMEDY}", SpecializationWarning)
+            self.texts.append(f"none, runs in eager: {refused.parting}")
+            warn_user(f"{refused.parting}. It runs in eager: {refused.remedy}", SpecializationWarning)
 
     def _call_other(self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: OtherProgramError | None) -> Any:
         for values, program in reversed(self._others):

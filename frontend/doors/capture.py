@@ -38,7 +38,7 @@ from retrograd.frontend.doors.outputs import output_specs
 from retrograd.frontend.doors.signature import dtype_name, dump_tree, type_of
 from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
-from retrograd.frontend.preparation.prepare import Traced, prepare
+from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
@@ -51,6 +51,7 @@ from retrograd.frontend.python.source_locations import (
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
 from retrograd.frontend.traceable.portable_ops import portable_ops
+from retrograd.frontend.verification.as_traced import AsTraced
 
 __all__ = ["CaptureError", "CapturedGraph", "capture_joint"]
 
@@ -62,7 +63,7 @@ class CapturedGraph:
 
     ``module`` is the flat module that was traced; its parameters and buffers, in the order of ``signature``, then the
     tensor inputs, are the graph's primals. ``joint`` is AOTAutograd's own record, which its runtime wrappers are built
-    from. ``sizes`` are those that differ from call to call.
+    from. ``sizes`` are those that differ from call to call. ``as_traced`` is the graph before it was prepared.
     """
 
     graph_module: torch.fx.GraphModule
@@ -70,6 +71,7 @@ class CapturedGraph:
     signature: Signature
     module: FlatModule
     num_forward_outputs: int
+    as_traced: AsTraced
     sizes: OpenSizes = field(default_factory=OpenSizes)
 
     def for_build(self) -> Captured:
@@ -147,12 +149,13 @@ def _capture(
     graph_module = joint.graph_module
     _check_gradients(graph_module)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
-    prepare(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
+    copied = prepare_copied(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
     metadata = joint._aot_state.fw_metadata
     _check_writes(metadata, len(joint.params_spec) + len(joint.buffers_spec) + len(tensors))
     inputs = _open_inputs(inputs, tensors, sizes)
     signature = _signature(flat, joint, inputs, sizes)
-    return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, sizes)
+    as_traced = AsTraced(copied, metadata.num_forward)
+    return CapturedGraph(graph_module, joint, signature, flat, metadata.num_forward, as_traced, sizes)
 
 
 def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.Tensor, ...]) -> JointWithDescriptors:

@@ -26,10 +26,11 @@ from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.recurrent_frames import find_long_recurrence
 from retrograd.frontend.preparation.fx_partition import keep_residuals, split_joint
-from retrograd.frontend.preparation.prepare import Traced, prepare, to_number
+from retrograd.frontend.preparation.prepare import Traced, prepare_copied, to_number
 from retrograd.frontend.python.source_locations import CaptureError, LeftToEagerError, shared_memory_error, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
+from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTracedError
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
 # keep memory, are those of "reduce-overhead" alone, and "max-autotune" measures the tiles of kernels on the device.
@@ -125,12 +126,14 @@ def _compile(
     own = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
     derivatives = SecondDerivatives("a graph of torch.compile's", None if own else graph_module)
     outputs: list[int] = []
+    as_traced: list[AsTraced] = []
     sizes: dict[str, torch.SymInt] = {}
 
-    def compile_traced(traced: torch.fx.GraphModule, name: str) -> Mapping[str, CompiledFunction]:
+    def compile_traced(traced: torch.fx.GraphModule, name: str, count: int) -> Mapping[str, CompiledFunction]:
         try:
             _refuse_arguments(traced)
-            prepare(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
+            copied = prepare_copied(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
+            as_traced.append(AsTraced(copied, count))
             sizes.update(size_values(traced))
             return build(Captured.of(traced, name, is_part=True))
         except (RuntimeError, ValueError) as error:
@@ -140,22 +143,22 @@ def _compile(
         if find_seed(joint.graph) is not None or draws_numbers(joint):
             # Drawn once more, they would be others.
             derivatives.eager = None
-        functions.update(compile_traced(joint, JOINT))
+        functions.update(compile_traced(joint, JOINT, num_fwd_outputs))
         outputs.append(num_fwd_outputs)
         return split_joint(joint, functions[BACKWARD], num_fwd_outputs)
 
     def compile_forward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        return boxed(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes))
+        return boxed(graph_caller(traced, functions[FORWARD], restride=outputs[-1], sizes=sizes, traced=as_traced[-1]))
 
     def compile_backward(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
         keep_residuals()
-        return boxed(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes))
+        return boxed(graph_caller(traced, functions[BACKWARD], restride=0, sizes=sizes, traced=as_traced.pop()))
 
     def compile_inference(traced: torch.fx.GraphModule, _inputs: Any) -> Any:
-        function = compile_traced(traced, FORWARD)[FORWARD]
         (output,) = traced.graph.find_nodes(op="output")
         count = len(torch.utils._pytree.arg_tree_leaves(*output.args))
-        return boxed(graph_caller(traced, function, restride=count, sizes=sizes))
+        function = compile_traced(traced, FORWARD, count)[FORWARD]
+        return boxed(graph_caller(traced, function, restride=count, sizes=sizes, traced=as_traced.pop()))
 
     compiler = aot_autograd(
         fw_compiler=compile_forward,
@@ -172,7 +175,24 @@ def _compile(
         except AssertionError as error:
             _refuse_assigned_data(graph_module, error)
             raise
+    compiled = _left_to_eager(compiled, graph_module.forward)
     return compiled if pair is None else inlined_in(compiled)
+
+
+def _left_to_eager(compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+    """``compiled``, and ``eager`` once it was found to be another graph than the traced one."""
+    is_wrong = False
+
+    def run(*arguments: Any) -> Any:
+        nonlocal is_wrong
+        if not is_wrong:
+            try:
+                return compiled(*arguments)
+            except OtherThanTracedError:
+                is_wrong = True
+        return eager(*arguments)
+
+    return run
 
 
 def specialize_sizes(inputs: Sequence[Any]) -> None:

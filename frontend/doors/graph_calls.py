@@ -21,6 +21,7 @@ from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.preparation.narrowing import Packer
 from retrograd.frontend.sizes.size_expressions import to_expression
 from retrograd.frontend.sizes.size_nodes import find_axis, find_heads
+from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.first_call import Graph
 
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
@@ -67,13 +68,14 @@ def backward_caller(
     function: CompiledFunction,
     sizes: Mapping[str, torch.SymInt],
     may_be_undefined: Callable[[int], bool],
+    traced: AsTraced | None = None,
 ) -> Caller:
     """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``).
 
     Of the gradients that depend on these alone, those of which ``may_be_undefined`` says so of their place are
     ``None``, others zeros.
     """
-    call = graph_caller(graph_module, function, restride=0, sizes=sizes)
+    call = graph_caller(graph_module, function, restride=0, sizes=sizes, traced=traced)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     tangents = {node.name: place for place, node in enumerate(placeholders) if is_tangent(node)}
     without = function.without
@@ -88,7 +90,9 @@ def backward_caller(
         if other is None:
             fill_in = zeros.filler()
             return lambda tensors: call(list(fill_in(tensors)))
-        part = graph_caller(graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler())
+        part = graph_caller(
+            graph_module, other, restride=0, sizes=sizes, absent=absent, fill_in=zeros.filler(), traced=traced
+        )
         nodes = [(i, g) for i, g in enumerate(gradients) if isinstance(g, torch.fx.Node) and g.name in other.dropped]
         dropped = [(place, zeros.zeros_like(node)) for place, node in nodes]
 
@@ -113,17 +117,22 @@ def graph_caller(
     sizes: Mapping[str, torch.SymInt] | None = None,
     absent: frozenset[str] = frozenset(),
     fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
+    traced: AsTraced | None = None,
 ) -> Caller:
     """Return a function that calls ``function`` on the graph's arguments and returns the graph's results; its first
     call is checked if that is wanted. The first ``restride`` results get the strides of the trace. ``sizes`` are the
     open sizes of the whole trace, by the names of their nodes; ``fill_in`` puts zeros in the place of the tangents that
-    are ``absent``."""
+    are ``absent``; ``traced`` is the whole graph before it was prepared, by which it is checked."""
     bind = partial(_plain_caller, graph_module, restride=restride, sizes=sizes)
     if function.check is None:
         return bind(function)
     # A forward's results have strides to restore; a backward's are gradients.
     reference = without_tangents(graph_module, absent) if absent else graph_module
-    graph = Graph(reference, not restride, function.copied, fill_in)
+    if function.narrowed and not restride:
+        # What was saved in a narrower type gives other gradients, as the user wants.
+        traced = None
+    as_traced = None if traced is None else traced.without(absent)
+    graph = Graph(reference, not restride, function.copied, fill_in, as_traced)
     return function.check(bind(function), graph, bind)
 
 

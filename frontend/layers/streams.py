@@ -51,6 +51,15 @@ def share_seed(graph_module: torch.fx.GraphModule) -> None:
     recompile_when_called(graph_module)
 
 
+def take_streams(graph: torch.fx.Graph, other: torch.fx.Graph) -> None:
+    """Give random ops the streams of those that have the same names in another graph."""
+    for op, place in (*_STREAMS.items(), (ATTENTION_BACKWARD, _BACKWARD_STREAM)):
+        streams = {node.name: node.args[place] for node in other.find_nodes(op="call_function", target=op)}
+        for node in graph.find_nodes(op="call_function", target=op):
+            if node.name in streams:
+                node.update_arg(place, streams[node.name])
+
+
 def _find_forward(backward: torch.fx.Node) -> torch.fx.Node:
     """The attention whose gradients ``backward`` gives."""
     lse = backward.args[_LSE]

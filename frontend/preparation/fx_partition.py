@@ -49,13 +49,13 @@ def bind(
         return halves
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        return boxed(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes))
+        return boxed(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes, traced=traced))
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
-        return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined))
+        return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined, traced))
 
-    sizes, undefined = size_values(captured.graph_module), UndefinedTangents()
+    sizes, undefined, traced = size_values(captured.graph_module), UndefinedTangents(), captured.as_traced
     whole = undefined.open() if backward.without is not None else nullcontext()
     with SecondDerivatives(captured.module.name).open(), whole:
         return _wrap(captured, partition, compile_forward, compile_backward)

@@ -23,6 +23,7 @@ from retrograd.frontend.preparation.rounded_constants import fold_rounded_consta
 from retrograd.frontend.preparation.rounded_places import mark_rounded_places
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
+from retrograd.frontend.verification.as_traced import copy_graph, draw_alike
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,14 @@ def prepare(traced: Traced) -> None:
     """
     for step in PREPARE:
         step.run(traced)
+
+
+def prepare_copied(traced: Traced) -> GraphModule:
+    """As :func:`prepare`; returns a copy of the graph as it was traced, with random ops that draw the same numbers."""
+    copied = copy_graph(traced.graph_module)
+    prepare(traced)
+    draw_alike(copied, traced.graph_module)
+    return copied
 
 
 def to_number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool:

@@ -1,10 +1,12 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The first call of a compiled function checks itself: it runs on copies of its arguments, the traced graph runs in
-torch on the arguments themselves, and what both give is compared.
+"""The first call of a compiled function checks itself: it runs on copies of its arguments, the graph that it was
+compiled from runs in torch on the arguments themselves, and what both give is compared.
 
 A function that gives something else than the graph is not used: the graph takes its place, in torch, and makes way for
-what a repair gives, once that has passed the same check.
+what a repair gives, once that has passed the same check. The graph itself is compared with the one that was traced, its
+outputs at the forward's call and its gradients at the backward's; where it computes something else, whoever called is
+told to leave the step to eager.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.empty_tensors import is_unwritten
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
+from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTracedError, arguments_of, has_effects
 from retrograd.frontend.verification.compared_numbers import find_comparisons
-from retrograd.frontend.verification.first_comparison import tolerance_of
-from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join
+from retrograd.frontend.verification.first_comparison import VerificationError, tolerance_of
+from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join, join_traced
 from retrograd.frontend.verification.judgement import (
     Difference,
     allowed_errors,
@@ -126,12 +129,14 @@ class Graph:
 
     ``gradients`` says that the results are gradients; ``copied`` are arguments of which a copy is to be given, by the
     names of their nodes; ``fill_in`` makes of the arguments, of which some may be absent, those of the graph.
+    ``traced`` is what the graph, or the step that it is half of, was before any pass of ours.
     """
 
     module: GraphModule
     gradients: bool
     copied: frozenset[str] = frozenset()
     fill_in: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+    traced: AsTraced | None = None
     runnable: GraphModule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -236,6 +241,13 @@ class Care(Protocol):
             VerificationError: a fault is an error.
         """
 
+    def leave(self, message: str) -> None:
+        """What was compiled is another graph than the traced one, and the step is left to eager.
+
+        Raises:
+            VerificationError: a fault is an error.
+        """
+
     def repair(self, fault: Fault) -> Repair | None:
         """It did not: start a repair. ``None`` where there can be none.
 
@@ -303,7 +315,7 @@ class FirstCall:
             return self.compiled(tensors)
         given, before = [*tensors], random_states(tensors)
         results = self.compiled(tensors)
-        self.forwards.keep(graph.module, given, before, results, lambda: self._run_in_torch(graph))
+        self.forwards.keep(graph.module, given, before, results, partial(self._replace, graph))
         return results
 
     def _check(self, graph: Graph, compiled: Call, tensors: list[Any]) -> list[Any]:
@@ -322,13 +334,15 @@ class FirstCall:
             _LOG.warning("the first call of @%s is not verified: %s", self.name, reason)
             self._settle(compiled, f"not verified: {reason}")
             return results
-        if graph.gradients and (given := self._check_from_inputs(graph, compiled, tensors, results, eager, difference)):
+        if not graph.gradients:
+            self._check_as_traced(graph, tensors, before, eager)
+        elif given := self._check_from_inputs(graph, compiled, tensors, results, eager, difference):
             return given
         if difference is None:
             self.care.remember()
             self._settle(compiled, self._verified)
             if not graph.gradients:
-                self.forwards.keep(graph.module, tensors, before, results, lambda: self._run_in_torch(graph))
+                self.forwards.keep(graph.module, tensors, before, results, partial(self._replace, graph))
             return results
         message = f"{graph.describe(difference.place)}: {difference}"
         after = random_states(tensors)
@@ -355,30 +369,83 @@ class FirstCall:
         compiled forward saved, and is wrong where the halves do not fit together. Returns what is right where that
         decides."""
         run = self.forwards.find(graph.module, tensors)
-        self.forwards.forget()
         checked = _compare_from_inputs(graph, self.device, run, tensors, [results, eager])
         if isinstance(checked, str) or run is None:
+            self.forwards.forget()
             self._verified += f", with what the forward saved ({checked})"
             return None
         right, (message, shared) = checked
-        if message is None and difference is not None and not _is_finite(eager[difference.place]):
-            self.care.remember()
-            self._settle(compiled, f"{self._verified}, from the inputs")
-            return results
         if message is None or shared is None:
+            self.forwards.forget()
+            if message is None and difference is not None and not _is_finite(eager[difference.place]):
+                self.care.remember()
+                self._settle(compiled, f"{self._verified}, from the inputs")
+                return results
             return None
         self.is_wrong = True
+        if graph.traced is not None and not _halves_give(graph, self.device, run, tensors, right):
+            self._leave(message)
+            run.replace(message)
+            # Who keeps the loss may ask for its gradients again.
+            self._current = partial(self._run_from_inputs, graph)
+            return right
+        self.forwards.forget()
         self.state = f"wrong together with the forward, both run in torch: {message}"
         self.care.refuse(message)
-        run.replace()
+        run.replace(None)
         self._stay(graph)
         return right
 
-    def _run_in_torch(self, graph: Graph) -> None:
+    def _run_from_inputs(self, graph: Graph, tensors: Sequence[Any]) -> list[Any]:
+        """The gradients by the graph that was traced, of the one call whose arguments are known.
+
+        Raises:
+            VerificationError: it is another call, whose forward computed what is wrong.
+        """
+        run = self.forwards.find(graph.module, tensors)
+        joined = None if run is None else _join_as_traced(graph, run, graph.fill_in(tensors))
+        if run is None or joined is None or isinstance(joined, str):
+            raise VerificationError(f"the loss was computed before @{self.name} was found wrong; compute it again")
+        after = random_states(tensors)
+        set_random_states(run.states)
+        try:
+            return joined[0].run(joined[1])
+        finally:
+            set_random_states(after)
+
+    def _check_as_traced(self, graph: Graph, tensors: Sequence[Any], before: _States, outputs: Sequence[Any]) -> None:
+        """Compare what a forward's graph gives in torch with what the traced one gives, where the two are not seen to
+        be the same.
+
+        Raises:
+            OtherThanTracedError: it differs.
+        """
+        if graph.traced is None or graph.traced.has_outputs_of(graph.module):
+            return
+        found = _compare_as_traced(graph, graph.traced, self.device, tensors, before, outputs)
+        if isinstance(found, str):
+            _LOG.info("@%s is not compared with the graph as it was traced: %s", self.name, found)
+            self._verified += f", by the graph as it was prepared ({found})"
+        elif found:
+            self.is_wrong = True
+            self._leave(found[0])
+            self._current = partial(_raise, OtherThanTracedError(found[0]))
+            self._current(())
+
+    def _leave(self, message: str) -> None:
+        self.state = f"another graph than the traced one, the step runs in eager: {message}"
+        self._repair = None
+        self.care.leave(message)
+
+    def _replace(self, graph: Graph, message: str | None) -> None:
+        """What a forward gives leads to wrong gradients: the graph runs in torch, or nothing where that is wrong."""
         self.is_wrong = True
         self.state = "gives what the backward's gradients are wrong with, runs in torch"
         self.care.forget()
         self._stay(graph)
+        if message is not None:
+            self.state = "is of another graph than the traced one, the step runs in eager"
+            self._current = partial(_raise, OtherThanTracedError(message))
 
     def _check_repaired(self, graph: Graph, repaired: Call | None, tensors: Sequence[Any]) -> list[Any]:
         if repaired is None:
@@ -419,15 +486,48 @@ def _compare(
 def _compare_from_inputs(
     graph: Graph, device: torch.device, run: ForwardRun | None, tensors: Sequence[Any], found: Sequence[list[Any]]
 ) -> tuple[list[Any], list[str | None]] | str:
-    """The gradients computed from the forward's arguments, and how each of ``found`` differs from them, in words, where
-    the first one does; or, as one text, why they cannot be computed. Random number generators are left as they were."""
+    """The gradients computed from the forward's arguments, by the graph that was traced if there is one, and how each
+    of ``found`` differs from them, in words, where the first one does; or, as one text, why they cannot be computed.
+    Random number generators are left as they were."""
     if run is None:
         return "the forward that saved it was not the one checked"
-    joined = join(run, graph.module, graph.fill_in(tensors))
+    given = graph.fill_in(tensors)
+    joined = _join_as_traced(graph, run, given)
+    compared = None if joined is None else _compare_joined(joined, device, run, found)
+    if compared is None or isinstance(compared, str):
+        compared = _compare_joined(_join_halves(graph, run, given), device, run, found)
+    return compared
+
+
+def _halves_give(graph: Graph, device: torch.device, run: ForwardRun, tensors: Sequence[Any], right: list[Any]) -> bool:
+    """Whether the graphs of both halves give these gradients, from the forward's arguments; not where they cannot be
+    run."""
+    compared = _compare_joined(_join_halves(graph, run, graph.fill_in(tensors)), device, run, [right])
+    return not isinstance(compared, str) and compared[1][0] is None
+
+
+# A graph of the gradients from the forward's arguments, with its arguments; or why there is none.
+_Joined = tuple[Graph, Sequence[Any]] | str
+
+
+def _join_halves(graph: Graph, run: ForwardRun, given: Sequence[Any]) -> _Joined:
+    joined = join(run, graph.module, given)
+    return joined if isinstance(joined, str) else (Graph(joined[0], True), joined[1])
+
+
+def _join_as_traced(graph: Graph, run: ForwardRun, given: Sequence[Any]) -> _Joined | None:
+    if graph.traced is None:
+        return None
+    joined = join_traced(run, graph.traced, graph.module, given)
+    return joined if isinstance(joined, str) else (Graph(joined[0], True), joined[1])
+
+
+def _compare_joined(
+    joined: _Joined, device: torch.device, run: ForwardRun, found: Sequence[list[Any]]
+) -> tuple[list[Any], list[str | None]] | str:
     if isinstance(joined, str):
         return joined
-    module, arguments = joined
-    joint = Graph(module, True)
+    joint, arguments = joined
     if (reason := _find_shortage(joint, device, arguments)) is not None:
         return f"from the inputs, {reason}"
     after = random_states(arguments)
@@ -437,7 +537,8 @@ def _compare_from_inputs(
         right = joint.run(arguments)
         for gradients in found:
             if messages == [None]:
-                return right, [None, None]
+                messages.append(None)
+                break
             set_random_states(run.states)
             difference = joint.find_difference(gradients, arguments, right)
             messages.append(None if difference is None else f"{joint.describe(difference.place)}: {difference}")
@@ -446,6 +547,44 @@ def _compare_from_inputs(
     finally:
         set_random_states(after)
     return right, messages
+
+
+def _compare_as_traced(
+    graph: Graph,
+    traced: AsTraced,
+    device: torch.device,
+    tensors: Sequence[Any],
+    before: _States,
+    found: Sequence[Any],
+) -> list[str] | str:
+    """How the outputs among what a forward's graph gave differ from those of the traced graph, in words, in a list that
+    is empty where they do not; or, as one text, why that cannot be told. Random number generators are left as they
+    were."""
+    reference = Graph(traced.forward(), False)
+    if (effect := next(filter(has_effects, reference.module.graph.nodes), None)) is not None:
+        return f"{effect.target} has effects"
+    placeholders = graph.module.graph.find_nodes(op="placeholder")
+    named = dict(zip((node.name for node in placeholders), graph.fill_in(tensors), strict=False))
+    arguments = arguments_of(reference.module, named)
+    if isinstance(arguments, str):
+        return f"{arguments} is no argument"
+    if (reason := _find_shortage(reference, device, arguments)) is not None:
+        return reason
+    after = random_states(tensors)
+    try:
+        set_random_states(before)
+        right = reference.run(arguments)
+        set_random_states(before)
+        difference = reference.find_difference(found[: len(right)], arguments, right)
+    except (RuntimeError, NotImplementedError) as error:
+        return f"torch does not run it: {str(error).partition(chr(10))[0]}"
+    finally:
+        set_random_states(after)
+    return [] if difference is None else [f"{reference.describe(difference.place)}: {difference}"]
+
+
+def _raise(error: Exception, _tensors: Any) -> Any:
+    raise error
 
 
 def _is_finite(value: Any) -> bool:

@@ -17,21 +17,21 @@ from torch.utils._pytree import arg_tree_leaves
 
 from retrograd.frontend.doors.absent_tangents import is_tangent
 from retrograd.frontend.doors.deferred_code import make_graph_module
-from retrograd.frontend.layers.random_ops import DRAW_SEED
+from retrograd.frontend.verification.as_traced import AsTraced, arguments_of, has_effects
 
 
 @dataclass(frozen=True)
 class ForwardRun:
     """A first call of a forward: its graph, its arguments with their versions, the states of the random number
     generators before it, what it gave by the names of the nodes, and ``replace``, which has the graph run in torch
-    from now on."""
+    from now on, or, where that is wrong as the given text says, nothing of it."""
 
     module: GraphModule
     arguments: tuple[Any, ...]
     versions: tuple[int | None, ...]
     states: Any
     places: dict[str, tuple[int, torch.Size]]
-    replace: Callable[[], None]
+    replace: Callable[[str | None], None]
 
 
 class Forwards:
@@ -49,7 +49,7 @@ class Forwards:
         arguments: Sequence[Any],
         states: Any,
         results: Sequence[Any],
-        replace: Callable[[], None],
+        replace: Callable[[str | None], None],
     ) -> None:
         """Remember a call. What it computed, and no argument handed through, tells its backward from others'."""
         given = {id(a) for a in arguments}
@@ -86,7 +86,7 @@ def join(run: ForwardRun, backward: GraphModule, tensors: Sequence[Any]) -> tupl
     """The gradients as one graph from the forward's arguments, and its arguments; says why, where there is none: an
     argument that they depend on was overwritten since, an op has effects, or the halves do not fit together."""
     forward = run.module.graph
-    effect = next((node for node in forward.nodes if _has_effects(node)), None)
+    effect = next((node for node in forward.nodes if has_effects(node)), None)
     if effect is not None:
         return f"{effect.target} has effects"
     graph = torch.fx.Graph()
@@ -123,6 +123,26 @@ def join(run: ForwardRun, backward: GraphModule, tensors: Sequence[Any]) -> tupl
     return make_graph_module(_attributes_of(run.module, backward), graph), given
 
 
+def join_traced(
+    run: ForwardRun, traced: AsTraced, backward: GraphModule, tensors: Sequence[Any]
+) -> tuple[GraphModule, list[Any]] | str:
+    """As :func:`join`, of the graph as it was traced, in which no pass of ours has changed anything."""
+    module = traced.gradients()
+    effect = next((node for node in module.graph.nodes if has_effects(node)), None)
+    if effect is not None:
+        return f"{effect.target} has effects"
+    placeholders = run.module.graph.find_nodes(op="placeholder")
+    named = dict(zip((node.name for node in placeholders), run.arguments, strict=False))
+    tangents = zip(backward.graph.find_nodes(op="placeholder"), tensors, strict=False)
+    named |= {node.name: tensor for node, tensor in tangents if is_tangent(node)}
+    versions = dict(zip((node.name for node in placeholders), run.versions, strict=False))
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.users and node.name in versions and _version(named[node.name]) != versions[node.name]:
+            return "an argument of the forward was overwritten since"
+    arguments = arguments_of(module, named)
+    return f"{arguments} is no argument of the forward" if isinstance(arguments, str) else (module, arguments)
+
+
 def _merge(forward: torch.fx.Graph, made: dict[Node, Node], backward: torch.fx.Graph, values: dict[Node, Node]) -> None:
     """Have what the backward computes again be one value with the forward's: other rounding moves both alike."""
     named = {node.name: node for node in forward.nodes if node in made}
@@ -134,14 +154,6 @@ def _merge(forward: torch.fx.Graph, made: dict[Node, Node], backward: torch.fx.G
         same = taken == [made[n] for n in other.all_input_nodes]
         if same and repr((node.args, node.kwargs)) == repr((other.args, other.kwargs)):
             values[node] = made[other]
-
-
-def _has_effects(node: Node) -> bool:
-    """Whether to run an op twice is to do something twice; drawing a seed is undone."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or node.target is DRAW_SEED:
-        return False
-    return (schema is not None and schema.is_mutable) or "with_effects" in str(node.target)
 
 
 def _attributes_of(forward: GraphModule, backward: GraphModule) -> torch.nn.Module:

@@ -133,7 +133,7 @@ def test_arguments_are_forgotten_where_no_backward_comes() -> None:
     graph = torch.fx.symbolic_trace(lambda x: (x * 2,))
     x = torch.ones(3)
     results = [x * 2]
-    forwards.keep(graph, [x], None, results, lambda: None)
+    forwards.keep(graph, [x], None, results, lambda _: None)
     assert forwards._run is not None
     results.clear()
     assert forwards._run is None

@@ -35,7 +35,7 @@ def first_call(x: Tensor) -> tuple[Forwards, GraphModule, list[Tensor]]:
     forward, backward = halves()
     results = list(forward(x))
     forwards = Forwards()
-    forwards.keep(forward, [x], None, results, lambda: None)
+    forwards.keep(forward, [x], None, results, lambda _: None)
     return forwards, backward, results
 
 

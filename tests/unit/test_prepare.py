@@ -12,14 +12,33 @@ from retrograd.frontend.autograd.tracing import trace
 from retrograd.frontend.doors import capture, dynamo
 from retrograd.frontend.hooks.pack_hooks import PACKED_BY, HookPair
 from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, find_seed
-from retrograd.frontend.preparation.prepare import PREPARE, Traced, prepare
+from retrograd.frontend.preparation.prepare import PREPARE, Traced, prepare, prepare_copied
 
 aten = torch.ops.aten
 
 
 def test_the_three_doors_share_one_list() -> None:
-    assert all(vars(door)["prepare"] is prepare for door in (capture, dynamo, trace))
+    assert vars(trace)["prepare"] is prepare
+    assert all(vars(door)["prepare_copied"] is prepare_copied for door in (capture, dynamo))
     assert all(step.why for step in PREPARE)
+
+
+def test_a_copy_is_the_graph_as_it_was_traced() -> None:
+    """But for its random ops, which draw what those of the prepared graph draw."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        left_out = torch.ops.retrograd.uniform(torch.ops.retrograd.draw_seed(), 0, [3])[:0]
+        drawn = torch.ops.retrograd.uniform(torch.ops.retrograd.draw_seed(), 0, [3])
+        return torch.cat([torch.complex(x, drawn).exp().real, left_out * 2])
+
+    traced = make_fx(function, tracing_mode="fake")(torch.rand(3))
+    copied, x = prepare_copied(Traced(traced, is_joint=True)), torch.randn(3)
+    assert copied.graph.find_nodes(op="call_function", target=aten.complex.default)
+    assert not traced.graph.find_nodes(op="call_function", target=aten.complex.default)
+    torch.manual_seed(0)
+    expected = copied(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(traced(x), expected)
 
 
 def test_a_graph_goes_through_all_steps() -> None:
