@@ -11,10 +11,8 @@ told to leave the step to eager.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +28,7 @@ from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_
 from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.libraries.run_as import RUN_AS
-from retrograd.frontend.preparation.empty_tensors import is_unwritten
+from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTracedError, arguments_of, has_effects
@@ -44,8 +42,9 @@ from retrograd.frontend.verification.judgement import (
     reruns,
     run_precise,
 )
-from retrograd.frontend.verification.other_roundings import is_float, move_all
+from retrograd.frontend.verification.other_roundings import move_all
 from retrograd.frontend.verification.rounding import find_tolerances
+from retrograd.frontend.verification.unwritten_memory import find_unset
 
 _LOG = logging.getLogger(__name__)
 # Of the memory that is free, what a check may take.
@@ -89,33 +88,12 @@ class Others:
 
     def find_unset(self, eager: Sequence[Any]) -> list[Tensor | None]:
         """Where the results, which are ``eager``, have memory that no op has written, as kernels leave what is past
-        the end of a row: NaN, if only where memory is filled with NaN when it is allocated. ``None`` for results
-        without."""
+        the end of a row: ``None`` for results without."""
+        return find_unset(self._run_again, eager)
+
+    def _run_again(self) -> list[Any]:
         self.restart()
-        with _filled_memory():
-            again = arg_tree_leaves(self.module(*self.arguments))
-        masks = [
-            a.isnan() & ~e.isnan() if is_float(a) and is_float(e) else None for a, e in zip(again, eager, strict=True)
-        ]
-        return [mask if mask is not None and mask.any() else None for mask in masks]
-
-
-@contextlib.contextmanager
-def _filled_memory() -> Iterator[None]:
-    """While this is open, PyTorch fills memory that it allocates with NaN."""
-    memory: Any = torch.utils.deterministic
-    filled, deterministic = memory.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
-    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with warnings.catch_warnings():
-            # Of ops that know no other order.
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
-        memory.fill_uninitialized_memory = filled
+        return list(arg_tree_leaves(self.module(*self.arguments)))
 
 
 def _blank(results: Sequence[Any], unset: Sequence[Tensor | None]) -> list[Any]:
@@ -169,7 +147,7 @@ class Graph:
         allowed = self.allowed()
         with torch.no_grad(), torch._C._DisableAutocast():
             difference = find_difference(found, eager, allowed, others.again, gradients=self.gradients, first=others)
-            # Large numbers in memory that no op has written, as it may hold, would hide what differs elsewhere.
+            # What memory holds that no op has written, NaN or large numbers, would hide what differs elsewhere.
             unset = others.find_unset(eager) if difference is not None or self._allocates() else []
             if all(mask is None for mask in unset):
                 return difference
@@ -179,7 +157,7 @@ class Graph:
 
     def _allocates(self) -> bool:
         """Whether the graph takes memory as it is."""
-        return any(map(is_unwritten, self.module.graph.nodes))
+        return any(gives_unwritten(n.target) or leaves_unwritten(n.target) for n in self.module.graph.nodes)
 
     def allowed(self) -> list[float]:
         """The relative error that rounding explains of each result."""

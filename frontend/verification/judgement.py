@@ -152,8 +152,10 @@ def _judge_again(
     """As :func:`find_difference`, of the ``suspects``, with what other runs of eager give, the one in float64 first."""
     precise = next(again)
     expected = eager if precise is None else precise
-    own = {i: error_of(eager[i], expected[i], floor) for i in suspects}
-    errors = {i: error_of(found[i], expected[i], floor) for i in suspects}
+    # Where rounding decides whether there is a number, either is right; the rest of the result has to be all the same.
+    undecided = {i: _find_parting(eager[i], expected[i]) for i in suspects}
+    own = {i: _error_besides(eager[i], expected[i], floor, undecided[i]) for i in suspects}
+    errors = {i: _error_besides(found[i], expected[i], floor, undecided[i]) for i in suspects}
     alike = {i: (found[i] == eager[i]) for i in suspects}
     # Where another run of eager gives what eager gave.
     again_given = {i: torch.zeros_like(alike[i]) for i in suspects}
@@ -164,7 +166,14 @@ def _judge_again(
         for i in open_places:
             if not _hangs_on_rounding(found[i]):
                 # Coarse runs say nothing of numbers.
-                own[i] = max(own[i], error_of(run[i], expected[i], floor)) if count <= SHAKES else own[i]
+                if count > SHAKES:
+                    continue
+                parting = _find_parting(run[i], expected[i])
+                if parting is not None:
+                    before = undecided[i]
+                    undecided[i] = parting if before is None else before | parting
+                    errors[i] = _error_besides(found[i], expected[i], floor, undecided[i])
+                own[i] = max(own[i], _error_besides(run[i], expected[i], floor, undecided[i]))
             else:
                 other = run[i].to(found[i].dtype)
                 alike[i] |= found[i] == other
@@ -180,6 +189,22 @@ def _judge_again(
             break
     first = open_places[0]
     return Difference(first, errors[first], own[first])
+
+
+def _find_parting(run: Tensor, expected: Tensor) -> Tensor | None:
+    """Where one of two runs of eager has an infinity or NaN and the other something else; ``None`` if nowhere."""
+    if _hangs_on_rounding(run) or run.shape != expected.shape:
+        return None
+    # The precise run has a dtype of its own, in which the other's largest numbers are no infinities.
+    same = (run == expected) | (run.isnan() & expected.isnan())
+    parting = ~(same | (run.isfinite() & expected.isfinite()))
+    return parting if parting.any() else None
+
+
+def _error_besides(found: Tensor, expected: Tensor, floor: float, undecided: Tensor | None) -> float:
+    if undecided is None or found.shape != expected.shape:
+        return error_of(found, expected, floor)
+    return error_of(found.masked_fill(undecided, 0), expected.masked_fill(undecided, 0), floor)
 
 
 def _is_settled(found: Tensor, alike: Tensor, few: float, error: float, allowed: float, own: float) -> bool:

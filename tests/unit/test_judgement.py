@@ -145,6 +145,18 @@ def test_comparisons_of_which_each_run_decides_some_alone() -> None:
     assert find_difference(wrong, eager, [0.0], lambda: iter(others)) is not None
 
 
+def test_beside_what_rounding_makes_infinite() -> None:
+    """Either is right there, and the rest is compared."""
+
+    def divide(x: Tensor) -> Tensor:
+        return torch.cat([1 / (x[:1] * 3 - x[:1] - 2 * x[:1]), x[1:].sin()])
+
+    x = torch.cat([torch.tensor([0.1]), torch.linspace(1, 2, 7)])
+    infinite = torch.arange(8) == 0
+    assert judge(divide, x, lambda t: divide(t).masked_fill(infinite, float("inf"))) is None
+    assert judge(divide, x, lambda t: torch.cat([divide(t)[:1], t[1:].cos()]).masked_fill(infinite, float("inf")))
+
+
 def test_infinities_in_the_same_places_are_right() -> None:
     x = torch.tensor([1.0, float("inf"), -float("inf"), float("nan")])
     assert error_of(x, x.clone()) == 0.0
@@ -159,10 +171,10 @@ def test_numbers_whose_squares_are_too_large() -> None:
     assert error_of(-x * 1e8, x * 1e8) == float("inf")
 
 
-@pytest.mark.parametrize("held", [0.0, 1e300, float("inf")])
+@pytest.mark.parametrize("held", [0.0, 1e300, float("inf"), float("nan")])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_memory_that_no_op_has_written(wrong: bool, held: float) -> None:
-    """It may hold anything but NaN, and what hangs on it; the rest of that result may not."""
+    """It may hold anything, and what hangs on it; the rest of that result may not."""
 
     def padded(x: Tensor) -> Tensor:
         return torch.cat([x.sin(), torch.empty(2, dtype=x.dtype)]) * 2
@@ -179,6 +191,35 @@ def test_memory_that_no_op_has_written(wrong: bool, held: float) -> None:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     ) == modes
+
+
+@pytest.mark.parametrize("held", [0.0, 1e300, float("nan")])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_memory_that_the_kernel_of_an_op_has_not_written(wrong: bool, held: float) -> None:
+    """Of an op that is not PyTorch's, whose name says nothing; a NaN that it computes is one of the compiled code."""
+
+    @torch.library.custom_op("retrograd_tests::padded_roots", mutates_args=())
+    def padded_roots(x: Tensor) -> Tensor:
+        given = torch.empty(x.shape[0] + 2, dtype=x.dtype)
+        given[:-2] = x.sqrt()
+        return given
+
+    @padded_roots.register_fake
+    def _(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0] + 2)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.ops.retrograd_tests.padded_roots(x) * 2
+
+    x = torch.tensor([4.0, -1.0, 9.0], dtype=torch.float64)
+    graph = Graph(make_fx(function)(x), gradients=False)
+    eager = graph.run([x])
+    eager[0][3:] = held
+    last = 5.0 if wrong else 6.0
+    found = [torch.tensor([4.0, float("nan"), last, 1.0, 1.0], dtype=x.dtype)]
+    assert (graph.find_difference(found, [x], eager) is not None) is wrong
+    without_nan = [found[0].nan_to_num()]
+    assert graph.find_difference(without_nan, [x], eager) is not None
 
 
 def test_memory_of_a_graph() -> None:
