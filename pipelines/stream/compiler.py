@@ -13,6 +13,10 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
 
+# What our passes read belongs to these: they are imported where they are first met, else, by each child of a server
+# anew, a twentieth of the time of a small module.
+from iree.compiler.dialects import arith, builtin, hal, stream, util  # noqa: F401
+
 from retrograd.pipelines.devices.device_targets import IN_ORDER
 from retrograd.pipelines.stream import bwd_overlap_commands, bwd_pack_scratch
 from retrograd.pipelines.stream.passes import load_pass
