@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from retrograd.frontend.doors.capture import CapturedGraph
-from retrograd.frontend.verification.as_traced import OtherThanTracedError
+from retrograd.frontend.verification.as_traced import OtherThanTraced
 from retrograd.frontend.verification.beside_eager import BesideEager
 from retrograd.runtime.arguments.calling import OtherProgramError
 from retrograd.runtime.steps.compiled import Call
@@ -46,7 +46,7 @@ def parting_from_trace(call: Call) -> Call:
     def run(primals: Sequence[Tensor]) -> Sequence[Tensor]:
         try:
             return call(primals)
-        except OtherThanTracedError as error:
+        except OtherThanTraced as error:
             said = f"what was compiled is another graph than the one that was traced: {error}"
             raise PartsFromEagerError(said, True, "please report it") from error
 

@@ -30,7 +30,7 @@ from retrograd.frontend.preparation.prepare import Traced, prepare_copied, to_nu
 from retrograd.frontend.python.source_locations import CaptureError, LeftToEagerError, shared_memory_error, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
-from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTracedError
+from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced
 
 # Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
 # keep memory, are those of "reduce-overhead" alone, and "max-autotune" measures the tiles of kernels on the device.
@@ -188,7 +188,7 @@ def _left_to_eager(compiled: Callable[..., Any], eager: Callable[..., Any]) -> C
         if not is_wrong:
             try:
                 return compiled(*arguments)
-            except OtherThanTracedError:
+            except OtherThanTraced:
                 is_wrong = True
         return eager(*arguments)
 

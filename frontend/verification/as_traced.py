@@ -31,7 +31,7 @@ from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.streams import share_seed, take_streams
 
 
-class OtherThanTracedError(Exception):
+class OtherThanTraced(Exception):
     """What was compiled is another graph than the one that was traced; of this call nothing has run, as can be seen
     afterwards. The message says which result differs."""
 

@@ -31,7 +31,7 @@ from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
 from retrograd.frontend.python.source_locations import source_place
-from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTracedError, arguments_of, has_effects
+from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced, arguments_of, has_effects
 from retrograd.frontend.verification.compared_numbers import find_comparisons
 from retrograd.frontend.verification.first_comparison import VerificationError, tolerance_of
 from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join, join_traced
@@ -396,7 +396,7 @@ class FirstCall:
         be the same.
 
         Raises:
-            OtherThanTracedError: it differs.
+            OtherThanTraced: it differs.
         """
         if graph.traced is None or graph.traced.has_outputs_of(graph.module):
             return
@@ -407,7 +407,7 @@ class FirstCall:
         elif found:
             self.is_wrong = True
             self._leave(found[0])
-            self._current = partial(_raise, OtherThanTracedError(found[0]))
+            self._current = partial(_raise, OtherThanTraced(found[0]))
             self._current(())
 
     def _leave(self, message: str) -> None:
@@ -423,7 +423,7 @@ class FirstCall:
         self._stay(graph)
         if message is not None:
             self.state = "is of another graph than the traced one, the step runs in eager"
-            self._current = partial(_raise, OtherThanTracedError(message))
+            self._current = partial(_raise, OtherThanTraced(message))
 
     def _check_repaired(self, graph: Graph, repaired: Call | None, tensors: Sequence[Any]) -> list[Any]:
         if repaired is None:

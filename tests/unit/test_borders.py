@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -69,8 +70,13 @@ def module_of(path: PurePosixPath) -> str:
     return ".".join(parts if parts[0] == "retrograd" else ["retrograd", *parts])
 
 
-def find_imports(source: str, path: PurePosixPath) -> Iterator[tuple[int, str]]:
+@cache
+def find_imports(source: str, path: PurePosixPath) -> tuple[tuple[int, str], ...]:
     """Every module or module attribute that a source imports, anywhere in it, as (line, absolute dotted name)."""
+    return tuple(_walk_imports(source, path))
+
+
+def _walk_imports(source: str, path: PurePosixPath) -> Iterator[tuple[int, str]]:
     package = module_of(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
