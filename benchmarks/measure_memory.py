@@ -72,7 +72,7 @@ def make_case(name: str, scale: Scale) -> Case:
 def measure_model(
     name: str, case: Case, fractions: Sequence[float], repeats: int, say: Callable[[str], None], *, peers: bool
 ) -> MemoryResult:
-    """Compile ``case`` for each partition and for budgets that are ``fractions`` of the peak that ``default`` has, and
+    """Compile ``case`` for each partition and for budgets that are ``fractions`` of the peak that eager has, and
     measure peaks and, in turn, times."""
     result = MemoryResult()
     reference = {key: value.clone() for key, value in gradients(case, case.model).items()}

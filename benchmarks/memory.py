@@ -36,10 +36,10 @@ COLUMNS = (
     "peak planned",
     "predicted",
     "measured",
-    "to default's",
+    "to eager's",
     "backward ms",
     "best ms",
-    "to default's",
+    "to eager's",
     "gradient error",
 )
 EXPLANATION = """\
@@ -48,8 +48,9 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
 - *planned*: by liveness over the partitioned graph, before anything is lowered; plans are chosen by it. *predicted*:
   from the buffers that IREE lays out, at compile time; budgets are kept by it. *measured*: by IREE's counting
   allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN allocates by itself.
-- A budget is a fraction of the peak that `default` has. The least is taken where it cannot be met.
-- Times are of the backward with the loss, the engines taking turns step by step; *to default's* compares the fastest
+- A budget is a fraction of what eager takes, as found on tensors without contents. The least is taken where it cannot
+  be met.
+- Times are of the backward with the loss, the engines taking turns step by step; *to eager's* compares the fastest
   steps, which a busy machine disturbs least.
 - *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
 
@@ -57,11 +58,11 @@ A function holds all that it takes and gives for as long as it runs, so that a s
 frees residuals and makes gradients as it goes; `free_early=True` cuts functions into stages for that. On a CPU that is
 the default where it saves 32 MiB, which of these models none does; [cpu-steps.md](cpu-steps.md) has others.
 """
-FLOOR = ("model", "forward alone", "of default's peak", "least peak found", "of default's peak")
+FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\
 Every plan runs the forward, so that none has a lower peak than the forward has by itself: outputs and what its kernels
 hand to one another, with nothing counted that is saved (of the smallest budget above). Where that is more than half of
-`default`'s peak, half of it is no budget that any choice of what to save could meet; the activations of a convolutional
+eager's peak, half of it is no budget that any choice of what to save could meet; the activations of a convolutional
 net's first layers, and padded copies of them, are alive together before anything is saved.
 """
 
@@ -104,7 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--models", nargs="+", choices=[*MODELS, "all"], default=list(SIZES), metavar="MODEL", help=", ".join(MODELS)
     )
     parser.add_argument("--size", choices=("memory", "test", "bench"), default="memory", help="memory has six models")
-    parser.add_argument("--fractions", nargs="*", type=float, default=[0.75, 0.5], help="budgets, of default's peak")
+    parser.add_argument("--fractions", nargs="*", type=float, default=[0.75, 0.5], help="budgets, of eager's peak")
     parser.add_argument("--repeats", type=positive, default=20, help="steps timed per model and engine")
     parser.add_argument("--threads", type=positive, help="threads of every engine; torch's own choice if not given")
     parser.add_argument("--no-peers", action="store_true", help="leave Inductor out")
@@ -133,8 +134,8 @@ def save_timelines(name: str, result: MemoryResult, folder: Path) -> None:
 
 
 def cells(row: MemoryRow, rows: Sequence[MemoryRow]) -> list[str]:
-    """The row as text, in the order of ``COLUMNS``; compared with that of `default` among ``rows``."""
-    default = next(r for r in rows if r.how == "default" and r.model == row.model)
+    """The row as text, in the order of ``COLUMNS``; compared with eager's among ``rows``."""
+    eager = next(r for r in rows if r.how == "eager" and r.model == row.model)
     sizes = (row.budget_bytes, row.saved_bytes)
     peaks = (row.peak_planned, row.peak_predicted, row.peak_measured)
     return [
@@ -143,9 +144,9 @@ def cells(row: MemoryRow, rows: Sequence[MemoryRow]) -> list[str]:
         *("-" if n is None else format_bytes(n) for n in sizes),
         "-" if row.recomputed_flops is None else f"{row.recomputed_flops:,}",
         *("-" if n is None else format_bytes(n) for n in peaks),
-        ratio(row.peak_measured, default.peak_measured),
+        ratio(row.peak_measured, eager.peak_measured),
         *("-" if t is None else f"{t:.2f}" for t in (row.backward_ms, row.best_ms)),
-        ratio(row.best_ms, default.best_ms),
+        ratio(row.best_ms, eager.best_ms),
         "-" if row.gradient_error is None else f"{row.gradient_error:.0e}",
     ]
 
@@ -209,12 +210,12 @@ def write_document(
 
 
 def floors(results: dict[str, MemoryResult]) -> Iterator[list[str]]:
-    """The rows of ``FLOOR``: the forward's outputs and scratch memory, and the least of the measured peaks."""
+    """The rows of ``FLOOR``: the forward's outputs and scratch memory, and the least of the measured peaks of ours."""
     for name, result in results.items():
         forward = list(result.reports.values())[-1].to_dict()["timeline"]["forward"]
         alone = max(s["scratch"] + sum(n for kind, n in s["held"].items() if kind != "residuals") for s in forward)
-        ours = {row.how: row.peak_measured for row in result.rows if row.how in result.reports and row.peak_measured}
-        whole, least = ours["default"], min(ours.values())
+        peaks = {row.how: row.peak_measured for row in result.rows if row.peak_measured}
+        whole, least = peaks["eager"], min(peak for how, peak in peaks.items() if how in result.reports)
         yield [name, format_bytes(alone), ratio(alone, whole), format_bytes(least), ratio(least, whole)]
 
 

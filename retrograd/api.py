@@ -21,6 +21,7 @@ from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.options import Request, check_choice, check_flag, target_on
+from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.kernels.choice import AUTO, OFF, find_obstacle
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
@@ -62,8 +63,9 @@ def compile_backward(
             Calls run on the one of them that ``args`` are on, else on the first.
         partition: what to save between forward and backward; ``default`` as eager does, ``min-cut`` the fewest bytes,
             ``budget`` what keeps the peak of live bytes within ``memory_budget`` with the least recomputation.
-        memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak of
-            ``partition="default"``. Counted are outputs, residuals, gradients and scratch memory of one step.
+        memory_budget: for ``partition="budget"``: bytes (67108864, ``"64MiB"``), or a fraction (0.5) of the peak that
+            a step has in eager, or ``"free"``, what is free on the device when it is compiled. Counted are outputs,
+            residuals, gradients and scratch memory of one step.
         save_policy: what must or should be saved or recomputed whatever the partition, and what is saved in a narrower
             type, such as ``retrograd.must_save(op="mm") | retrograd.saved_dtype("bf16")``. Other values that are saved
             are packed by the ``saved_tensors_hooks`` that are open, if both of them are ``retrograd.inlineable``.
@@ -214,4 +216,9 @@ def dynamo_backend(
     tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
     chosen = Request.read({**options_of(mode, tensors, options or {}), **(options or {})}).on(tensors)
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
-        return compile_with_dynamo(graph_module, example_inputs, partial(build_functions, options=chosen))
+        return compile_with_dynamo(
+            graph_module,
+            example_inputs,
+            partial(build_functions, options=chosen),
+            in_budget=chosen.partition == BUDGET,
+        )

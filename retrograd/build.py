@@ -100,7 +100,12 @@ def _compile_portable(work: Work, staged: StagedModule, executable: Executable) 
         return Portable(executable.vmfb)
     work = replace(work, options=_uncompared(work.options))
     if uses_libraries(work.captured.graph_module):
-        return _compile_written_out(work)
+        # No library computes anything in a file.
+        graph_module = write_out(work.captured.graph_module, work.options.libraries)
+        return _compile_anew(replace(work, captured=replace(work.captured, graph_module=graph_module)))
+    if staged.memory_budget is not None and staged.whole is not None:
+        # What keeps the budget in stages may not do so in one piece.
+        return _compile_anew(work)
     # The same kernels, so with the same flags.
     same = replace(work.options, target=work.options.target.only(executable.flags))
     whole, filed, _ = replace(work, options=same, phases=Progress(), portable=True).compile(staged.whole or staged)
@@ -109,10 +114,13 @@ def _compile_portable(work: Work, staged: StagedModule, executable: Executable) 
     return _describe_filed(whole, filed)
 
 
-def _compile_written_out(work: Work) -> Portable:
-    """A program in which no library computes anything, compiled from the graph anew."""
-    captured = replace(work.captured, graph_module=write_out(work.captured.graph_module, work.options.libraries))
-    stager = AheadOfTime(replace(work, captured=captured, phases=Progress(), portable=True))
+def _compile_anew(work: Work) -> Portable:
+    """A program of functions in one piece, compiled from the graph anew.
+
+    Raises:
+        InfeasibleBudget: none stays within the budget.
+    """
+    stager = AheadOfTime(replace(work, phases=Progress(), portable=True))
     whole, filed, _ = stager.finish(stager.stage(()))
     return _describe_filed(whole, filed)
 

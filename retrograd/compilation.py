@@ -21,6 +21,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
 from retrograd.frontend.autograd.engine.family_lock import make_lock
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint, find_constants
+from retrograd.frontend.doors.eager_peak import eager_peak_of_model
 from retrograd.frontend.doors.function_changes import CAN_CHANGE
 from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, under_hooks
@@ -83,7 +84,11 @@ class Compilation:
             # A PyTorch that cannot tell which tangents are absent calls the backward of all outputs, as does the
             # comparison of a whole step.
             for_loss = CAN_CHANGE and self.request.verify is not True
-            built = build(captured.for_build(), options, phases, portable=portable, for_loss=for_loss)
+            graph = captured.for_build()
+            if options.partition == BUDGET:
+                with phases.phase("measure eager"):
+                    graph = replace(graph, eager_peak=eager_peak_of_model(captured.module))
+            built = build(graph, options, phases, portable=portable, for_loss=for_loss)
             tell_notes(built)
             variants = variants_of(built)
             backward = built.function(BACKWARD) if variants is None else variants.all_outputs()

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, WORTH_ON_CPU, Libraries
+from retrograd.frontend.preparation.graph_memory import available_bytes
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
 from retrograd.pipelines.devices.device_targets import KINDS
@@ -26,6 +27,8 @@ from retrograd.tuning import Tiles, Tuning, read_tiles
 FALLBACKS = ("island", "error")
 # Of ``verify``: the first call of each compiled function checks itself.
 FIRST = "first"
+# Of ``memory_budget``: what is free on the device when a model is compiled.
+FREE = "free"
 PARTITIONS = ("default", "min-cut", "budget")
 # What people write for True and False.
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
@@ -40,10 +43,11 @@ _ASKED_GAIN, _AUTO_GAIN = 1 << 20, 32 << 20
 class Options:
     """How one graph is compiled, for tensors on ``device``: read from what the user gave, which is not read again.
 
-    ``budget`` is bytes (int) or a fraction (float) of the peak of ``default``, for ``partition="budget"``; ``policy``
+    ``budget`` is bytes (int) or a fraction (float) of eager's peak, for ``partition="budget"``; ``policy``
     are the rules on what to save, and ``fallback`` is ``error`` where there can be no islands. ``needs_device`` says
     that the device has to be there when the program is loaded; ``cut_gain`` how many bytes it has to save to cut
-    functions into stages, and None that they stay whole; ``cuda_graphs`` that each half is replayed as a CUDA graph, or
+    functions into stages, and None that they stay whole, and ``budget_cut_gains`` those of a budget's plans, of any and
+    of that of lowest peak; ``cuda_graphs`` that each half is replayed as a CUDA graph, or
     with ``auto`` that it is where the host holds the device back; ``tuning`` where tiles of kernels come from, where it
     is not the table that comes with them.
     """
@@ -58,6 +62,7 @@ class Options:
     verify: bool | str = FIRST
     hook_schedule: HookSchedule = "eager-order"
     cut_gain: int | None = None
+    budget_cut_gains: tuple[int, int] | None = None
     libraries: Libraries = NO_LIBRARIES
     cuda_graphs: bool | str = False
     tuning: Tuning | None = None
@@ -109,11 +114,10 @@ class Request:
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("partition", self.partition, PARTITIONS)
         if self.partition == "budget":
-            object.__setattr__(self, "budget", parse_memory_size(self.memory_budget))
+            budget = None if self.memory_budget == FREE else parse_memory_size(self.memory_budget)
+            object.__setattr__(self, "budget", budget)
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
-        if self.free_early is True and self.partition == "budget":
-            raise ValueError("partition 'budget' takes no free_early: its plans are for functions in one piece")
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Request:
@@ -144,12 +148,13 @@ class Request:
             target,
             device,
             partition=self.partition,
-            budget=self.budget,
+            budget=_free_on(device) if self.memory_budget == FREE else self.budget,
             policy=self.save_policy or _NO_RULES,
             fallback=self.fallback if runs else "error",
             cache=self.cache,
             verify=self.verify,
-            cut_gain=self._cut_gain(target),
+            cut_gain=self._cut_gain(target) if self.partition != "budget" else None,
+            budget_cut_gains=self._budget_cut_gains(target),
             libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
             tuning=read_tiles(self.tiles, target, device, is_kept=self.cache),
@@ -158,10 +163,14 @@ class Request:
     def _cut_gain(self, target: Target) -> int | None:
         if self.free_early is True:
             return _ASKED_GAIN
-        # A budget's plans are for functions in one piece. On a GPU what a border parts from a product can be a kernel
-        # that takes longer than all the product: it is for those to ask who want the memory.
-        cuttable = self.partition != "budget" and target.kinds == ("cpu",)
-        return _AUTO_GAIN if self.free_early == AUTO and cuttable else None
+        # On a GPU what a border parts from a product can be a kernel that takes longer than all the product: it is for
+        # those to ask who want the memory.
+        return _AUTO_GAIN if self.free_early == AUTO and target.kinds == ("cpu",) else None
+
+    def _budget_cut_gains(self, target: Target) -> tuple[int, int] | None:
+        """Bytes that it has to save to cut functions of a budget's plans: of any, and of that of lowest peak."""
+        gain = self._cut_gain(target) if self.partition == "budget" else None
+        return None if gain is None else (gain, _ASKED_GAIN)
 
     def _libraries(self, target: Target) -> Libraries:
         """Says what libraries compute, and which kernels of our own there are. Nobody knows beforehand how much memory
@@ -222,6 +231,13 @@ class BackwardRequest:
             hook_schedule=self.hook_schedule,
             needs_device=True,
         )
+
+
+def _free_on(device: torch.device) -> int:
+    free = available_bytes(device)
+    if free is None:
+        raise ValueError(f"memory_budget 'free': how much memory is free on {device} is not known; give bytes")
+    return free
 
 
 def check_choice(what: str, given: object, known: Sequence[str]) -> None:

@@ -121,7 +121,14 @@ class AheadOfTime:
             return self._stage_once(module, work.options.partition)
         source, target = module.operation.get_asm(enable_debug_info=True), work.options.target
         self._builder = BudgetBuilder(
-            source, module.context, target, work.versions, work.phases, work.store, work.portable
+            source,
+            module.context,
+            target,
+            work.versions,
+            work.phases,
+            work.store,
+            standalone=work.portable,
+            cut_gains=None if work.portable else work.options.budget_cut_gains,
         )
         return self._builder.stage()
 
@@ -135,7 +142,7 @@ class AheadOfTime:
             return finished
         # Other plans have the same kernels, some of them more often.
         builder = replace(self._builder, target=work.tuned(staged, self._builder.target))
-        built = builder.build(work.options.budget)
+        built = builder.build(work.options.budget, work.captured.eager_peak)
         work.captured.packings.check_saved(built[0].saved)
         return built
 
@@ -192,10 +199,14 @@ class WithoutTangents:
     def stage(self, islands: Sequence[Island] = ()) -> StagedModule:
         """As for any; what is an island was settled for the step."""
         staged = stage_variant(self.step.whole or self.step, self.absent, self.work.phases)
-        if self.work.cut_gain is None:
+        gain = self.work.cut_gain
+        if self.step.memory_budget is not None and self.step.whole is not None:
+            # The step keeps its budget in stages.
+            gain = 1
+        if gain is None:
             return staged
         forward = half_peak(FORWARD, self.step, self.executable.transients)
-        return shorten_lifetimes(staged, self.work.cut_gain, forward)
+        return shorten_lifetimes(staged, gain, forward)
 
     def finish(self, staged: StagedModule) -> Finished:
         limit = self.step.memory_budget

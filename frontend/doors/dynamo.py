@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -19,6 +20,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
 from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
 from retrograd.frontend.doors.captured_graph import Captured
+from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, boxed, graph_caller, size_values
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
@@ -47,8 +49,11 @@ def compile_with_dynamo(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor | torch.SymInt],
     build: Build,
+    *,
+    in_budget: bool = False,
 ) -> Callable[..., Any]:
-    """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph.
+    """Run a graph of Dynamo's through AOTAutograd, with ``build`` as the compiler of its joint or inference graph;
+    ``in_budget`` says that this asks how much memory the graph takes in eager.
 
     A graph with a recurrent layer that would be a long loop runs in eager, and a warning is logged; as does one that
     writes to an argument which shares its memory with another: what Dynamo hands from one part of a function to the
@@ -62,17 +67,18 @@ def compile_with_dynamo(
     if long is not None:
         _LOG.warning("run in eager: %s", long)
         return graph_module.forward
+    peak = eager_peak_of_graph(graph_module, example_inputs) if in_budget else None
     try:
         if _open_symbols(example_inputs):
             try:
-                return _compile(graph_module, example_inputs, build)
+                return _compile(graph_module, example_inputs, build, peak)
             except (_Refused, CaptureError) as refused:
                 if isinstance(refused, _Refused) and isinstance(refused.error, LeftToEagerError):
                     raise
                 reason = str(refused).strip().partition("\n")[0]
                 _LOG.warning("not compiled for more than one size: %s", reason)
             specialize_sizes(example_inputs)
-        return _compile(graph_module, example_inputs, build)
+        return _compile(graph_module, example_inputs, build, peak)
     except _Refused as refused:
         if isinstance(refused.error, LeftToEagerError):
             _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, refused.error.remedy)
@@ -117,7 +123,10 @@ def _refuse_arguments(traced: torch.fx.GraphModule) -> None:
 
 
 def _compile(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor | torch.SymInt], build: Build
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor | torch.SymInt],
+    build: Build,
+    eager_peak: int | None,
 ) -> Callable[..., Any]:
     _check_sizes(example_inputs)
     pair = find_open_pair()
@@ -135,7 +144,7 @@ def _compile(
             copied = prepare_copied(Traced(traced, _find_sizes(traced), pair, is_joint=name == JOINT, is_dynamo=True))
             as_traced.append(AsTraced(copied, count))
             sizes.update(size_values(traced))
-            return build(Captured.of(traced, name, is_part=True))
+            return build(replace(Captured.of(traced, name, is_part=True), eager_peak=eager_peak))
         except (RuntimeError, ValueError) as error:
             raise _Refused(error) from error
 

@@ -30,28 +30,36 @@ KEPT_REMEDY = (
 
 @contextlib.contextmanager
 def contained(model: torch.nn.Module | None, place_of: Callable[[torch.Tensor], str]) -> Iterator[set[tuple[int, str]]]:
-    """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
-    that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
-    attributes that were other numbers or texts at its end, by the identity of their module, and name. ``place_of`` says
-    where a tensor was computed, as a part of a sentence.
+    """As :func:`restored`; ``place_of`` says where a tensor was computed, as a part of a sentence.
 
     Raises:
         CaptureError: the block set an attribute, buffer or parameter to another tensor; a compiled program would not.
     """
     modules = [] if model is None else list(model.named_modules())
-    before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for _, module in modules]
-    contents = [_Contents(value) for _, module in modules for value in vars(module).values() if _is_container(value)]
+    before = [{name: dict(vars(module)[name]) for name in _TABLES} for _, module in modules]
     known = {id(t) for _, module in modules for t in _attribute_tensors(module).values()}
     # A recurrent layer keeps a list of its parameters, which it brings up to date.
     known |= {id(t) for _, module in modules for t in (*module._parameters.values(), *module._buffers.values())}
-    changed: set[tuple[int, str]] = set()
-    try:
+    with restored(model) as changed:
         yield changed
         for (path, module), tables in zip(modules, before, strict=True):
             _refuse_new_state(path, module, tables, place_of)
             _refuse_new_tensors(path, module, known, place_of)
+
+
+@contextlib.contextmanager
+def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
+    """Give the attributes of every module back as they were before the block, and what is in the dicts, lists and sets
+    that are attributes: hooks among them, which PyTorch keeps so. The block is given a set, which after it has the
+    attributes that were other numbers or texts at its end, by the identity of their module, and name."""
+    modules = [] if model is None else list(model.modules())
+    before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for module in modules]
+    contents = [_Contents(value) for module in modules for value in vars(module).values() if _is_container(value)]
+    changed: set[tuple[int, str]] = set()
+    try:
+        yield changed
     finally:
-        for (_, module), tables in zip(modules, before, strict=True):
+        for module, tables in zip(modules, before, strict=True):
             then, now = tables[""], vars(module)
             pairs = [(name, then.get(name, ABSENT), now.get(name, ABSENT)) for name in {*then, *now}]
             changed |= {

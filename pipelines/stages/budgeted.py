@@ -8,6 +8,10 @@ curve from its cheap end on, and last the plan of lowest peak with plain flags, 
 scratch memory. The first that fits is taken. So more budget never gives more recomputation, and never plainer flags,
 and less never a higher peak: what is taken with less does fit with more, and what stood in front of it there did not.
 Bytes of open sizes are those at the sizes of the trace.
+
+Where functions may be cut into stages, between which residuals are freed and gradients allocated, each plan is tried so
+too before more is recomputed: if that saves as much as it has to where nobody asks for it, or, of the plans of lowest
+peak, as it has to where somebody does.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from retrograd.pipelines.analysis.partition.pareto import Curve, InfeasibleBudge
 from retrograd.pipelines.analysis.partition.policies import POLICIES, PointOfCurve, Policy
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
+from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
 from retrograd.pipelines.stages.staged import (
     ExecutableStore,
     Finished,
@@ -46,30 +51,33 @@ from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 # How far liveness, brought to the scale of IREE's peak for `default` in the same schedule, may overestimate a peak:
 # with kernels side by side, and with memory laid out for one at a time.
 _SLACK, _SLACK_IN_ORDER = 1.2, 1.1
+# How far above its peak in stages that of functions in one piece may be.
+_SLACK_IN_STAGES = 1.6
 # As many points of lowest peak are tried whatever liveness says of them: any may have the least peak.
 _LEAST = 3
 # As many points of the curve are tried at most, evenly spread by peak.
 _MOST = 24
-# A module, its executable, and whether that was in the store.
-# What tells a choice from others: policy, its budget, target.
-Key = tuple[str, str | None, Target]
+# What tells a choice from others: policy, its budget, target, and the bytes that cutting has to save.
+Key = tuple[str, str | None, Target, int | None]
 _DEFAULT = POLICIES["default"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to build: a policy, a target with its flags, and facts for the report."""
+    """One way to build: a policy, a target with its flags, facts for the report, and, for functions in stages, how many
+    bytes that has to save."""
 
     policy: Policy
     target: Target
     facts: dict[str, Any]
     # Whether IREE is asked whatever liveness says.
     always: bool = False
+    cut_gain: int | None = None
 
     @property
     def key(self) -> Key:
         """Identify the choice."""
-        return self.policy.name, self.policy.budget, self.target
+        return self.policy.name, self.policy.budget, self.target, self.cut_gain
 
     @property
     def point(self) -> int | None:
@@ -80,7 +88,8 @@ class Choice:
 @dataclass(frozen=True)
 class BudgetBuilder:
     """Builds an imported module, given as text with locations, within a budget; ``standalone`` is as for
-    :func:`build_executable`."""
+    :func:`build_executable`. ``cut_gains`` are the bytes that it has to save to cut functions into stages: those of any
+    plan, and of the plans of lowest peak; none where functions stay whole."""
 
     source: str
     context: ir.Context
@@ -89,23 +98,25 @@ class BudgetBuilder:
     progress: Progress
     store: ExecutableStore | None
     standalone: bool = True
+    cut_gains: tuple[int, int] | None = None
     # What was worked out already: by module and target, its scratch memory; by schedule, what ``default`` makes.
     laid_out: dict[tuple[str, Target], dict[str, int]] = field(default_factory=dict, compare=False)
     defaults: dict[bool, StagedModule] = field(default_factory=dict, compare=False)
     # Peaks of choices, by liveness.
     planned: dict[Key, int] = field(default_factory=dict, compare=False)
 
-    def build(self, budget: int | float) -> Finished:
-        """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of the peak
-        of ``default``. Also returns whether the executable was in the store.
+    def build(self, budget: int | float, eager_peak: int | None = None) -> Finished:
+        """The cheapest of the curve's plans whose peak is at most ``budget``: bytes, or (float) a fraction of
+        ``eager_peak``, the bytes that a step takes in eager; where these are not known, of the peak of ``default``.
+        Also returns whether the executable was in the store.
 
         Raises:
             InfeasibleBudget: no plan stays within it; says the least peak that one has.
             PipelineError, CompileError: the module cannot be compiled.
         """
-        whole, _ = self._weigh_default(self.target)
+        whole = self._weigh_default(self.target)[0] if eager_peak is None else eager_peak
         limit = resolve_memory_size(budget, whole)
-        facts = {"memory_budget": limit, "pareto": self.curve.table()}
+        facts = {"memory_budget": limit, "eager_peak_bytes": eager_peak, "pareto": self.curve.table()}
         refused: dict[Key, int] = {}
         for choice in self._choices(limit):
             built, peak = self.attempt(choice, limit, {**facts, "plans_refused": len(refused)})
@@ -113,7 +124,7 @@ class BudgetBuilder:
                 return built
             if peak is not None:
                 refused[choice.key] = peak
-        raise InfeasibleBudget(limit, self._find_least(refused))
+        raise InfeasibleBudget(limit, self._find_least(refused), eager_peak)
 
     def _find_least(self, refused: Mapping[Key, int]) -> int:
         """The least budget that can be kept, given the peaks of what was refused: more is tried with more, and may have
@@ -131,22 +142,30 @@ class BudgetBuilder:
 
         Each is tried as IREE schedules it and with memory laid out for kernels one at a time, before more is
         recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
-        theirs together, but IREE lets them run as late as they can.
+        theirs together, but IREE lets them run as late as they can. Then it is tried in stages.
         """
         free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
         ordered = self.target.in_order()
-        yield Choice(_DEFAULT, self.target, free)
-        yield Choice(_DEFAULT, ordered, free)
+        yield from self._ways(_DEFAULT, free, always=False)
         points = {point.peak: point for point in self.curve.points}
-        peaks = list(points)
+        peaks, slack = list(points), _SLACK if self.cut_gains is None else _SLACK_IN_STAGES
         for peak in thin_out(peaks, _MOST):
             always = peak in peaks[-_LEAST:]
-            if always or self._may_fit(peak, limit):
-                yield Choice(self.policy(points[peak]), self.target, {}, always)
-                yield Choice(self.policy(points[peak]), ordered, {}, always)
+            if always or self._may_fit(peak, limit, slack):
+                yield from self._ways(self.policy(points[peak]), {}, always)
         plain = replace(ordered, ladder=ordered.ladder[-1:])
         if plain != ordered:
             yield Choice(self.policy(points[peaks[-1]]), plain, {}, always=True)
+
+    def _ways(self, policy: Policy, facts: dict[str, Any], always: bool) -> Iterator[Choice]:
+        """Yield the ways to build one plan, those that cost less time first."""
+        yield Choice(policy, self.target, facts, always)
+        yield Choice(policy, self.target.in_order(), facts, always)
+        if self.cut_gains is not None:
+            gain = self.cut_gains[always]
+            # Cuts cannot save more than there is.
+            if self.stage().planned_peak > gain:
+                yield Choice(policy, self.target, facts, always, gain)
 
     @cached_property
     def _plans(self) -> tuple[Curve, JointGraph]:
@@ -169,17 +188,20 @@ class BudgetBuilder:
         laid_out, planned = zip(*map(self._weigh_default, (self.target, self.target.in_order())), strict=True)
         return float(min(laid_out) / max(1, min(planned)))
 
-    def _may_fit(self, planned: int, limit: int) -> bool:
+    def _may_fit(self, planned: int, limit: int, slack: float) -> bool:
         """Whether the plan of this peak on the curve may be within ``limit`` bytes, in whichever schedule."""
-        return planned <= limit * _SLACK / self._scale
+        return planned <= limit * slack / self._scale
 
     def _is_hopeless(self, choice: Choice, planned: int, limit: int) -> bool:
         """Whether a choice will not be within ``limit``, by the peak that liveness says its schedule has."""
         if choice.always or choice.point is None:
             return False
+        if choice.cut_gain is not None:
+            # What is planned is for functions in one piece.
+            return not self._may_fit(choice.point, limit, _SLACK_IN_STAGES)
         laid_out, reference = self._weigh_default(self.target.in_order() if choice.target.is_in_order else self.target)
         slack = _SLACK_IN_ORDER if choice.target.is_in_order else _SLACK
-        return planned * laid_out > limit * slack * max(1, reference) or not self._may_fit(choice.point, limit)
+        return planned * laid_out > limit * slack * max(1, reference) or not self._may_fit(choice.point, limit, _SLACK)
 
     def _weigh_default(self, target: Target) -> tuple[int, int]:
         """The peak of ``default`` as IREE lays it out, and as planned."""
@@ -213,6 +235,8 @@ class BudgetBuilder:
         if choice.key in self.planned and self._is_hopeless(choice, self.planned[choice.key], limit):
             return None, None
         staged = self._stage_choice(choice)
+        if choice.cut_gain is not None and staged.whole is None:
+            return None, None
         planned = self.planned[choice.key] = staged.planned_peak
         if self._is_hopeless(choice, planned, limit):
             return None, None
@@ -220,7 +244,8 @@ class BudgetBuilder:
         return (None, None) if self._is_hopeless(choice, planned, peak) else (staged, peak)
 
     def _stage_choice(self, choice: Choice) -> StagedModule:
-        return self.stage(choice.policy, in_order=choice.target.is_in_order)
+        staged = self.stage(choice.policy, in_order=choice.target.is_in_order)
+        return staged if choice.cut_gain is None or staged.plans else shorten_lifetimes(staged, choice.cut_gain)
 
     def stage(self, policy: Policy = _DEFAULT, *, in_order: bool = False) -> StagedModule:
         """The module through all stages up to ``scheduled``, by a policy; ``in_order`` is for kernels that run one at a

@@ -27,6 +27,7 @@ _BYTES = (
     "vmfb_bytes",
     "forward_transient_bytes",
     "backward_transient_bytes",
+    "eager_peak_bytes",
     "memory_budget",
 )
 # Lists of phrases, rather than of words.
@@ -45,6 +46,7 @@ _TITLES = {
     "specializations": "compiled once more, for other values",
     "verification": "first calls, compared with torch",
     "cuda_graphs": "CUDA graphs",
+    "eager_peak_bytes": "peak of live bytes in eager",
     "peak_bytes_planned": "peak of live bytes, planned",
     "peak_bytes_predicted": "peak of live bytes, predicted",
     "peak_bytes_measured": "peak of live bytes, measured",
@@ -106,6 +108,8 @@ class Report:
         return f"{_text(key, value)}, and what torch takes while it runs its parts" if more else _text(key, value)
 
     def _why_unknown(self, key: str) -> str:
+        if key == "eager_peak_bytes":
+            return "unknown: the model looks at the contents of tensors"
         if "islands" in self.data:
             return "unknown: parts run in torch"
         return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"

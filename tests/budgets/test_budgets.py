@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Gradients of every model of the registry, for every partition and for memory budgets from 10% to 100%.
+"""Gradients of every model of the registry, for every partition and for memory budgets from a fifth to twice
+of what a step takes in eager.
 
 `make test-budgets` runs them: each model is compiled once for each plan that a budget leads to.
 """
@@ -17,7 +18,7 @@ from models import MODELS, Case
 import retrograd
 
 TOLERANCE = 2e-5
-FRACTIONS = [share / 10 for share in range(10, 0, -1)]
+FRACTIONS = [share / 10 for share in range(20, 0, -2)]
 
 
 def gradients(case: Case, call: Any) -> dict[str, torch.Tensor]:
@@ -52,14 +53,14 @@ def test_gradients_within_budgets(name: str) -> None:
         try:
             report = check_gradients(name, expected, partition="budget", memory_budget=fraction)
         except retrograd.InfeasibleBudget as error:
-            assert error.budget == int(fraction * reports[0]["peak_bytes_predicted"])
+            assert error.eager is not None and error.budget == int(fraction * error.eager)
             assert error.least > error.budget
             # What it names is feasible, and is what it takes.
             report = check_gradients(name, expected, partition="budget", memory_budget=error.least)
             assert report["peak_bytes_measured"] == error.least
             with pytest.raises(retrograd.InfeasibleBudget, match=f"the least feasible one is {error.least} bytes"):
                 retrograd.compile_backward(
-                    case.model, case.args, partition="budget", memory_budget=FRACTIONS[-1] if fraction > 0.1 else 0.01
+                    case.model, case.args, partition="budget", memory_budget=FRACTIONS[-1] if fraction > 0.2 else 0.01
                 )
             break
         assert report["peak_bytes_measured"] <= report["memory_budget"]

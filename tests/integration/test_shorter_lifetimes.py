@@ -170,14 +170,40 @@ def test_what_cutting_has_to_save(given: dict[str, Any], gain: int | None) -> No
     assert Request(**given).on([]).cut_gain == gain
 
 
+@pytest.mark.parametrize("free_early", ["auto", True])
+def test_a_budget_that_functions_in_one_piece_do_not_keep(model: Deep, x: Tensor, free_early: str | bool) -> None:
+    given: dict[str, Any] = {"partition": "budget", "kernels": "off"}
+    with pytest.raises(retrograd.InfeasibleBudget) as caught:
+        retrograd.compile_backward(model, (x,), memory_budget=0.01, free_early=False, **given)
+    assert caught.value.eager is not None
+    budget = caught.value.least - 1
+    step = retrograd.compile_backward(model, (x,), memory_budget=budget, free_early=free_early, **given)
+    for loss in LOSSES.values():
+        expected = gradients(model, loss(model(x)))
+        assert_close(gradients(model, loss(step(x))), expected)
+        assert_close(gradients(model, loss(step(x))), expected)
+    report = step.explain().to_dict()
+    assert report["stages"] > 2
+    assert report["peak_bytes_measured"] <= budget
+
+
+def test_what_is_free_as_a_budget(model: Deep, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.options.available_bytes", lambda device: 100 << 20)
+    step = retrograd.compile_backward(model, (x,), partition="budget", memory_budget="free", free_early=False)
+    report = step.explain().to_dict()
+    assert (report["memory_budget"], report["recomputed_flops"]) == (100 << 20, 0)
+    monkeypatch.setattr("retrograd.options.available_bytes", lambda device: None)
+    with pytest.raises(ValueError, match="how much memory is free on cpu is not known; give bytes"):
+        retrograd.compile_backward(model, (x,), partition="budget", memory_budget="free")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"partition": "budget", "memory_budget": 0.5}, "'budget' takes no free_early"),
         ({"target": ("cpu", "vulkan")}, "which Vulkan does not reach"),
         ({"portable": True}, "functions in one piece"),
     ],
-    ids=["budget", "vulkan", "portable"],
+    ids=["vulkan", "portable"],
 )
 def test_what_cannot_be_cut_is_refused(model: Deep, x: Tensor, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

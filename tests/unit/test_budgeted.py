@@ -63,9 +63,9 @@ def is_plain(target: Target) -> bool:
     return target.ladder == CPU.in_order().ladder[-1:]
 
 
-def build(budget: int | float) -> dict[str, Any]:
+def build(budget: int | float, eager_peak: int | None = None) -> dict[str, Any]:
     builder = BudgetBuilder(JOINT, make_context(), CPU, {}, Progress(), None)
-    return builder.build(budget)[0].partition
+    return builder.build(budget, eager_peak)[0].partition
 
 
 def test_what_default_saves_is_kept_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +83,17 @@ def test_a_lower_budget_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert iree.compiled == [(1024, False)]
     assert report["memory_budget"] == LESS
     assert report["recompute_seconds"] > 0
+
+
+def test_a_fraction_is_of_what_eager_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    iree = FakeIree(monkeypatch)
+    report = build(0.5, 2 * LESS)
+    assert iree.compiled == [(1024, False)]
+    assert (report["memory_budget"], report["eager_peak_bytes"]) == (LESS, 2 * LESS)
+    # Bytes are bytes.
+    assert build(LESS, 10 * LESS)["memory_budget"] == LESS
+    with pytest.raises(InfeasibleBudget, match=f"the least feasible one is {LESS} bytes, and a step in eager takes 10"):
+        build(0.5, 10)
 
 
 def test_scratch_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,8 @@ def test_memory_that_the_kernel_of_an_op_has_not_written(wrong: bool, held: floa
         return x.new_empty(x.shape[0] + 2)
 
     def function(x: Tensor) -> Tensor:
-        return torch.ops.retrograd_tests.padded_roots(x) * 2
+        roots: Tensor = padded_roots(x)
+        return roots * 2
 
     x = torch.tensor([4.0, -1.0, 9.0], dtype=torch.float64)
     graph = Graph(make_fx(function)(x), gradients=False)

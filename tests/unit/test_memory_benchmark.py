@@ -62,11 +62,11 @@ def test_errors_leave_out_gradients_that_are_zero() -> None:
     assert max_error(found, reference) == pytest.approx(0.5)
 
 
-def test_rows_are_compared_with_default() -> None:
+def test_rows_are_compared_with_eager() -> None:
     rows = fake_result("mlp").rows
     by_how = {row.how: dict(zip(memory.COLUMNS[:8], memory.cells(row, rows)[:8], strict=True)) for row in rows}
     assert by_how["budget 0.5"]["budget"] == "500 B" and by_how["budget 0.5"]["recomputed FLOPs"] == "12,345"
-    assert memory.cells(rows[2], rows)[8] == "0.50" and memory.cells(rows[2], rows)[11] == "1.10"
+    assert memory.cells(rows[1], rows)[8] == "2.00" and memory.cells(rows[2], rows)[11] == "2.20"
     assert memory.cells(rows[0], rows)[5:7] == ["-", "-"]
     assert memory.cells(rows[3], rows)[1] == "budget 0.1 (infeasible: the least is 450 B)"
 
@@ -110,7 +110,7 @@ def test_command_writes_rows_pictures_traces_and_document(
     assert files == ["curves.png", "gpt2.json", "gpt2.png", "mlp.json", "mlp.png", "rows.json"]
     document = (tmp_path / "memory.md").read_text(encoding="utf-8")
     # Of the forward 8 bytes of outputs and 64 of scratch memory.
-    assert "| gpt2 | 72 B | 0.07 | 500 B | 0.50 |" in document
+    assert "| gpt2 | 72 B | 0.14 | 500 B | 1.00 |" in document
     assert "| gpt2 | budget 0.5 | 500 B |" in document and "img/memory-gpt2.png" in document
     assert sorted(path.name for path in (tmp_path / "img").iterdir()) == ["memory-curves.png", "memory-gpt2.png"]
     assert "written" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import re
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)", re.IGNORECASE)
-_EXPECTED = "give bytes (67108864, '64MiB') or a fraction of the peak of partition 'default' (0.5)"
+_EXPECTED = "give bytes (67108864, '64MiB') or a fraction of a peak (0.5)"
 
 
 def parse_memory_size(size: object) -> int | float:

@@ -40,7 +40,7 @@
 // LEAST: torch.aten.sin
 
 // LITTLE: bwd-partition: 'func.func' op: a memory budget of 64 bytes is infeasible; the least feasible one is 2048 bytes; set budget=2048 or more
-// NONE: bwd-partition: 'func.func' op: unreadable memory budget None; give bytes (67108864, '64MiB') or a fraction of the peak of partition 'default' (0.5)
+// NONE: bwd-partition: 'func.func' op: unreadable memory budget None; give bytes (67108864, '64MiB') or a fraction of a peak (0.5)
 // WORD: bwd-partition: 'func.func' op: unreadable memory budget 'lots'; give bytes
 // ZERO: bwd-partition: 'func.func' op: memory budget '0' is not above zero; give bytes
 // NEGATIVE: bwd-partition: 'func.func' op: memory budget '-5' is not above zero; give bytes
