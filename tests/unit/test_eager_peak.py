@@ -41,7 +41,8 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = checkpoint(self.first, x, use_reentrant=False)
-        return self.second(y).tanh()
+        z: Tensor = self.second(y).tanh()
+        return z
 
 
 MODELS = {
