@@ -15,13 +15,13 @@ import torch
 from retrograd.bisection import Bisection
 from retrograd.build import build_functions
 from retrograd.compilation import Compilation
+from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
 from retrograd.frontend.doors.dynamo import MEASURING, MODES, compile_with_dynamo
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.options import Request, check_choice, check_flag, target_on
-from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.kernels.choice import AUTO, OFF, find_obstacle
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
@@ -34,7 +34,7 @@ def compile_backward(
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: str | Sequence[str] | None = None,
-    partition: Literal["default", "min-cut", "budget"] = "min-cut",
+    partition: Partition = MIN_CUT,
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
     dynamic_shapes: Any = None,
@@ -150,7 +150,7 @@ def bisect(
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: str | Sequence[str] | None = None,
-    partition: Literal["default", "min-cut", "budget"] = "min-cut",
+    partition: Partition = MIN_CUT,
     memory_budget: int | float | str | None = None,
     save_policy: SavePolicy | None = None,
     fallback: Literal["island", "error"] = "island",

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from retrograd.built import Build, function_specs
+from retrograd.contract.partitions import DEFAULT
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe_memory
 from retrograd.fallback import Fallback
@@ -165,7 +166,7 @@ def rebuild_function(
     """
     described = describe_graph(graph_module)
     # Where it ran is here, and it is checked by whoever repairs.
-    here = replace(options, target=target, partition="default", fallback="island", verify=False, needs_device=True)
+    here = replace(options, target=target, partition=DEFAULT, fallback="island", verify=False, needs_device=True)
     built = build(Captured(described, name), here, reasons=reasons)
     function = built.function(name)
     function = refusing_wrong_indices(function, described) if name == FORWARD else function

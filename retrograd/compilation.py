@@ -17,6 +17,7 @@ from retrograd.beside_eager import beside_eager, parting_from_trace
 from retrograd.bisection import Bisection, find_fault, saved_executable
 from retrograd.build import build, tell_notes
 from retrograd.built import Build
+from retrograd.contract.partitions import BUDGET, MIN_CUT
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
 from retrograd.frontend.autograd.engine.family_lock import make_lock
@@ -35,7 +36,6 @@ from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.sizes.size_one import admit_ones
 from retrograd.frontend.verification.first_comparison import verified
 from retrograd.options import Options, Request, tensors_of
-from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.staged import (
     STAGE_NAMES,
@@ -186,7 +186,7 @@ class Compilation:
                 built = build(graph, options)
                 staged, executable = built.staged, built.executable
             except CompileError:
-                plain = replace(options, partition="min-cut" if options.partition == BUDGET else options.partition)
+                plain = replace(options, partition=MIN_CUT if options.partition == BUDGET else options.partition)
                 staged = AheadOfTime(Work(graph, plain, Progress(), None)).stage(())
         # After the trace is closed, in which every tensor would be a fake one.
         values = record_values(captured.graph_module, find_primals(captured, args, kwargs or {}))

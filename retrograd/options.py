@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from retrograd.contract.partitions import BUDGET, FREE, MIN_CUT, PARTITIONS
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, WORTH_ON_CPU, Libraries
 from retrograd.frontend.preparation.graph_memory import available_bytes
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
-from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
+from retrograd.pipelines.analysis.partition.memory_size import parse_budget
 from retrograd.pipelines.devices.device_targets import KINDS
 from retrograd.pipelines.devices.targets import Target, UnknownTarget, cuda_architecture, find_target, is_intel
 from retrograd.pipelines.kernels.choice import AUTO, LIBRARY, OFF, check_kernels, with_kernels
@@ -27,9 +28,6 @@ from retrograd.tuning import Tiles, Tuning, read_tiles
 FALLBACKS = ("island", "error")
 # Of ``verify``: the first call of each compiled function checks itself.
 FIRST = "first"
-# Of ``memory_budget``: what is free on the device when a model is compiled.
-FREE = "free"
-PARTITIONS = ("default", "min-cut", "budget")
 # What people write for True and False.
 _FLAGS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
 _CPU = torch.device("cpu")
@@ -54,7 +52,7 @@ class Options:
 
     target: Target
     device: torch.device
-    partition: str = "min-cut"
+    partition: str = MIN_CUT
     budget: int | float | None = None
     policy: SavePolicy = _NO_RULES
     fallback: str = "island"
@@ -73,7 +71,7 @@ class Options:
     def loops(self) -> bool:
         """Whether recurrent layers become loops: in code for a CPU alone, and not under a budget, which chooses of the
         values of each step what to keep, and finds one value of all steps in a loop."""
-        return self.target.kinds == ("cpu",) and self.partition != "budget"
+        return self.target.kinds == ("cpu",) and self.partition != BUDGET
 
     @property
     def uri(self) -> str:
@@ -86,7 +84,7 @@ class Request:
     """Holds the options given to `compile_backward` or `torch.compile`; refuses those that there are none of."""
 
     target: str | Sequence[str] | None = None
-    partition: str = "min-cut"
+    partition: str = MIN_CUT
     cache: bool = True
     memory_budget: int | float | str | None = None
     save_policy: SavePolicy | None = None
@@ -113,9 +111,8 @@ class Request:
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("partition", self.partition, PARTITIONS)
-        if self.partition == "budget":
-            budget = None if self.memory_budget == FREE else parse_memory_size(self.memory_budget)
-            object.__setattr__(self, "budget", budget)
+        if self.partition == BUDGET:
+            object.__setattr__(self, "budget", parse_budget(self.memory_budget))
         elif self.memory_budget is not None:
             raise ValueError(f"partition '{self.partition}' takes no memory_budget; use partition='budget'")
 
@@ -153,7 +150,7 @@ class Request:
             fallback=self.fallback if runs else "error",
             cache=self.cache,
             verify=self.verify,
-            cut_gain=self._cut_gain(target) if self.partition != "budget" else None,
+            cut_gain=self._cut_gain(target) if self.partition != BUDGET else None,
             budget_cut_gains=self._budget_cut_gains(target),
             libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
@@ -169,13 +166,13 @@ class Request:
 
     def _budget_cut_gains(self, target: Target) -> tuple[int, int] | None:
         """Bytes that it has to save to cut functions of a budget's plans: of any, and of that of lowest peak."""
-        gain = self._cut_gain(target) if self.partition == "budget" else None
+        gain = self._cut_gain(target) if self.partition == BUDGET else None
         return None if gain is None else (gain, _ASKED_GAIN)
 
     def _libraries(self, target: Target) -> Libraries:
         """Says what libraries compute, and which kernels of our own there are. Nobody knows beforehand how much memory
         libraries work in: a budget has them where they are asked for by name alone."""
-        is_kept = self.partition == "budget" and self.kernels == AUTO
+        is_kept = self.partition == BUDGET and self.kernels == AUTO
         found = NO_LIBRARIES if is_kept else find_libraries(target, self.kernels)
         # Sums of a batch norm go down columns there, for which IREE's code takes longer than what cuDNN spares.
         has_convolutions = found.cuda is not None or "convolutions" in target.kernels

@@ -19,6 +19,7 @@ from retrograd.frontend.autograd.steps.history import History, Recompiles
 from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.options import BackwardRequest
+from retrograd.pipelines.analysis.hooks.hook_schedule import HookSchedule
 
 _LOG = logging.getLogger("retrograd")
 # Of the scopes that the thread is in, from the outermost to the one that counts.
@@ -76,7 +77,7 @@ class Scope(contextlib.ContextDecorator):
 def enable(
     *,
     target: str | None = None,
-    hook_schedule: Literal["eager-order", "asap", "overlap", "fewest-stages"] = "eager-order",
+    hook_schedule: HookSchedule = "eager-order",
     cache: bool = True,
     background: bool = False,
     fallback: Literal["island", "error"] = "island",

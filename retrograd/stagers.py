@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from retrograd.contract.manifest import PACKAGES
+from retrograd.contract.partitions import BUDGET
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import FORWARD, JOINT
 from retrograd.dialects import ir
@@ -19,7 +20,6 @@ from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.islands.island_choice import Island
 from retrograd.frontend.preparation.importer import import_graph
 from retrograd.options import Options
-from retrograd.pipelines.analysis.partition.policies import BUDGET
 from retrograd.pipelines.analysis.partition.read_graph import read_hints
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function

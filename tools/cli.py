@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.partitions import MIN_CUT, PARTITIONS
 from retrograd.tools.console import PROGRAM, UsageError
 from retrograd.tools.interrupts import remember_interrupts
 
@@ -143,14 +144,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--partition",
-        choices=("min-cut", "default", "budget"),
-        default="min-cut",
+        choices=PARTITIONS,
+        default=MIN_CUT,
         help="save between forward and backward the fewest bytes (min-cut), what eager saves, or what a budget allows",
     )
     parser.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="for --partition budget: most bytes alive at once, as 64MiB, or a fraction of the default's, as 0.5",
+        help="for --partition budget: most bytes alive at once, as 64MiB, a share of what eager takes, as 0.5, or free",
     )
 
 

@@ -8,7 +8,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
+from retrograd.contract.partitions import BUDGET
+from retrograd.pipelines.analysis.partition.memory_size import parse_budget
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.tools.console import CommandError, UsageError, print_rich, show_progress
 from retrograd.tools.factory import Factory, make_example
@@ -60,12 +61,12 @@ def check_budget(partition: str, budget: str | None) -> None:
     Raises:
         UsageError: says which.
     """
-    if partition != "budget":
+    if partition != BUDGET:
         if budget is not None:
             raise UsageError(f"--memory-budget is for --partition budget, found --partition {partition}")
         return
     try:
-        parse_memory_size(budget)
+        parse_budget(budget)
     except ValueError as error:
         raise UsageError(f"--memory-budget: {error}") from error
 

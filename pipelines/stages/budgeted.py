@@ -24,6 +24,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan
 from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, is_own_residual
 from retrograd.contract.tensors import TensorSpec
@@ -59,7 +60,7 @@ _LEAST = 3
 _MOST = 24
 # What tells a choice from others: policy, its budget, target, and the bytes that cutting has to save.
 Key = tuple[str, str | None, Target, int | None]
-_DEFAULT = POLICIES["default"]
+_DEFAULT = POLICIES[DEFAULT]
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class BudgetBuilder:
         recomputed: that costs next to nothing. Which of both takes less memory depends: kernels side by side need
         theirs together, but IREE lets them run as late as they can. Then it is tried in stages.
         """
-        free = {"policy": "budget", "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
+        free = {"policy": BUDGET, "recompute_seconds": 0.0, "recompute_seconds_gap": 0.0}
         ordered = self.target.in_order()
         yield from self._ways(_DEFAULT, free, always=False)
         points = {point.peak: point for point in self.curve.points}

@@ -100,6 +100,8 @@ def test_usage_error(line: str, message: str, capsys: pytest.CaptureFixture[str]
         ("run x.vmfb --function forward --output y.npy", 2, "--output takes a .safetensors file, found 'y.npy'"),
         ("compile m:f -o x.vmfb --target cpuu", 1, "target 'cpuu' is not one of cpu"),
         ("compile m:f -o no/x.vmfb", 1, "no/x.vmfb: there is no folder no; make it first"),
+        # A budget that devices alone know.
+        ("compile m:f -o no/x.vmfb --partition budget --memory-budget free", 1, "no/x.vmfb: there is no folder no"),
         ("compile m:f -o .", 1, ".: is a folder; name a file in it"),
         ("compile m:f -o x.vmfb --emit-mlir linalg:no/x.mlir", 1, "no/x.mlir: there is no folder no"),
         ("run no.vmfb --function forward", 1, "no.vmfb: no such file"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import retrograd
-from retrograd.contract import attributes, environment, hooks, roles
+from retrograd.contract import attributes, environment, hooks, partitions, roles
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.indices import IndexBound
 from retrograd.contract.manifest import Manifest
@@ -42,7 +42,7 @@ DISTINCT = {roles.JOINT, roles.FORWARD, roles.BACKWARD, roles.INTO}
 DISTINCT |= {hooks.TENSOR_PRE, hooks.POST_ACCUMULATE, hooks.CPP_TENSOR_PRE}
 DISTINCT |= {roles.TANGENT, roles.SAVED, roles.SEED, roles.MUTATION, roles.GRAD}
 ATTRIBUTES = {text for name, text in vars(attributes).items() if name.startswith("BWD_")}
-DISTINCT |= {*ATTRIBUTES, attributes.ISLAND_OP, environment.CACHE_FOLDER}
+DISTINCT |= {*ATTRIBUTES, attributes.ISLAND_OP, environment.CACHE_FOLDER, partitions.MIN_CUT}
 OTHER_MEANINGS = {
     # Methods of the user's classes.
     ("frontend/autograd/engine/custom_functions.py", roles.FORWARD),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, pairwise
 
 from retrograd.contract.attributes import Tag
+from retrograd.contract.partitions import BUDGET
 from retrograd.pipelines.analysis.kernels.liveness import Peaks, compute_floor
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
@@ -40,7 +41,6 @@ from retrograd.pipelines.analysis.partition.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.partition.recompute_triggers import find_triggers
 from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 
-POLICY = "budget"
 # Into how many segments the forward is divided to find what its parts hand on to one another.
 _SEGMENTS = range(2, 17)
 # Of so few values that could be saved every set is judged.
@@ -98,7 +98,7 @@ class _Search:
         self.floor, self.peaks = compute_floor(graph), Peaks(graph)
         # As they are, these are what the other policies give.
         others = (find_default_partition(graph), find_min_cut_partition(graph))
-        legal = [replace(plan, policy=POLICY) for plan in others if find_unsavable(graph, plan) is None]
+        legal = [replace(plan, policy=BUDGET) for plan in others if find_unsavable(graph, plan) is None]
         self.points = [Point(self.peaks.least(plan), self._cost(plan), plan) for plan in legal]
         self.seen: set[tuple[int, ...]] = set()
         for plan in legal:
@@ -107,7 +107,7 @@ class _Search:
     def consider(self, values: Iterable[int]) -> None:
         """Add the point of the plan that saves ``values``, unless one that is there is better or as good, whatever the
         plan's peak."""
-        plan = plan_from_saved(self.graph, values, POLICY)
+        plan = plan_from_saved(self.graph, values, BUDGET)
         if plan.saved in self.seen or find_unsavable(self.graph, plan) is not None:
             return
         self.seen.add(plan.saved)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 import re
 
+from retrograd.contract.partitions import FREE
+
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B)", re.IGNORECASE)
 _EXPECTED = "give bytes (67108864, '64MiB') or a fraction of a peak (0.5)"
@@ -26,6 +28,15 @@ def parse_memory_size(size: object) -> int | float:
     if value <= 0:
         raise ValueError(f"memory budget {size!r} is not above zero; {_EXPECTED}")
     return value
+
+
+def parse_budget(budget: object) -> int | float | None:
+    """A memory budget as users give it, as `parse_memory_size`; None for ``free``: devices alone know how much that is.
+
+    Raises:
+        ValueError: as `parse_memory_size`.
+    """
+    return None if budget == FREE else parse_memory_size(budget)
 
 
 def resolve_memory_size(size: int | float, whole: int) -> int:

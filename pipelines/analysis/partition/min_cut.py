@@ -15,6 +15,7 @@ from ortools.graph.python import max_flow
 
 from retrograd.contract.attention import BACKWARD, DROPPED_BACKWARD
 from retrograd.contract.attributes import Tag
+from retrograd.contract.partitions import MIN_CUT
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, plan_from_saved
@@ -34,7 +35,7 @@ def find_min_cut_partition(graph: JointGraph, options: MinCutOptions | None = No
     options = options or MinCutOptions()
     banned = find_banned(graph, options)
     saved = {_as_it_lies(graph, value) for value in find_cut(graph, banned, options)}
-    return plan_from_saved(graph, _join_parts(graph, saved), "min-cut")
+    return plan_from_saved(graph, _join_parts(graph, saved), MIN_CUT)
 
 
 def _join_parts(graph: JointGraph, saved: set[int]) -> set[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrograd.contract.attributes import Tag
+from retrograd.contract.partitions import DEFAULT
 from retrograd.pipelines.analysis.partition.decisions import find_torn
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
@@ -107,4 +108,4 @@ def find_default_partition(graph: JointGraph) -> PartitionPlan:
             saved.add(value)
         else:
             pending.extend(graph.ops[producer].operands)
-    return plan_from_saved(graph, saved, "default")
+    return plan_from_saved(graph, saved, DEFAULT)

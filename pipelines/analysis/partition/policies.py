@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from retrograd.contract.partitions import BUDGET, DEFAULT, MIN_CUT
 from retrograd.pipelines.analysis.kernels.liveness import compute_peak
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.partition.pareto import Curve, Point
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition
-
-BUDGET = "budget"
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class PlainPolicy:
 
 POLICIES: dict[str, PlainPolicy] = {
     policy.name: policy
-    for policy in (PlainPolicy("default", find_default_partition), PlainPolicy("min-cut", find_min_cut_partition))
+    for policy in (PlainPolicy(DEFAULT, find_default_partition), PlainPolicy(MIN_CUT, find_min_cut_partition))
 }
 
 

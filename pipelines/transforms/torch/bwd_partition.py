@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
+from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
 from retrograd.contract.roles import (
     BACKWARD,
     BUFFER,
@@ -30,7 +31,7 @@ from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
-from retrograd.pipelines.analysis.partition.policies import BUDGET, POLICIES, Decision, Policy, WithinBudget
+from retrograd.pipelines.analysis.partition.policies import POLICIES, Decision, Policy, WithinBudget
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, ShapeReader, attribute_dicts, read_joint
 from retrograd.pipelines.analysis.partition.schedule import schedule_plan
 from retrograd.pipelines.infra.functions import find_function
@@ -60,8 +61,8 @@ class BwdPartition(ModulePass):
     name: ClassVar[str] = "bwd-partition"
     description: ClassVar[str] = "Split @joint into @forward and @backward, choosing what is saved between them"
 
-    policy: Literal["default", "min-cut", "budget"] = field(
-        default="min-cut",
+    policy: Partition = field(
+        default=MIN_CUT,
         metadata={
             "help": "default: save as eager does; min-cut: save the fewest bytes, recompute what is cheap; "
             "budget: recompute the least that keeps the peak of live bytes within the budget"
