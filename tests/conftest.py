@@ -28,7 +28,6 @@ CPU_SECONDS = "cpu_seconds"
 GARBAGE_WALK = 20_000
 # What finds the holders of a refused trace's tensors.
 HOLDERS = "retrograd.frontend.python.holders"
-STRUCTURED_LOG = "torch.__trace"
 # Files and tests that `--cpu-times` lists.
 LISTED = 40
 
@@ -55,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE_VARIABLE] = os.path.join(folder, "cache")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.pluginmanager.register(FewCollections())
-    config.pluginmanager.register(UnreadLogs())
+    logging_plugin.__dict__["catching_logs"] = RootLogs
     if config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes())
 
@@ -109,7 +108,11 @@ def _seed(name: str) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number)
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "manual_seed"):
-        torch.manual_seed(number)
+        # Where no CUDA device was asked for, `torch.manual_seed` notes for each kind of device, with the whole stack,
+        # what is to be done when it is: longer than most unit tests take.
+        torch.default_generator.manual_seed(number)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(number)
 
 
 class FewCollections:
@@ -147,26 +150,23 @@ class FewCollections:
             holders.__dict__["_thawed"] = self._thawed if is_whole else contextlib.nullcontext
 
 
-class UnreadLogs:
-    """Keeps pytest from reading PyTorch's structured log, which nobody else reads.
+class RootLogs(logging_plugin.catching_logs[logging.Handler]):
+    """Has pytest read what reaches the root of all loggers, for tests that ask for it, and no other.
 
-    It takes what any logger that does not propagate says, for tests that ask for it. To write out each graph and each
-    tensor of a trace for it took a twentieth of the tests' own time.
+    It would read each logger that does not propagate, PyTorch's seventy: to set them up took as long as ten tests of
+    pure data, and that the structured one among them then wrote out each graph and each tensor of a trace, which nobody
+    read, a twentieth of the tests' own time.
     """
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        self._leave()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
-        self._leave()
-
-    @staticmethod
-    def _leave() -> None:
-        log = logging.getLogger(STRUCTURED_LOG)
-        for handler in [handler for handler in log.handlers if type(handler).__module__ == logging_plugin.__name__]:
-            log.removeHandler(handler)
+    def __enter__(self) -> logging.Handler:
+        root = logging.getLogger()
+        root.addHandler(self.handler)
+        self.attached_loggers.append(root)
+        if self.level is not None:
+            self.handler.setLevel(self.level)
+            self.orig_level = root.level
+            root.setLevel(min(root.level, self.level))
+        return self.handler
 
 
 class CpuTimes:

@@ -63,6 +63,11 @@ def sources() -> list[tuple[str, ast.Module]]:
     ]
 
 
+@cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 # With which the names of tensors begin.
 PREFIXES = tuple(f"{role}." for role in (*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES, roles.BASE))
 
@@ -70,7 +75,7 @@ PREFIXES = tuple(f"{role}." for role in (*roles.ARGUMENT_ROLES, *roles.RESULT_RO
 def find_said_again(path: str, tree: ast.Module) -> Iterator[str]:
     """Names of the contract as literals: those of `DISTINCT` anywhere, all roles where they are compared or given."""
     known = {*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value in (DISTINCT | {*PREFIXES}) and (path, node.value) not in OTHER_MEANINGS:
                 yield f"{path}:{node.lineno}: {node.value!r}"
@@ -115,7 +120,7 @@ def test_other_meanings_are_still_there() -> None:
     said = {
         (path, node.value)
         for path, tree in sources()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert said >= OTHER_MEANINGS
@@ -123,7 +128,7 @@ def test_other_meanings_are_still_there() -> None:
 
 def find_records(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
     """The classes of a file with their annotated fields, three or more."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ClassDef):
             fields = {f.target.id for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)}
             if len(fields) > 2:
@@ -180,7 +185,7 @@ def test_no_table_of_the_contract_is_written_again() -> None:
 
 def find_baseless_errors(path: str, tree: ast.Module) -> Iterator[str]:
     """Errors of Python's kinds that are not `RetrogradError`, and such as have no kind but are called errors."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.ClassDef):
             continue
         bases = {ast.unparse(base) for base in node.bases}

@@ -166,9 +166,9 @@ def test_a_tool_that_takes_too_long(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_takes_too_much_memory(tmp_path: Path) -> None:
-    result = run_tool(python("bytearray(2**30)"), folder=tmp_path, limits=ToolLimits(2**29, 60.0))
-    assert result.exceeded == "its limit of 512 MiB of memory; set RETROGRAD_TOOL_MEMORY to allow more"
-    assert run_tool(python("bytearray(2**30)"), folder=tmp_path).exceeded is None
+    result = run_tool(python("bytearray(2**28)"), folder=tmp_path, limits=ToolLimits(2**27, 60.0))
+    assert result.exceeded == "its limit of 128 MiB of memory; set RETROGRAD_TOOL_MEMORY to allow more"
+    assert run_tool(python("bytearray(2**28)"), folder=tmp_path).exceeded is None
 
 
 def test_limits_by_environment() -> None:

@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers.integrations import moe
 
 from retrograd.frontend.traceable import experts
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 
-assert moe
-PRODUCT = torch.ops.transformers.grouped_mm_fallback
+
+@pytest.fixture(scope="module")
+def packet() -> Any:
+    # Here and not above: to import transformers takes a second, for whoever collects tests.
+    from transformers.integrations import moe
+
+    assert moe
+    return torch.ops.transformers.grouped_mm_fallback
 
 
 @pytest.fixture
@@ -23,11 +27,12 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "_GRADIENT", "no_such_op")
 
 
-@pytest.mark.parametrize("product", [PRODUCT, PRODUCT.default], ids=["packet", "overload"])
+@pytest.mark.parametrize("kind", ["packet", "overload"])
 @pytest.mark.parametrize("ends", [(3, 3, 7), (0, 6, 6), (7, 7, 7)])
 @pytest.mark.usefixtures("older")
-def test_the_gradient_is_the_loops(product: Callable[..., Tensor], ends: tuple[int, ...]) -> None:
+def test_the_gradient_is_the_loops(packet: Any, kind: str, ends: tuple[int, ...]) -> None:
     """Also of experts without rows, and of rows that are no expert's."""
+    product = packet if kind == "packet" else packet.default
     torch.manual_seed(0)
     rows, matrices = torch.randn(7, 4, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
     offsets, tangent = torch.tensor(ends, dtype=torch.int32), torch.randn(7, 5)
@@ -46,6 +51,6 @@ def test_open_sizes_are_left_to_the_library() -> None:
     assert experts.multiply(torch.ones(0, 4), torch.ones(3, 4, 5), torch.zeros(3, dtype=torch.int32)) is NotImplemented
 
 
-def test_releases_with_an_op_for_the_gradient_are_left_as_they_are() -> None:
-    assert experts.find_product(PRODUCT) is None
+def test_releases_with_an_op_for_the_gradient_are_left_as_they_are(packet: Any) -> None:
+    assert experts.find_product(packet) is None
     assert experts.find_product(torch.ops.aten.mm) is None

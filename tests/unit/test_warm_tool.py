@@ -130,9 +130,9 @@ def test_one_that_takes_too_long(tool: WarmTool, tmp_path: Path) -> None:
 
 def test_one_that_takes_too_much_memory(tool: WarmTool, tmp_path: Path) -> None:
     server_of(tool, tmp_path)
-    result = tool.run(["bytearray(2**30)"], folder=tmp_path, limits=ToolLimits(2**29, 60.0))
-    assert result.exceeded == "its limit of 512 MiB of memory; set RETROGRAD_TOOL_MEMORY to allow more"
-    assert tool.run(["bytearray(2**30)"], folder=tmp_path).exceeded is None
+    result = tool.run(["bytearray(2**28)"], folder=tmp_path, limits=ToolLimits(2**27, 60.0))
+    assert result.exceeded == "its limit of 128 MiB of memory; set RETROGRAD_TOOL_MEMORY to allow more"
+    assert tool.run(["bytearray(2**28)"], folder=tmp_path).exceeded is None
 
 
 def test_an_interrupt_leaves_no_process(tool: WarmTool, tmp_path: Path) -> None:
