@@ -23,11 +23,12 @@ from typing import BinaryIO
 
 from iree.runtime import version as iree_version
 
+from retrograd.contract.archive import EPOCH, OWN
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest, parse_json, read_format_version
 from retrograd.contract.reading import ManifestError
 
-MANIFEST_MEMBER = "retrograd/manifest.json"
+MANIFEST_MEMBER = f"{OWN}manifest.json"
 
 _SEAL = b"retrograd-sha256:"
 _DIGITS = 64
@@ -35,7 +36,6 @@ _SEAL_PATTERN = re.compile(rb"retrograd-sha256:[0-9a-f]{64}")
 _ZIP_START = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_BYTES = 22
-_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 _REMEDY = "compile and save it again"
 
 
@@ -116,7 +116,7 @@ def _seal(vmfb: bytes, manifest: Manifest) -> bytes:
         # The new entry goes behind the vmfb's own directory rather than over it: reading the file back then gives the
         # vmfb byte for byte, and nothing that IREE maps in place moves.
         archive.start_dir = len(vmfb)
-        archive.writestr(zipfile.ZipInfo(MANIFEST_MEMBER, _ZIP_EPOCH), text)
+        archive.writestr(zipfile.ZipInfo(MANIFEST_MEMBER, EPOCH), text)
         archive.comment = _SEAL + b"0" * _DIGITS
     body = buffer.getvalue()[:-_DIGITS]
     if body[: len(vmfb)] != vmfb or not body.endswith(_SEAL):

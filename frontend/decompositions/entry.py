@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 
 NO_LOWERING = "torch-mlir has no lowering for it"
@@ -25,3 +26,9 @@ class Decomposition:
     op: OpOverload
     function: Callable[..., Any]
     reason: str
+
+
+def from_pytorch(op: OpOverload) -> Callable[..., Any]:
+    """PyTorch's own decomposition of ``op``, which torch-mlir's table leaves out."""
+    function: Callable[..., Any] = get_decompositions([op])[op]
+    return function

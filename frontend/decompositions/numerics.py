@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition, from_pytorch
 from retrograd.frontend.decompositions.sums import computed, sum_of_channels
 
 aten = torch.ops.aten
@@ -143,7 +141,7 @@ def native_batch_norm_backward(
     ResNet-50 under autocast took an H100 33.5 ms of kernels for 27.0.
     """
     if grad.device.type != "cpu":
-        return _from_pytorch(aten.native_batch_norm_backward.default)(
+        return from_pytorch(aten.native_batch_norm_backward.default)(
             grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
         )
     mean, invstd = save_mean, save_invstd
@@ -171,12 +169,6 @@ def _drop(x: Tensor, axes: Sequence[int]) -> Tensor:
     return aten.squeeze.dims(x, axes)
 
 
-def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
-    """PyTorch's own decomposition of ``op``, which torch-mlir's table leaves out."""
-    function: Callable[..., Any] = get_decompositions([op])[op]
-    return function
-
-
 _WIDE = "torch-mlir adds up a variance in f64, which does not compile for CUDA"
 _BATCH_NORM = "a form of batch norm that training graphs hold, and that torch-mlir does not lower"
 
@@ -199,7 +191,7 @@ ENTRIES = (
     Decomposition(aten._weight_norm_interface_backward.default, weight_norm_backward, NO_LOWERING),
     Decomposition(
         aten.gelu.default,
-        _from_pytorch(aten.gelu.default),
+        from_pytorch(aten.gelu.default),
         "torch-mlir's constant of the tanh form is off in the fifth digit",
     ),
     Decomposition(
@@ -208,7 +200,7 @@ ENTRIES = (
         "sums of a thousand terms one after the other are a hundred times further from float64 than eager's",
     ),
     *(
-        Decomposition(op, _from_pytorch(op), _BATCH_NORM)
+        Decomposition(op, from_pytorch(op), _BATCH_NORM)
         for op in (
             aten.batch_norm_backward.default,
             aten._batch_norm_with_update_functional.default,

@@ -15,6 +15,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from retrograd.contract.seeds import BEHIND_MOST, LEAST, WORDS
+
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -28,7 +30,7 @@ Words = tuple[Tensor, ...]
 
 def draw_seed() -> Tensor:
     """A seed, int64 of shape (2,), from torch's default generator, which ``torch.manual_seed`` sets."""
-    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64)
 
 
 def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:

@@ -20,9 +20,9 @@ from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer
 from retrograd.pipelines.kernels.questions import Chosen, Launch, Question, Run, Trial
+from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
 
-_SCATTER, _UNIQUE, _MAP = "tm_tensor.scatter", "unique_indices", "dimension_map"
-_UPDATES, _PLACES, _TABLE = 0, 1, 2
+_MAP = "dimension_map"
 # Ranking is quadratic: 3 ms for as many.
 MOST = 1 << 16
 _WIDTH, _ROWS, _RANKED, _AGAINST = 256, 16, 64, 1024
@@ -62,7 +62,7 @@ class Scatters:
 
     def plan(self, op: ir.Operation) -> ScatterPlan | Refusal | None:
         """A plan for a scatter that adds up; the reason where IREE computes it."""
-        if op.name != _SCATTER or not _adds(op):
+        if op.name != SCATTER or not _adds(op):
             return None
         updates, places, table = (ir.RankedTensorType(operand.type) for operand in op.operands)
         what = f"scatter of {updates} into {table}"
@@ -81,7 +81,7 @@ class Scatters:
 
 def _adds(scatter: ir.Operation) -> bool:
     """Whether a scatter adds its updates to what is there, and two of them may be for one place."""
-    if len(scatter.operands) != 3 or ir.BoolAttr(scatter.attributes[_UNIQUE]).value:
+    if len(scatter.operands) != 3 or ir.BoolAttr(scatter.attributes[UNIQUE]).value:
         return False
     (block,) = scatter.regions[0].blocks
     body = [view.operation for view in block.operations]
@@ -127,8 +127,8 @@ class ScatterPlan:
         """Put the dispatches in the place of the scatter."""
         op, (ranks, sums) = self.op, self._launches()
         order = ir.RankedTensorType.get([self.count], ir.IntegerType.get_signless(32), loc=op.location)
-        ranked = create_dispatch(ranks, compiled[RANK], [op.operands[_PLACES]], order, op)
-        operands = [ranked, op.operands[_PLACES], op.operands[_UPDATES], op.operands[_TABLE]]
+        ranked = create_dispatch(ranks, compiled[RANK], [op.operands[PLACES]], order, op)
+        operands = [ranked, op.operands[PLACES], op.operands[UPDATES], op.operands[TENSOR]]
         value = create_dispatch(sums, compiled[SEGMENTS], operands, op.results[0].type, op)
         op.results[0].replace_all_uses_with(value)
         op.erase()

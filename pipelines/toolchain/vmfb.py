@@ -10,6 +10,7 @@ import re
 import zipfile
 from dataclasses import dataclass
 
+from retrograd.contract.archive import EPOCH, OWN
 from retrograd.contract.launches import MEMBER, Launches
 
 # How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
@@ -23,9 +24,6 @@ _MAGIC = {
 _MODULE = "module.fb"
 # Constants are files of their own from some size on.
 _DATA = ".bin"
-# What is ours in a vmfb is in this folder; IREE does not look at it.
-_OWN = "retrograd/"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def read_formats(vmfb: bytes) -> dict[str, int]:
@@ -71,7 +69,7 @@ def read_ptx(vmfb: bytes) -> tuple[Ptx, ...]:
 
 def _members(vmfb: bytes) -> list[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
-        return [(name, archive.read(name)) for name in archive.namelist() if not name.startswith(_OWN)]
+        return [(name, archive.read(name)) for name in archive.namelist() if not name.startswith(OWN)]
 
 
 def add_launches(vmfb: bytes, launches: Launches) -> bytes:
@@ -80,5 +78,5 @@ def add_launches(vmfb: bytes, launches: Launches) -> bytes:
     with zipfile.ZipFile(buffer, "a") as archive:
         # IREE's own directory stays as well, so that the bytes of the vmfb are the beginning of the new one.
         archive.start_dir = len(vmfb)
-        archive.writestr(zipfile.ZipInfo(MEMBER, _EPOCH), launches.to_json())
+        archive.writestr(zipfile.ZipInfo(MEMBER, EPOCH), launches.to_json())
     return buffer.getvalue()

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MEMBER = "retrograd/launches.json"
+from retrograd.contract.archive import OWN
+
+MEMBER = f"{OWN}launches.json"
 """The file in a vmfb that holds the plans of its functions."""
 FORMAT = 1
 

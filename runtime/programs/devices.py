@@ -22,6 +22,7 @@ from iree.runtime import _binding as iree_binding
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.runtime.cuda.contexts import entered
+from retrograd.runtime.programs.errors import first_line
 
 DEFAULT_DRIVER = "local-task"
 # The CPU too, in the thread that calls.
@@ -62,7 +63,7 @@ class Device:
         try:
             self.hal = self.driver.create_device_by_uri(uri, allocators=_allocators_of(self.torch_device))
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(f"IREE's driver opened but device {uri!r} did not: {_first_line(error)}") from error
+            raise DeviceError(f"IREE's driver opened but device {uri!r} did not: {first_line(error)}") from error
         abandon_after_fork(self)
 
 
@@ -162,7 +163,7 @@ def list_devices() -> list[DeviceInfo]:
         try:
             listed = iree_binding.create_hal_driver(driver).query_available_devices()
         except (RuntimeError, ValueError) as error:
-            found.append(DeviceInfo(driver, "", "", _first_line(error)))
+            found.append(DeviceInfo(driver, "", "", first_line(error)))
             continue
         if not listed:
             found.append(DeviceInfo(driver, "", "", "the driver lists no device"))
@@ -211,13 +212,9 @@ def _create_driver(uri: str) -> Any:
     except (RuntimeError, ValueError) as error:
         known = ", ".join(sorted(iree_runtime.query_available_drivers()))
         raise DeviceError(
-            f"IREE cannot open driver {uri!r}: {_first_line(error)}; "
+            f"IREE cannot open driver {uri!r}: {first_line(error)}; "
             f"this build has {known} (`retrograd doctor` tells which of them work here)"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _after_fork_in_child() -> None:

@@ -20,7 +20,7 @@ from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
 from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
-from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.programs.errors import ExecutionError, first_line
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.staging import ResidentError, Staging
 from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied
@@ -81,7 +81,7 @@ class Loaded:
             self.launcher.launch(name, tensors)
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(
-                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
+                f"{name}: {self.device.uri!r} has no memory left: {first_line(error)}; free tensors "
                 "on it, or compile with partition='budget' and a memory_budget"
             ) from error
 
@@ -147,7 +147,7 @@ class Loaded:
             self.staging.trim()
             self.device.hal.allocator.trim()
             return OutOfDeviceMemory(
-                f"{name}: {self.device.uri!r} has no memory left: {_first_line(error)}; free tensors "
+                f"{name}: {self.device.uri!r} has no memory left: {first_line(error)}; free tensors "
                 "on it, or compile with partition='budget' and a memory_budget"
             )
         declared = f"\nThe function is declared as: {declaration}" if declaration else ""
@@ -248,7 +248,3 @@ class Function:
             if not declared.fits(tensor):
                 given = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -25,6 +25,7 @@ from retrograd.contract.roles import (
     name_in_role,
     name_without_role,
 )
+from retrograd.contract.seeds import BEHIND_MOST, LEAST, WORDS
 from retrograd.contract.signature import (
     CONSTANT,
     SAME_INPUT,
@@ -60,7 +61,7 @@ def draw_seed() -> torch.Tensor:
 
     Drawn as the process that compiled does, so that after the same ``torch.manual_seed`` both have the same numbers.
     """
-    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
+    return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64)
 
 
 class Bridge:

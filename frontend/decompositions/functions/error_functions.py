@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch._ops import OpOverload
 
-from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition
+from retrograd.frontend.decompositions.entry import NO_LOWERING, Decomposition, from_pytorch
 from retrograd.frontend.decompositions.functions.chebyshev import evaluate, fit, in_full
 
 aten = torch.ops.aten
@@ -65,18 +63,12 @@ def zero_tensor(size: list[int], **options: Any) -> Tensor:
     return torch.zeros(size, dtype=options.get("dtype"), device=options.get("device"))
 
 
-def _from_pytorch(op: OpOverload) -> Callable[..., Any]:
-    """PyTorch's own decomposition of ``op``, which torch-mlir's table leaves out."""
-    function: Callable[..., Any] = get_decompositions([op])[op]
-    return function
-
-
 ENTRIES = (
     Decomposition(aten.erf.default, erf, "IREE has no such function in f64"),
     Decomposition(aten._efficientzerotensor.default, zero_tensor, "a tensor with no memory is one in eager alone"),
     Decomposition(aten.erfc.default, erfc, NO_LOWERING),
     *(
-        Decomposition(op, _from_pytorch(op), NO_LOWERING)
+        Decomposition(op, from_pytorch(op), NO_LOWERING)
         for op in (
             aten.addmv.default,
             aten.dist.default,

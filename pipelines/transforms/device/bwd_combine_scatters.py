@@ -14,11 +14,10 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 from retrograd.pipelines.transforms.helpers.fills import is_zero
+from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
 from retrograd.pipelines.transforms.helpers.views import view_root
 from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 
-_SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
-_UPDATES, _PLACES, _TENSOR = 0, 1, 2
 _SUMS = ("arith.addf", "arith.addi")
 
 
@@ -40,9 +39,9 @@ class BwdCombineScatters(ModulePass):
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
-            scatters = [op for op in walk(only_block(func, self.name)) if op.name == _SCATTER]
+            scatters = [op for op in walk(only_block(func, self.name)) if op.name == SCATTER]
             for op in filter(adds_to_zeros, scatters):
-                updates = ir.RankedTensorType(op.operands[_UPDATES].type)
+                updates = ir.RankedTensorType(op.operands[UPDATES].type)
                 if updates.has_static_shape and 1 < updates.shape[0] <= self.most:
                     combine(op)
 
@@ -59,10 +58,10 @@ def adds_to_zeros(scatter: ir.Operation) -> bool:
         )
     (block,) = scatter.regions[0].blocks
     names = [op.operation.name for op in block.operations]
-    unique = bool(ir.BoolAttr(scatter.attributes[_UNIQUE]).value)
+    unique = bool(ir.BoolAttr(scatter.attributes[UNIQUE]).value)
     if unique or len(names) != 2 or names[0] not in _SUMS:
         return False
-    into = view_root(scatter.operands[_TENSOR])
+    into = view_root(scatter.operands[TENSOR])
     return is_zero(into.owner.operands[0] if isinstance(into, ir.OpResult) and into.owner.name == ALIAS else into)
 
 
@@ -71,15 +70,15 @@ def combine(scatter: ir.Operation) -> None:
     (block,) = scatter.regions[0].blocks
     sum_, end = (view.operation for view in block.operations)
     form = ir.Module.parse(write_form(scatter, sum_.name))
-    (scatter.operands[_UPDATES],) = copy_form(form, list(scatter.operands)[:_TENSOR], scatter)
-    scatter.attributes[_UNIQUE] = ir.BoolAttr.get(True)
+    (scatter.operands[UPDATES],) = copy_form(form, list(scatter.operands)[:TENSOR], scatter)
+    scatter.attributes[UNIQUE] = ir.BoolAttr.get(True)
     end.operands[0] = block.arguments[0]
     sum_.erase()
 
 
 def write_form(scatter: ir.Operation, sum_: str) -> str:
     """A function of updates and places that gives, for each update, the sum of all for its place, as text."""
-    updates, places = (ir.RankedTensorType(scatter.operands[i].type) for i in (_UPDATES, _PLACES))
+    updates, places = (ir.RankedTensorType(scatter.operands[i].type) for i in (UPDATES, PLACES))
     count, depth = places.shape
     element, place = updates.element_type, places.element_type
     width = math.prod(updates.shape[1:])

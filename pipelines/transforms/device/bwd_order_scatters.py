@@ -11,8 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import walk
-
-_SCATTER, _UNIQUE = "tm_tensor.scatter", "unique_indices"
+from retrograd.pipelines.transforms.helpers.scatters import SCATTER, UNIQUE
 
 
 @dataclass(frozen=True)
@@ -31,5 +30,5 @@ class BwdOrderScatters(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
             for op in walk(only_block(func, self.name)):
-                if op.name == _SCATTER:
-                    op.attributes[_UNIQUE] = ir.BoolAttr.get(False)
+                if op.name == SCATTER:
+                    op.attributes[UNIQUE] = ir.BoolAttr.get(False)

@@ -14,11 +14,11 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import make_index, walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
+from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.slices import Number, read_shape
 from retrograd.pipelines.transforms.helpers.views import view_root
 
-_GATHER, _SCATTER = "tensor.extract", "tm_tensor.scatter"
-_UPDATES, _PLACES, _TENSOR = 0, 1, 2
+_GATHER = "tensor.extract"
 # What gives numbers that are known while compiling, or sizes.
 _KNOWN = ("arith.constant", "linalg.index", "tensor.dim")
 _COMPUTED = ("arith.", "affine.")
@@ -48,7 +48,7 @@ class BwdBoundIndices(ModulePass):
                 for op in (top, *inner):
                     if op.name == _GATHER:
                         bound_gather(op, top)
-                    elif op.name == _SCATTER:
+                    elif op.name == SCATTER:
                         bound_scatter(op)
 
 
@@ -91,21 +91,21 @@ def bound_scatter(scatter: ir.Operation) -> None:
         raise PassFailure(
             scatter, "bwd-bound-indices: a scatter of fewer than three operands", "give updates, places and tensor"
         )
-    sizes = read_shape(scatter.operands[_TENSOR], scatter)
+    sizes = read_shape(scatter.operands[TENSOR], scatter)
     axes = [*ir.DenseI64ArrayAttr(scatter.attributes["dimension_map"])]
     ip = ir.InsertionPoint(scatter)
     bounds = [_as_value(sizes[axis], ip, scatter.location) for axis in axes]
-    updates, places = scatter.operands[_UPDATES], scatter.operands[_PLACES]
-    (scatter.operands[_PLACES],) = copy_form(ir.Module.parse(write_places(scatter)), [places, *bounds], scatter)
+    updates, places = scatter.operands[UPDATES], scatter.operands[PLACES]
+    (scatter.operands[PLACES],) = copy_form(ir.Module.parse(write_places(scatter)), [places, *bounds], scatter)
     if isinstance(view_root(places), ir.OpResult):
         form = ir.Module.parse(write_updates(scatter))
-        (scatter.operands[_UPDATES],) = copy_form(form, [updates, places, *bounds], scatter)
+        (scatter.operands[UPDATES],) = copy_form(form, [updates, places, *bounds], scatter)
 
 
 def write_places(scatter: ir.Operation) -> str:
     """A function of places ``[n, depth]`` and the sizes of the indexed axes that gives the places, with zero for what
     is out of range, as text."""
-    places = ir.RankedTensorType(scatter.operands[_PLACES].type)
+    places = ir.RankedTensorType(scatter.operands[PLACES].type)
     columns, place = range(places.shape[1]), places.element_type
     choice = "\n".join(
         f"%at{j} = arith.constant {j} : index\n%is{j} = arith.cmpi eq, %column, %at{j} : index\n"
@@ -136,7 +136,7 @@ func.func @bounded(%given: {places}, {_write_bounds(columns)}) -> {places} {{
 def write_updates(scatter: ir.Operation) -> str:
     """A function of updates, places ``[n, depth]`` and the sizes of the indexed axes that gives the updates, marked
     where a place is out of range, as text."""
-    updates, places = (ir.RankedTensorType(scatter.operands[i].type) for i in (_UPDATES, _PLACES))
+    updates, places = (ir.RankedTensorType(scatter.operands[i].type) for i in (UPDATES, PLACES))
     columns, place, element = range(places.shape[1]), places.element_type, updates.element_type
     loops = ", ".join(f"d{axis}" for axis in range(updates.rank))
     own = f"affine_map<({loops}) -> ({loops})>"
@@ -183,7 +183,7 @@ def _write_empty(type_: ir.RankedTensorType) -> str:
 
 def find_mark(op: ir.Operation) -> ir.Attribute:
     """Return what a gather yields, or a scatter writes, for an index out of range: NaN, or the least integer."""
-    type_ = op.operands[_UPDATES].type
+    type_ = op.operands[UPDATES].type
     element = ir.RankedTensorType(type_).element_type
     if isinstance(element, ir.FloatType):
         return ir.FloatAttr.get(element, math.nan, op.location)

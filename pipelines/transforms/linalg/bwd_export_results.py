@@ -15,10 +15,10 @@ from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.scatters import SCATTER, TENSOR
 
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
 ALIAS = "hal.tensor.alias"
-_SCATTER, _TENSOR = "tm_tensor.scatter", 2
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ def place_scatter(value: ir.Value, storage: ir.Value) -> bool:
     Aliased where it is computed, it would be computed in scratch memory and then copied: twice the gradient of an
     embedding.
     """
-    if not isinstance(value, ir.OpResult) or value.owner.name != _SCATTER or len(list(value.uses)) > 1:
+    if not isinstance(value, ir.OpResult) or value.owner.name != SCATTER or len(list(value.uses)) > 1:
         return False
     scatter, type_ = value.owner, ir.RankedTensorType(value.type)
-    number = read_number(scatter.operands[_TENSOR])
+    number = read_number(scatter.operands[TENSOR])
     if number is None or not type_.has_static_shape:
         return False
     ip, location = ir.InsertionPoint(scatter), scatter.location
     empty = ir.Operation.create("tensor.empty", results=[type_], loc=location, ip=ip)
     alias, _ = _alias(create_fill(number, empty.result, ip, location, hidden=True), storage, ip)
-    scatter.operands[_TENSOR] = alias.result
+    scatter.operands[TENSOR] = alias.result
     return True
 
 

@@ -13,10 +13,9 @@ from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import hide, take_behind_barrier, walk
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced
+from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.views import shares_storage, view_root
 
-_SCATTER = "tm_tensor.scatter"
-_UPDATES, _PLACES, _TENSOR = 0, 1, 2
 _MOVES = ("linalg.broadcast", "linalg.transpose")
 # So many 64-bit places fill the 32 KiB of stack that IREE allows a kernel on a CPU.
 _MOST_PLACES = 4096
@@ -45,7 +44,7 @@ class BwdIsolateScatters(ModulePass):
         for func in functions(module):
             for block in func.regions[0].blocks:
                 for op in list(walk(block)):
-                    if op.name == _SCATTER:
+                    if op.name == SCATTER:
                         isolate_operands(op)
                         isolate_result(op)
 
@@ -57,7 +56,7 @@ def isolate_operands(scatter: ir.Operation) -> None:
         raise PassFailure(
             scatter, "bwd-isolate-scatters: a scatter of fewer than three operands", "give updates, places and tensor"
         )
-    for number in (_UPDATES, _PLACES) if are_many(scatter.operands[_PLACES]) else (_UPDATES,):
+    for number in (UPDATES, PLACES) if are_many(scatter.operands[PLACES]) else (UPDATES,):
         operand = scatter.operands[number]
         root = view_root(operand)
         if isinstance(root, ir.OpResult) and is_repeated(root.owner):
@@ -98,7 +97,7 @@ def has_any(op: ir.Operation, names: frozenset[str]) -> bool:
 def isolate_result(scatter: ir.Operation) -> None:
     """Where what ``scatter`` writes into is used elsewhere too, have its result read from behind a barrier. Zeros that
     several scatters start at are not: each has its own."""
-    tensor = scatter.operands[_TENSOR]
+    tensor = scatter.operands[TENSOR]
     root = view_root(tensor)
     if is_shared(tensor) and not (is_filled(root) and is_written_only(root)):
         hide(scatter.result)
@@ -120,7 +119,7 @@ def is_written_only(value: ir.Value) -> bool:
     return all(
         is_written_only(use.owner.results[0])
         if shares_storage(use.owner)
-        else use.owner.name == _SCATTER and use.operand_number == _TENSOR
+        else use.owner.name == SCATTER and use.operand_number == TENSOR
         for use in value.uses
     )
 
