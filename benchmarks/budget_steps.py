@@ -138,7 +138,7 @@ def _steps(builder: BudgetBuilder, budgets: Sequence[int]) -> Iterator[Step]:
 
 def _peak(built: Finished) -> int:
     staged, executable, _ = built
-    return step_peak(staged, executable.transients)
+    return step_peak(staged, executable.working)
 
 
 def find_violations(steps: Sequence[Step]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest
 from retrograd.contract.plan import Free, RunStage
-from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED
+from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
 from retrograd.frontend.doors.capture import CapturedGraph
@@ -62,7 +62,7 @@ def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, A
         "stages": len(staged.stages),
         "forward_transient_bytes": specs[FORWARD].transient_bytes if known else None,
         "backward_transient_bytes": specs[BACKWARD].transient_bytes if known else None,
-        "peak_bytes_predicted": step_peak(staged, executable.transients) if known else None,
+        "peak_bytes_predicted": step_peak(staged, executable.working) if known else None,
         "peak_bytes_measured": None,
         "vmfb_bytes": len(executable.vmfb),
         "timeline": {half: _describe_half(half, staged, executable) for half in (FORWARD, BACKWARD)},
@@ -80,7 +80,10 @@ def _describe_half(half: str, staged: StagedModule, executable: Executable) -> l
         return [*_describe_stages(half, staged, executable, _held(kept), handed)]
     if half == BACKWARD:
         results += staged.function(BACKWARD).results
-    return [_describe_stage(half, executable, _held(results))]
+    held = Counter(_held(results))
+    # Those that lie in residuals take no memory.
+    held[HELD[GRAD]] -= executable.placed.get(half + INTO, 0)
+    return [_describe_stage(half, executable, held)]
 
 
 def _describe_stages(

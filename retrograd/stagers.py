@@ -205,15 +205,15 @@ class WithoutTangents:
             gain = 1
         if gain is None:
             return staged
-        forward = half_peak(FORWARD, self.step, self.executable.transients)
+        forward = half_peak(FORWARD, self.step, self.executable.working)
         return shorten_lifetimes(staged, gain, forward)
 
     def finish(self, staged: StagedModule) -> Finished:
         limit = self.step.memory_budget
         for target in self._targets():
             finished = self.work.compile(staged, target)
-            transients = {**self.executable.transients, **finished[1].transients}
-            if limit is None or variant_peak(self.step, staged, transients) <= limit:
+            working = {**self.executable.working, **finished[1].working}
+            if limit is None or variant_peak(self.step, staged, working) <= limit:
                 return finished
         raise OverBudget
 

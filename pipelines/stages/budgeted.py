@@ -221,7 +221,7 @@ class BudgetBuilder:
             staged, choice.target, self.versions, self.progress, self.store, standalone=self.standalone
         )
         # That may have taken other flags than those that were asked.
-        peak = step_peak(staged, executable.transients)
+        peak = step_peak(staged, executable.working)
         if peak > limit:
             return None, peak
         said = {**staged.partition, **facts, **choice.facts}
@@ -271,12 +271,12 @@ class BudgetBuilder:
         return self.laid_out[key]
 
     def _lay_out(self, staged: StagedModule, target: Target) -> dict[str, int]:
-        parts = {"kind": "scratch", **executable_parts(staged, target, self.versions, standalone=False)}
+        parts = {"kind": "scratch", **executable_parts(staged, target, self.versions, standalone=self.standalone)}
         found = self.store.get(parts) if self.store is not None else None
         if found is not None:
             return {str(name): int(size) for name, size in json.loads(found).items()}
         with self.progress.phase("measure memory"):
-            linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True)
+            linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True, donating=not self.standalone)
             scratch = measure_scratch(linalg, target)
         if unknown := unknown_scratch(staged, scratch):
             what = f"the scratch memory of @{unknown[0]} depends on more than the sizes of its arguments"

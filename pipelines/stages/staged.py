@@ -297,7 +297,7 @@ def _compile_with_kernels(staged: StagedModule, target: Target, progress: Progre
 
 def _compile(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:
     with progress.phase("lower"):
-        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone)
+        linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone, donating=not standalone)
     with progress.phase("iree-compile"):
         return compile_executable(linalg, target)
 
@@ -307,9 +307,9 @@ def executable_parts(
 ) -> dict[str, str]:
     """All that an executable depends on."""
     return {
-        "entry": "executable, scratch memory and its timelines, buffers in storage for results",
+        "entry": "executable, scratch memory and its timelines, buffers and results in what is donated",
         "module": staged.texts["scheduled"],
-        "lowering": lowering_pipeline(target, twins_alone=not standalone),
+        "lowering": lowering_pipeline(target, twins_alone=not standalone, donating=not standalone),
         "target": repr(target),
         "cpu": host_cpu(),
         "kernels": str(find_triton()) if target.kernels else "",
@@ -322,6 +322,7 @@ def _encode(executable: Executable) -> bytes:
         "flags": list(executable.flags),
         "transients": executable.transients,
         "seconds": executable.seconds,
+        "placed": executable.placed,
     }
     header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
     header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
@@ -334,7 +335,7 @@ def _decode(data: bytes) -> Executable:
     timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
     flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
     kernels = tuple(fields["kernels"])
-    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels)
+    return Executable(vmfb, flags, fields["transients"], fields["seconds"], notes, timelines, kernels, fields["placed"])
 
 
 def _read_summary(module: ir.Module) -> dict[str, Any]:

@@ -1,43 +1,56 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``bwd-pack-scratch``: places the buffers of each function in its block of scratch memory, or in storage for
-its results.
+"""``bwd-pack-scratch``: places the buffers of each function in its block of scratch memory, in storage for its results,
+or in arguments that the caller gave up.
 
 Works on ``stream.resource.pack``, which IREE's ``iree-stream-schedule-allocation`` leaves, and replaces what it gives
 by constants. IREE's own ``iree-stream-layout-slices`` places buffers in the order they are made in. A pack with a size
 that is not a constant is left to it.
 
 Storage for a result, which the caller gives, holds nothing before the first command that accesses it: buffers that are
-alive at the fullest step lie there (``analysis/kernels/hosted_buffers.py``).
+alive at the fullest step lie there (``analysis/kernels/hosted_buffers.py``). So they do in what
+the caller gave up (:data:`BWD_DONATED`), after the last command that reads it; and results lie there, which are written
+later. What a function writes over, and which results lie where, is part of what the program says of it
+(``iree.reflection``): who calls it has to be the only one who has these arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED, Place, find_hosts
+from retrograd.contract.attributes import BWD_DONATED, BWD_PLACED
+from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED, Host, Place, find_hosts, place_results
 from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, check_slices, lay_out
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
 from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, read_scratch
 
 NAME = "bwd-pack-scratch"
+_REFLECTION = "iree.reflection"
 # Of each buffer, on all devices: IREE's --iree-stream-resource-min-offset-alignment for CPUs.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the buffers of a pack go: in hosts by number, the others in a block; None for one that is hosted."""
+    """Where the buffers of a pack go: in hosts by number, the others in a block; None for one that is hosted. Where
+    results go, by the number of their storage: in that of another, which was given up."""
 
     pack: Any
     layout: Layout
     block: tuple[int | None, ...]
     scratch: Scratch | None
     hosted: dict[int, Place]
+    placed: dict[int, Place]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block, less those of results that need no storage of their own."""
+        storages = self.scratch.storages if self.scratch is not None else []
+        return self.layout.size - sum(storages[number].host.size for number in self.placed)
 
 
 def apply(module: Any, *, loose: bool = True, hosts: bool = True) -> None:
@@ -91,18 +104,44 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
     except ValueError as error:
         raise PassFailure(NAME, pack, str(error), "run it right after iree-stream-schedule-allocation") from error
     scratch = read_scratch(pack) if hosts else None
+    found = [_host(pack, slices, loose, scratch, {})]
+    if scratch is not None and (placed := _place_results(scratch.storages)):
+        found.append(_host(pack, slices, loose, scratch, placed))
+    best = min(found, key=lambda packing: packing.size)
+    if best.hosted:
+        pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(best.hosted), pack.context)
+    return best
+
+
+def _place_results(storages: Sequence[Storage]) -> dict[int, Place]:
+    """Places for results in storages that were given up, by number."""
+    results = {
+        number: Slice(s.host.first, s.host.last, -(-s.host.size // _ALIGNMENT) * _ALIGNMENT)
+        for number, s in enumerate(storages)
+        if not s.is_given_up and s.is_movable
+    }
+    return place_results(results, {number: s.host for number, s in enumerate(storages) if s.is_given_up})
+
+
+def _host(pack: Any, slices: list[Slice], loose: bool, scratch: Scratch | None, placed: Mapping[int, Place]) -> Packing:
+    """Plan a pack, with results at the places ``placed``."""
     hosted: dict[int, Place] = {}
     if scratch is not None:
         # IREE's steps are others: they count ops that are no command in the end.
         slices = [_alive(part, scratch.lives.get(number)) for number, part in enumerate(slices)]
         movable = [scratch.is_computed(number) for number in range(len(slices))]
-        hosted = find_hosts(slices, [storage.host for storage in scratch.storages], movable)
+        taken: dict[int, list[tuple[int, Slice]]] = {}
+        for number, place in placed.items():
+            host = scratch.storages[number].host
+            taken.setdefault(place.host, []).append((place.offset, Slice(host.first, host.last, host.size)))
+        # Storage that a result does not have holds nothing.
+        rooms = [Host(0, 0, 0) if number in placed else s.host for number, s in enumerate(scratch.storages)]
+        hosted = find_hosts(slices, rooms, movable, taken)
     numbers = [number for number in range(len(slices)) if number not in hosted]
     layout = lay_out([slices[number] for number in numbers], loose=loose)
     offsets = dict(zip(numbers, layout.offsets, strict=True))
-    if hosted:
-        pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(hosted), pack.context)
-    return Packing(pack, layout, tuple(offsets.get(number) for number in range(len(slices))), scratch, hosted)
+    block = tuple(offsets.get(number) for number in range(len(slices)))
+    return Packing(pack, layout, block, scratch, hosted, dict(placed))
 
 
 def _alive(part: Slice, steps: tuple[int, int] | None) -> Slice:
@@ -112,10 +151,15 @@ def _alive(part: Slice, steps: tuple[int, int] | None) -> Slice:
 
 def _replace(packing: Packing) -> None:
     pack, scratch = packing.pack, packing.scratch
-    if scratch is not None and packing.hosted:
+    if scratch is not None:
         for number, place in packing.hosted.items():
             for access, added in scratch.accesses[number]:
                 _move(pack, access, scratch.storages[place.host], place.offset + added)
+        for number, place in packing.placed.items():
+            for access in scratch.storages[number].accesses:
+                added = constant_of(access.command.operands[access.range.offset]) or 0
+                _move(pack, access, scratch.storages[place.host], place.offset + added)
+        _tell(packing, scratch.storages)
     # A block of nothing is one that IREE's drivers are never asked for otherwise.
     size = packing.layout.size or (_ALIGNMENT if packing.hosted else 0)
     for result, offset in zip(pack.results, (size, *packing.block), strict=True):
@@ -124,8 +168,28 @@ def _replace(packing: Packing) -> None:
     pack.erase()
 
 
+def _tell(packing: Packing, storages: Sequence[Storage]) -> None:
+    """Have the function say which arguments it writes over, and which results lie there."""
+    hosts = {place.host for place in (*packing.hosted.values(), *packing.placed.values())}
+    written = [str(storages[host].number) for host in sorted(hosts) if storages[host].is_given_up]
+    placed = [
+        f"{storages[n].number}:{storages[place.host].number}:{place.offset}:{storages[n].host.size}"
+        for n, place in sorted(packing.placed.items())
+    ]
+    if not written:
+        return
+    attributes, context = packing.pack.parent.attributes, packing.pack.context
+    said = {n.name: n.attr for n in ir.DictAttr(attributes[_REFLECTION])} if _REFLECTION in attributes else {}
+    for key, more in ((BWD_DONATED, written), (BWD_PLACED, placed)):
+        # Of another region of commands.
+        before = [ir.StringAttr(said[key]).value] if key in said else []
+        if before or more:
+            said[key] = ir.StringAttr.get(",".join(before + more), context)
+    attributes[_REFLECTION] = ir.DictAttr.get(said, context)
+
+
 def _move(pack: Any, access: Access, storage: Storage, offset: int) -> None:
-    """Have a command access storage for a result, at an offset."""
+    """Have a command access storage for a result, or what was given up, at an offset."""
     operands, taken = access.command.operands, access.range
     operands[taken.resource], operands[taken.size] = storage.resource, storage.size
     operands[taken.offset] = _constant(pack, offset)

@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which commands access the buffers of a function's scratch memory, and storage for its results: the first step towards
-having the one lie in the other."""
+"""Which commands access the buffers of a function's scratch memory, storage for its results, and arguments that the
+caller gave up: the first step towards having the one lie in the others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from iree.compiler import ir
 
+from retrograd.contract.attributes import BWD_DONATED
 from retrograd.pipelines.analysis.kernels.hosted_buffers import Host
 from retrograd.pipelines.stream.passes import Range, constant_of, operand_groups, read_ranges
 
@@ -19,7 +20,8 @@ _EXECUTE, _IMPORT, _ALLOCA = "stream.cmd.execute", "stream.tensor.import", "stre
 _DISPATCH = "stream.cmd.dispatch"
 _GROUPS = frozenset({"stream.cmd.concurrent", "stream.cmd.serial"})
 # Who may have storage for a result besides the one region of commands: what only hands it on.
-_HANDS_ON = frozenset({"stream.timepoint.await", "util.optimization_barrier", "stream.tensor.export"})
+_BARRIER = "util.optimization_barrier"
+_HANDS_ON = frozenset({"stream.timepoint.await", _BARRIER, "stream.tensor.export"})
 _FREES = "stream.resource.dealloca"
 _FOREVER = 1 << 40
 
@@ -35,12 +37,21 @@ class Access:
 
 @dataclass(frozen=True)
 class Storage:
-    """Storage that the caller gave for a result: when it is free, the value that it is in a region of commands, and
-    that of its size."""
+    """Storage that the caller gave for a result, or gave up: when it is free, the value that it is in a region of
+    commands, that of its size, and who accesses it. ``number`` is that of the result, or of the argument that was given
+    up, ``is_given_up``."""
 
     host: Host
     resource: Any
     size: Any
+    accesses: tuple[Access, ...]
+    number: int
+    is_given_up: bool = False
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether who accesses it can access other memory: places in it are constants."""
+        return all(constant_of(a.command.operands[a.range.offset]) is not None for a in self.accesses)
 
 
 @dataclass
@@ -48,7 +59,7 @@ class Scratch:
     """A block of scratch memory whose buffers ``pack`` places, and the one region of commands that uses it.
 
     ``accesses`` are those of each buffer, by number, each with what is added to the buffer's offset; ``storages`` are
-    those of the results that the region writes.
+    those of the results that the region writes, and of what the caller gave up and the region reads.
     """
 
     pack: Any
@@ -81,6 +92,10 @@ def read_scratch(pack: Any) -> Scratch | None:
         for taken in taken_ranges:
             ranges.setdefault(command.operands[taken.resource], []).append(Access(command, taken, step))
     resources = operand_groups(execute)[0]
+    # Storage of results that the caller's memory does not let IREE fill or copy to makes the call fail, and the caller
+    # calls again: by then nothing may be written over.
+    imported = [a for a, value in zip(block.arguments, resources, strict=False) if _import_of(value) is not None]
+    is_repeatable = all(access.command.name == _DISPATCH for a in imported for access in ranges.get(a, ()))
     for argument, value in zip(block.arguments, resources, strict=False):
         if _is_scratch_of(value, pack):
             for access in ranges.get(argument, ()):
@@ -90,10 +105,13 @@ def read_scratch(pack: Any) -> Scratch | None:
                 scratch.accesses.setdefault(place[0], []).append((access, place[1]))
         elif argument in ranges:
             found = ranges[argument]
-            host = _read_host(value, execute, [access.step for access in found])
+            steps = [access.step for access in found]
+            host, is_given_up = _read_host(value, execute, steps), False
+            if host is None and is_repeatable:
+                host, is_given_up = _read_donated(value, execute, steps), True
             if host is not None:
-                size = found[0].command.operands[found[0].range.size]
-                scratch.storages.append(Storage(host, argument, size))
+                size, number = found[0].command.operands[found[0].range.size], _number_of(value, is_given_up)
+                scratch.storages.append(Storage(host, argument, size, tuple(found), number, is_given_up))
     return scratch if _is_known(pack, scratch) else None
 
 
@@ -150,8 +168,8 @@ def _find_place(offset: Any, pack: Any) -> tuple[int, int] | None:
 def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
     """What can be hosted in a resource that ``execute`` takes and accesses at these steps, if it is storage for a
     result: it holds nothing before it is written for the first time."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != _IMPORT or "consume" not in owner.attributes:
+    owner = _import_of(value)
+    if owner is None or "consume" not in owner.attributes:
         return None
     # Of two imports of one buffer the other may be written before.
     imports = [use.owner.name for use in owner.operands[0].uses]
@@ -163,6 +181,44 @@ def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
     if len(users) - len(others) != 1 or any(user.name not in _HANDS_ON for user in others) or size is None:
         return None
     return Host(size, min(steps), _FOREVER)
+
+
+def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
+    """As :func:`_read_host`, of an argument that the caller gave up and that nobody but ``execute`` reads: it holds
+    nothing after its last use."""
+    owner = _import_of(value)
+    if owner is None or "consume" in owner.attributes:
+        return None
+    given, size = owner.operands[0], constant_of(owner.operands[1])
+    users = [use.owner.operation for use in value.uses]
+    # What holds an argument against IREE's folding gives nothing to anybody.
+    is_alone = [user for user in users if user.name != _BARRIER or any(list(r.uses) for r in user.results)] == [execute]
+    if not isinstance(given.owner, ir.Block) or not is_alone or size is None:
+        return None
+    argument = ir.BlockArgument(given)
+    attributes = argument.owner.owner.attributes
+    own = [use.owner.name for use in given.uses if use.owner.name == _IMPORT]
+    if "arg_attrs" not in attributes or len(own) != 1:
+        return None
+    said = ir.DictAttr(ir.ArrayAttr(attributes["arg_attrs"])[argument.arg_number])
+    return Host(size, -1, max(steps)) if BWD_DONATED in said else None
+
+
+def _number_of(value: Any, is_argument: bool) -> int:
+    """The number of the argument that is imported as ``value``, or of the result whose storage that argument is: these
+    are the last."""
+    argument = ir.BlockArgument(_import_of(value).operands[0])
+    if is_argument:
+        return int(argument.arg_number)
+    function = argument.owner.owner
+    results = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
+    return int(argument.arg_number) - len(argument.owner.arguments) + len(results)
+
+
+def _import_of(value: Any) -> Any:
+    """The op that imports a buffer of the caller's as ``value``; None where it is something else."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) or owner.name != _IMPORT else owner
 
 
 def _is_known(pack: Any, scratch: Scratch) -> bool:

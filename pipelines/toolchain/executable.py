@@ -27,7 +27,7 @@ from retrograd.pipelines.kernels.family import CHOICES
 from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
-from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_transients
+from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_placed, read_transients
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_timelines
 from retrograd.pipelines.toolchain.vmfb import add_launches, read_formats
@@ -53,7 +53,8 @@ class Executable:
 
     Of a function that works out what it allocates from open sizes, these are the bytes at the sizes of the trace.
 
-    ``timelines`` have the steps of each function with the scratch memory in use; ``notes`` say in words where results
+    ``placed`` are the bytes of results that lie in arguments which the caller gave up. ``timelines`` have the steps of
+    each function with the scratch memory in use; ``notes`` say in words where results
     are not what the module asks for; ``kernels`` which op became a kernel of our own, and which did not and why.
     """
 
@@ -64,6 +65,12 @@ class Executable:
     notes: tuple[str, ...] = ()
     timelines: dict[str, tuple[Step, ...]] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
+    placed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def working(self) -> dict[str, int]:
+        """Bytes that each function takes beyond arguments and results: below zero where results lie in arguments."""
+        return {name: scratch - self.placed.get(name, 0) for name, scratch in self.transients.items()}
 
 
 @cache
@@ -108,7 +115,8 @@ def compile_executable(
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
         options = [_NO_EVALUATION] if _is_launched(target) else []
         flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
-        transients = read_transients(_read_dump(folder, LAYOUT_PASS), frees_late=target.frees_late)
+        laid_out = _read_dump(folder, LAYOUT_PASS)
+        transients = read_transients(laid_out, frees_late=target.frees_late)
         timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
         data = vmfb.read_bytes()
         check_formats(data, target)
@@ -119,7 +127,7 @@ def compile_executable(
             launches = _read_launches(folder)
             data = add_launches(data, launches)
             kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
-        return Executable(data, flags, transients, seconds, notes, timelines, kernels)
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels, read_placed(laid_out))
 
 
 def _is_launched(target: Target) -> bool:
@@ -206,7 +214,8 @@ _FLOAT64_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*f64>")
 
 
 def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
-    """Peak scratch bytes of each exported function with the first set of flags that leads to IREE's stream phase.
+    """Bytes that each exported function takes beyond arguments and results (:attr:`Executable.working`), with the first
+    set of flags that leads to IREE's stream phase.
 
     Raises:
         CompileError: no set does; reports the last one's first error, and the replay command.
@@ -215,7 +224,10 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         stream = Path(name) / "stream.mlir"
         # Constants are worked out at load time as well as now, which takes a code generator.
         _climb(linalg, target, stream, ["--compile-to=stream", _NO_EVALUATION], None)
-        return read_transients(stream.read_text(encoding="utf-8"), frees_late=target.frees_late)
+        text = stream.read_text(encoding="utf-8")
+        placed = read_placed(text)
+        scratch = read_transients(text, frees_late=target.frees_late)
+        return {name: size - placed.get(name, 0) for name, size in scratch.items()}
 
 
 def compile_to_phase(linalg: str, target: Target, phase: str, *, limits: ToolLimits | None = None) -> None:

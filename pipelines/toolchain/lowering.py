@@ -28,12 +28,13 @@ def lower_to_linalg(
     locations: bool = True,
     twins_alone: bool = False,
     asking: bool = False,
+    donating: bool = False,
     limits: ToolLimits | None = None,
 ) -> str:
     """Lower a staged module (text or bytecode, locations included) to linalg on tensors, as text.
 
-    ``target``, ``twins_alone`` and ``asking`` are as for :func:`lowering_pipeline`. ``locations`` says whether the
-    result has them too; ``limits`` are the tool's, else those of the environment.
+    ``target``, ``twins_alone``, ``asking`` and ``donating`` are as for :func:`lowering_pipeline`. ``locations`` says
+    whether the result has them too; ``limits`` are the tool's, else those of the environment.
 
     Raises:
         CompileError: an op has no lowering, or the lowering crashed; names the op, its source line and the replay
@@ -43,7 +44,7 @@ def lower_to_linalg(
         folder = Path(name)
         source, lowered = folder / "staged.mlir", folder / "linalg.mlir"
         source.write_bytes(staged)
-        pipeline = lowering_pipeline(target, twins_alone=twins_alone, asking=asking)
+        pipeline = lowering_pipeline(target, twins_alone=twins_alone, asking=asking, donating=donating)
         options = [f"--pass-pipeline={pipeline}", "--allow-unregistered-dialect"]
         options += ["--mlir-print-debuginfo"] * locations
         result = LOWER.run([str(source), "-o", str(lowered), *options], folder=folder, limits=limits)

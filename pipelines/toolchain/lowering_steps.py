@@ -68,7 +68,8 @@ class Step:
 
     ``name`` is a pass as a pipeline has it; ``options`` are what it is given besides, and for which targets: ``{arch}``
     in them is the architecture of the first device, and ``{tiles}`` the target's tiles of kernels of the families that
-    stand there. ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are.
+    stand there. ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are,
+    ``DONATING`` for a CPU whose caller gives up what is the backward's alone.
     """
 
     name: str
@@ -76,9 +77,9 @@ class Step:
     why: str
     options: tuple[tuple[str, Where], ...] = ()
 
-    def text(self, target: Target | None, *, twins_alone: bool, asking: bool = False) -> str:
+    def text(self, target: Target | None, *, twins_alone: bool, asking: bool = False, donating: bool = False) -> str:
         """The pass with its options, in a pipeline's text."""
-        marked = {TWINS_ALONE: twins_alone, ASKING: asking}
+        marked = {TWINS_ALONE: twins_alone, ASKING: asking, DONATING: donating and CPU_ALONE.asks(target)}
         chosen = [text for text, where in self.options if (marked[where] if where in marked else where.asks(target))]
         if target is not None:
             own = {
@@ -92,6 +93,7 @@ class Step:
 
 
 TWINS_ALONE = Where("all, for what is called from here alone", lambda _: False)
+DONATING = Where("a CPU alone, for what is called from here alone", lambda _: False)
 ASKING = Where("CUDA, to ask which tiles kernels could have", lambda _: False)
 
 
@@ -170,7 +172,7 @@ LOWERING: tuple[Step, ...] = (
         "bwd-export-results",
         ALL,
         "results are written where torch has its memory; after all that adds ops to a function's end",
-        (("twins-alone=true", TWINS_ALONE),),
+        (("twins-alone=true", TWINS_ALONE), ("donates=true", DONATING)),
     ),
     Step("bwd-keep-roundings", ALL, "LLVM drops roundings to bfloat16, which comparisons need; on twins too"),
     # What code for some needs.
@@ -214,11 +216,15 @@ LOWERING: tuple[Step, ...] = (
 )
 
 
-def lowering_pipeline(target: Target | None = None, *, twins_alone: bool = False, asking: bool = False) -> str:
+def lowering_pipeline(
+    target: Target | None = None, *, twins_alone: bool = False, asking: bool = False, donating: bool = False
+) -> str:
     """The passes from staged functions to linalg for a target, as text; without one, what all have in common.
 
     ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
-    ``asking`` is for a module that is not compiled: which tiles its kernels could have is noted in it.
+    ``asking`` is for a module that is not compiled: which tiles its kernels could have is noted in it. ``donating``
+    says that callers give up residuals and tangents: on a CPU scratch memory lies there after their last use.
     """
-    chosen = [step.text(target, twins_alone=twins_alone, asking=asking) for step in LOWERING if step.where.asks(target)]
+    told = {"twins_alone": twins_alone, "asking": asking, "donating": donating}
+    chosen = [step.text(target, **told) for step in LOWERING if step.where.asks(target)]
     return f"builtin.module({','.join(chosen)})"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from retrograd.contract.attributes import BWD_PLACED
 from retrograd.contract.roles import INTO, SIZE
 from retrograd.contract.sizes import evaluate_size, parse_shape
 
@@ -23,6 +24,7 @@ LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 """After this pass of IREE's, one of the last of its stream phase, :func:`read_transients` reads."""
 
 _FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
+_PLACED = re.compile(rf'{re.escape(BWD_PLACED)} = "([^"]*)"')
 _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
 _ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")
 _VALUE = re.compile(r"%[\w-]+|(?<=\[)\d+(?=\])")
@@ -93,6 +95,16 @@ def read_transients(stream: str, *, frees_late: bool = False) -> dict[str, int]:
             continue
         peaks[name] = run.peak
     return peaks
+
+
+def read_placed(stream: str) -> dict[str, int]:
+    """Bytes of the results of each exported function that lie in arguments which its caller gave up, if any do."""
+    found = ((name, _PLACED.search(signature)) for name, signature, _ in _FUNCTION.findall(stream))
+    return {
+        name: sum(int(placed.rpartition(":")[2]) for placed in said[1].split(","))
+        for name, said in found
+        if said is not None
+    }
 
 
 class _UnknownSize(Exception):

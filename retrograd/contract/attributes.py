@@ -51,6 +51,14 @@ BWD_ISLAND = "bwd.island"
 BWD_RANDOM = "bwd.random"
 """Of an `ISLAND_OP`: it draws random numbers."""
 
+BWD_DONATED = "bwd.donated"
+"""Of an argument: the caller gives it up, and the function may write over it after its last use. In what a program says
+of a function, the numbers of the arguments that are written over, with commas between."""
+
+BWD_PLACED = "bwd.placed"
+"""In what a program says of a function: the results that lie in arguments that it writes over, as
+``RESULT:ARGUMENT:OFFSET:SIZE`` by number and in bytes, with commas between."""
+
 ISLAND_OP = "torch.retrograd.island"
 """An operator with any number of operands and results, which runs in torch."""
 

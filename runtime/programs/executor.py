@@ -31,7 +31,7 @@ from retrograd.runtime.programs.devices import (
     torch_device_of,
 )
 from retrograd.runtime.programs.errors import ExecutionError
-from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory
+from retrograd.runtime.programs.loaded import Argument, Loaded, OutOfDeviceMemory, Placed
 from retrograd.runtime.programs.openmp import release_threads
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.tensors import (
@@ -40,6 +40,7 @@ from retrograd.runtime.programs.tensors import (
     allocate_results,
     as_argument,
     check_results,
+    give_up,
     is_importable,
     make_allocator,
 )
@@ -158,18 +159,33 @@ class Program:
         """
         loaded = self._current()
         storages = check_results(name, results, loaded.device)
-        loaded.function(name).check_results(results)
+        function = loaded.function(name)
+        function.check_results(results)
+        if not function.donated:
+            return self._invoke(loaded, name, arguments, results, storages, same_step)
+        arguments = [*arguments]
+        give_up(arguments, function.donated)
         self._invoke(loaded, name, arguments, results, storages, same_step)
+        for placed in function.placed:
+            results[placed.result].copy_(placed.view(arguments, results[placed.result]))
+        return None
 
     def invoke_on_new(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], *, same_step: bool = False
     ) -> None:
-        """As `invoke`, for results that were allocated just now, as the function declares them: they are not checked.
+        """As `invoke`, for results that were allocated just now, as the function declares them: they are not checked;
+        and for arguments that it may write over, where it does (`donated`).
 
         Raises:
             ExecutionError, OutOfDeviceMemory: as for `invoke`.
         """
         self._invoke(self._current(), name, arguments, results, _NO_STORAGES, same_step)
+
+    def donated(self, name: str) -> tuple[tuple[int, ...], tuple[Placed, ...]]:
+        """The arguments, by number, that a function writes over: a call of it works in their memory; and its results
+        that lie there, and not in the storage given."""
+        function = self._current().function(name)
+        return function.donated, function.placed
 
     def queues(self, names: Sequence[str]) -> bool:
         """Whether calls of all these functions, on storage for their results, queue their work and wait for nothing."""
@@ -229,7 +245,7 @@ class Program:
         times.record(in_caller, time.perf_counter() - start)
         if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
             short = function.plain_call
-            if is_worth_copying(arguments, results):
+            if not function.placed and is_worth_copying(arguments, results):
                 short = CopiedCall(short, arguments, results)
             self.short_calls[name] = short
 

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
+from retrograd.contract.attributes import BWD_DONATED, BWD_PLACED
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.call_times import CallTimes
@@ -205,6 +206,8 @@ class Loaded:
                 raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
             declaration = handle.reflection.get("iree.abi.declaration", "")
             function = Function(name, handle, declaration, parse_results(declaration))
+            function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
+            function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
             explain = partial(self._explain, function)
             function.plain_call = PlainCall(
                 self.device, handle, self._invoke, self._from_dlpack, self._lock, explain, "complex<" in declaration
@@ -232,7 +235,8 @@ class Loaded:
 @dataclass
 class Function:
     """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copies``
-    says that IREE copies to its results."""
+    says that IREE copies to its results. It writes over the arguments of the numbers ``donated``, where its results
+    ``placed`` then are."""
 
     name: str
     handle: Any
@@ -241,6 +245,8 @@ class Function:
     plain_call: PlainCall = field(init=False)
     times: CallTimes | None = None
     copies: bool = False
+    donated: tuple[int, ...] = ()
+    placed: tuple[Placed, ...] = ()
 
     def check_results(self, results: Sequence[torch.Tensor]) -> None:
         """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""
@@ -248,3 +254,24 @@ class Function:
             if not declared.fits(tensor):
                 given = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ExecutionError(f"{self.name}: result {index} is {given}, but the function writes {declared}")
+
+
+class Placed(NamedTuple):
+    """A result that lies in an argument, by numbers: at an offset in it, and of a size, in bytes."""
+
+    result: int
+    argument: int
+    offset: int
+    size: int
+
+    def view(self, arguments: Sequence[Argument], like: torch.Tensor) -> torch.Tensor:
+        """A tensor of sizes, strides and type as ``like`` at the place, which autograd takes for one of its own."""
+        host = arguments[self.argument]
+        assert isinstance(host, torch.Tensor)
+        first = (host.storage_offset() * host.element_size() + self.offset) // like.element_size()
+        return torch.empty(0, dtype=like.dtype).set_(host.untyped_storage(), first, like.shape, like.stride())
+
+
+def _said(handle: Any, key: str) -> list[str]:
+    """What the program says of a function under a key, a list with commas between."""
+    return list(filter(None, handle.reflection.get(key, "").split(",")))

@@ -3,8 +3,10 @@
 """The tensors of a call: what storage a device works on in place, what is copied first, what is refused."""
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
+from sys import getrefcount
+from typing import Any
 
 import torch
 from torch._C._dynamo import guards
@@ -24,6 +26,9 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 BINDING_ERRORS = (RuntimeError, ValueError, IndexError, BufferError)
 """Errors that IREE's bindings raise."""
+
+
+_uses_of = torch._C._storage_Use_Count
 
 
 class CopyDenied(Exception):
@@ -88,6 +93,25 @@ def is_importable(tensor: torch.Tensor) -> bool:
     if address % ALIGNMENT or not (address or tensor.is_meta or tensor.numel() == 0):
         return False
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def give_up(arguments: list[Any], places: Iterable[int]) -> None:
+    """Make those arguments at ``places`` copies that something else than the list refers to: a function writes over
+    them. So are those of which others may know the memory, such as NumPy's arrays, and those that IREE cannot use as
+    they lie."""
+    for place in places:
+        # References of the list and of the call of getrefcount.
+        if getrefcount(arguments[place]) != 2 or arguments[place]._use_count() != 1 or not _is_own(arguments[place]):
+            arguments[place] = as_it_is_read(arguments[place])
+
+
+def _is_own(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is its alone, by torch's counts, and IREE can use it as it lies."""
+    if type(tensor) not in PLAIN_TYPES or not is_importable(tensor):
+        return False
+    storage = tensor.untyped_storage()
+    # References of the tensor and of Python's storage.
+    return _uses_of(storage._cdata) == 2 and storage.resizable() and not storage.is_shared()
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:

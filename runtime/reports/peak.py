@@ -97,4 +97,7 @@ def _run_function(
     results = allocate_results(function.results_at(arguments), program.torch_device)
     with track_peak(program) as scratch:
         program.invoke(function.name + INTO, arguments, results)
-    return results, _storage(results) + scratch.peak_bytes - scratch.resident_bytes
+    _, placed = program.donated(function.name + INTO)
+    # Those that lie in arguments are copied out here.
+    own = _storage(results) - sum(results[place.result].untyped_storage().nbytes() for place in placed)
+    return results, own + scratch.peak_bytes - scratch.resident_bytes

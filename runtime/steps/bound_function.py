@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from retrograd.contract.roles import INTO
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.executor import Argument, Program
+from retrograd.runtime.programs.loaded import Placed
+from retrograd.runtime.programs.tensors import give_up
 
 
 class BoundFunction:
@@ -18,14 +21,19 @@ class BoundFunction:
     that torch allocated. What is the same at each call is looked up and checked at the first one.
 
     ``same_step`` is as for ``Program.invoke``: a backward finds on the device what its forward copied there.
+
+    A function that writes over some of its arguments gets copies of those that anybody else refers to. A list of
+    arguments is empty after that.
     """
 
-    __slots__ = ("_allocators", "_function", "_name", "_program", "_same_step")
+    __slots__ = ("_allocators", "_donated", "_function", "_name", "_placed", "_program", "_same_step")
 
     def __init__(self, program: Program, function: FunctionSpec, *, same_step: bool = False) -> None:
         self._program, self._function, self._same_step = program, function, same_step
         self._name = function.name + INTO
         self._allocators: Sequence[Callable[[], torch.Tensor]] | None = None
+        self._donated: tuple[int, ...] = ()
+        self._placed: tuple[Placed, ...] = ()
 
     def __call__(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
         """Call it.
@@ -35,12 +43,24 @@ class BoundFunction:
         """
         if self._allocators is not None:
             results = [allocate() for allocate in self._allocators]
-            short = self._program.short_calls.get(self._name)
-            if short is not None and short(arguments, results):
-                return results
         else:
             results = self._allocate(arguments)
-        self._program.invoke_on_new(self._name, arguments, results, same_step=self._same_step)
+        if not self._donated:
+            return self._invoke(arguments, results)
+        owned = arguments if isinstance(arguments, list) else [*arguments]
+        give_up(owned, self._donated)
+        for placed in self._placed:
+            results[placed.result] = placed.view(owned, results[placed.result])
+        try:
+            return self._invoke(owned, results)
+        finally:
+            # Nobody is to read what is written over.
+            owned.clear()
+
+    def _invoke(self, arguments: Sequence[Argument], results: list[torch.Tensor]) -> list[torch.Tensor]:
+        short = self._program.short_calls.get(self._name) if self._allocators is not None else None
+        if short is None or not short(arguments, results):
+            self._program.invoke_on_new(self._name, arguments, results, same_step=self._same_step)
         return results
 
     def _allocate(self, arguments: Sequence[Argument]) -> list[torch.Tensor]:
@@ -48,6 +68,15 @@ class BoundFunction:
         specs = self._function.results_at(arguments)
         results = self._program.allocate(specs)
         self._program.check_results(self._name, results)
+        self._donated, self._placed = self._program.donated(self._name)
         if not self._function.is_dynamic:
-            self._allocators = self._program.make_allocators(specs)
+            allocators = self._program.make_allocators(specs)
+            for placed in self._placed:
+                # Its form alone.
+                allocators[placed.result] = partial(_same, results[placed.result].to("meta"))
+            self._allocators = allocators
         return results
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -41,7 +41,7 @@ class FakeIree:
         self.compiled: list[tuple[int, bool]] = []
         self.targets: list[Target] = []
         self.laid_out: list[Target] = []
-        monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target, twins_alone: "")
+        monkeypatch.setattr(budgeted, "lower_to_linalg", lambda source, target, twins_alone, donating: "")
         monkeypatch.setattr(budgeted, "measure_scratch", self.lay_out)
         monkeypatch.setattr(budgeted, "build_executable", self.build)
 

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Buffers in the caller's memory: never where that holds something, never two in one place, and no larger block."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, find_hosts
+from retrograd.pipelines.analysis.kernels.hosted_buffers import Host, Place, find_hosts, place_results
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out
 
 SLICES = st.builds(
@@ -58,3 +58,38 @@ def test_what_may_not_move_stays() -> None:
 def test_two_that_are_not_alive_together_share_a_place() -> None:
     slices = [Slice(0, 1, 256), Slice(2, 3, 256)]
     assert find_hosts(slices, [Host(256, 5, 9)]) == {0: Place(0, 0), 1: Place(0, 0)}
+
+
+@given(
+    results=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), max_size=12),
+    hosts=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=6),
+)
+def test_results_lie_in_what_is_dead_and_fill_it(results: list[tuple[int, int]], hosts: list[tuple[int, int]]) -> None:
+    page = 1 << 14
+    parts = {10 + n: Slice(first, 99, size * page) for n, (first, size) in enumerate(results)}
+    rooms = {n: Host(size * page, -1, last) for n, (size, last) in enumerate(hosts)}
+    found = place_results(parts, rooms)
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for number, place in found.items():
+        assert rooms[place.host].last < parts[number].first
+        spans.setdefault(place.host, []).append((place.offset, place.offset + parts[number].size))
+    for host, taken in spans.items():
+        assert max(end for _, end in taken) <= rooms[host].size
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(sorted(taken)))
+    used, held = sum(parts[n].size for n in found), sum(rooms[host].size for host in spans)
+    assert used >= 15 / 16 * held
+
+
+def test_small_results_have_storage_of_their_own() -> None:
+    assert place_results({0: Slice(5, 99, 8192)}, {0: Host(8192, -1, 2)}) == {}
+    assert place_results({0: Slice(5, 99, 1 << 14)}, {3: Host(1 << 14, -1, 2)}) == {0: Place(3, 0)}
+    # What is read when the result is written is not dead.
+    assert place_results({0: Slice(5, 99, 1 << 14)}, {3: Host(1 << 14, -1, 5)}) == {}
+    # Half of it would be left over.
+    assert place_results({0: Slice(5, 99, 1 << 14)}, {3: Host(1 << 15, -1, 2)}) == {}
+
+
+def test_nothing_lies_where_a_result_does() -> None:
+    slices, host = [Slice(3, 4, 256), Slice(5, 6, 256)], Host(256, -1, 2)
+    assert find_hosts(slices, [host]) == {0: Place(0, 0), 1: Place(0, 0)}
+    assert find_hosts(slices, [host], taken={0: [(0, Slice(5, 99, 256))]}) == {0: Place(0, 0)}

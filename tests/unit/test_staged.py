@@ -80,7 +80,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled; the compiler itself is left out."""
     modules: list[str] = []
 
-    def lower(module: bytes, target: Target, *, twins_alone: bool) -> str:
+    def lower(module: bytes, target: Target, *, twins_alone: bool, donating: bool) -> str:
+        assert donating is twins_alone
         modules.append(module.decode())
         return "linalg"
 
@@ -219,15 +220,19 @@ def test_a_change_of_place_in_the_source_is_no_change(compiled: list[str]) -> No
 def test_what_only_the_runtime_calls_is_an_executable_of_its_own(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(staged, "lower_to_linalg", lambda _source, _target, twins_alone: asked.append(twins_alone))
+    asked: list[tuple[bool, bool]] = []
+
+    def lower(_source: bytes, _target: Target, **options: bool) -> None:
+        asked.append((options["twins_alone"], options["donating"]))
+
+    monkeypatch.setattr(staged, "lower_to_linalg", lower)
     store = Store()
     for standalone in (True, False):
         assert build_executable(stage(), CPU, {}, Progress(), store, standalone=standalone) == (MADE, False)
     # Cut by islands, it cannot be written to a file either.
     cut = replace(stage(), plans={"backward": StagePlan((), (), ())})
     assert build_executable(cut, CPU, {}, Progress(), None) == (MADE, False)
-    assert asked == [False, True, True]
+    assert asked == [(False, False), (True, True), (True, True)]
 
 
 @pytest.mark.parametrize("change", ["module", "target", "version", "cpu"])

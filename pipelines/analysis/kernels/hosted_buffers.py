@@ -8,7 +8,7 @@ scratch buffers lie in it, the block of scratch memory need not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,11 @@ from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out, 
 
 # Buffers are hosted one by one, and each time all that are alive at the fullest step are looked at.
 _MOST_SLICES = 4000
+
+# Results that are smaller have storage of their own: what they would save is not worth a place to remember.
+_LEAST_PLACED = 1 << 14
+# Of the memory that results are placed in, what may be left over: it is there as long as one of them.
+_MOST_LEFT = 1 / 16
 
 HOSTED = "bwd.hosted"
 """Of a ``stream.resource.pack``: the buffers that lie in hosts, by number."""
@@ -39,18 +44,45 @@ class Place:
     offset: int
 
 
+def place_results(results: Mapping[int, Slice], hosts: Mapping[int, Host]) -> dict[int, Place]:
+    """Places for some of ``results``, by number, in ``hosts`` that hold nothing any more when they are written, by
+    number: the hosts, which are there as long as a result is, are full of them but for a sixteenth.
+
+    Those that are written first come first: fewer hosts are free by then.
+    """
+    rooms = {number: _Room(host) for number, host in hosts.items()}
+    placed: dict[int, Place] = {}
+    for number in sorted(results, key=lambda n: (results[n].first, -results[n].size)):
+        part = results[number]
+        if part.size >= _LEAST_PLACED:
+            fits = [(not r.taken, *fit, h) for h, r in rooms.items() if (fit := r.find_gap(part)) is not None]
+            if fits:
+                _, _, offset, host = min(fits)
+                rooms[host].taken.append((offset, part))
+                placed[number] = Place(host, offset)
+    filled = {host: sum(part.size for _, part in room.taken) for host, room in rooms.items() if room.taken}
+    for host in sorted(filled, key=lambda h: filled[h] / hosts[h].size):
+        if sum(filled.values()) >= (1 - _MOST_LEFT) * sum(hosts[h].size for h in filled):
+            break
+        del filled[host]
+    return {number: place for number, place in placed.items() if place.host in filled}
+
+
 def find_hosts(
-    slices: Sequence[Slice], hosts: Sequence[Host], movable: Sequence[bool] | None = None
+    slices: Sequence[Slice],
+    hosts: Sequence[Host],
+    movable: Sequence[bool] | None = None,
+    taken: Mapping[int, Sequence[tuple[int, Slice]]] | None = None,
 ) -> dict[int, Place]:
     """Places in hosts for some of ``slices``, by number: of those alive at the fullest step the largest, as long as one
     fits; and of all others too, where the block that is left has gaps and is smaller without them. ``movable`` says of
-    each whether it may be hosted at all.
+    each whether it may be hosted at all; ``taken`` what lies in a host already, at which offset.
 
     Offsets are multiples of the alignment, since sizes of slices are.
     """
     if not hosts or len(slices) > _MOST_SLICES:
         return {}
-    rooms = [_Room(host) for host in hosts]
+    rooms = [_Room(host, (taken or {}).get(number, ())) for number, host in enumerate(hosts)]
     able = [part.size > 0 and (movable is None or movable[number]) for number, part in enumerate(slices)]
     placed = _lower_peak(slices, able, rooms)
     left = [part for number, part in enumerate(slices) if number not in placed]
@@ -106,9 +138,9 @@ def _put(part: Slice, rooms: Sequence[_Room]) -> Place | None:
 class _Room:
     """What there is in a host: offsets with slices."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, taken: Sequence[tuple[int, Slice]] = ()) -> None:
         self.host = host
-        self.taken: list[tuple[int, Slice]] = []
+        self.taken = [*taken]
 
     def find_gap(self, part: Slice) -> tuple[int, int] | None:
         """The smallest gap that ``part`` fits in all the time that it is alive, and its offset."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from retrograd.contract.roles import INTO
+from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
+from retrograd.contract.roles import BACKWARD, INTO, TANGENT, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import function_type
 from retrograd.pipelines.infra.functions import functions
@@ -30,6 +31,9 @@ class BwdExportResults(ModulePass):
     scratch memory first and then copied: twice the residuals of a forward. What is scattered into one number all over
     is aliased before, where it is filled with that.
 
+    Whoever calls the twin of the backward may give up what is its own, residuals and tangents, so that scratch memory
+    lies there after their last use; :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``.
+
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
     """
@@ -42,6 +46,11 @@ class BwdExportResults(ModulePass):
         metadata={"help": "leave out the functions themselves, for callers that give storage, as the runtime does"},
     )
 
+    donates: bool = field(
+        default=False,
+        metadata={"help": "mark residuals and tangents of the backward's twin, which its caller gives up, as such"},
+    )
+
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):
             kind = function_type(func)
@@ -51,7 +60,10 @@ class BwdExportResults(ModulePass):
                     f"bwd-export-results: a result of {kind} is no ranked tensor",
                     "run it after torch-backend-to-linalg-on-tensors-backend-pipeline",
                 )
-            alias_results(add_twin(func))
+            twin = add_twin(func)
+            alias_results(twin)
+            if self.donates and ir.StringAttr(func.attributes["sym_name"]).value == BACKWARD:
+                mark_donated(twin)
             if self.twins_alone:
                 func.erase()
 
@@ -96,6 +108,18 @@ def alias_results(twin: ir.Operation) -> None:
         else:
             # An argument, or a value returned before: a copy of its own.
             terminator.operands[i] = alias.results[0]
+
+
+def mark_donated(twin: ir.Operation) -> None:
+    """Mark the residuals that are no output of the forward, and the tangents."""
+    marked = []
+    for attribute in ir.ArrayAttr(twin.attributes["arg_attrs"]):
+        own = {named.name: named.attr for named in ir.DictAttr(attribute)}
+        role, name = (ir.StringAttr(own[key]).value if key in own else "" for key in (BWD_ROLE, BWD_NAME))
+        if role == TANGENT or is_own_residual(role, name):
+            own[BWD_DONATED] = ir.UnitAttr.get()
+        marked.append(ir.DictAttr.get(own))
+    twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
 
 
 def place_scatter(value: ir.Value, storage: ir.Value) -> bool:

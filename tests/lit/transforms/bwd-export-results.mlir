@@ -1,5 +1,6 @@
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results' | FileCheck %s
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{twins-alone=true}' | FileCheck %s --check-prefix=ALONE
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{donates=true}' | FileCheck %s --check-prefix=DONATES
 
 // ALONE-NOT: func.func @chain(
 // ALONE: func.func @chain_into(
@@ -131,4 +132,29 @@ func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2
   }) {dimension_map = array<i64: 0>, operandSegmentSizes = array<i32: 2, 1>, unique_indices = false}
     : (tensor<3x1x2xf32>, tensor<3x1xi64>, tensor<9x2xf32>) -> tensor<9x2xf32>
   return %sum, %other : tensor<9x2xf32>, tensor<9x2xf32>
+}
+
+// -----
+
+// Callers give up the tangents of the backward, and residuals that are no outputs; of no other function anything.
+// DONATES-LABEL: func.func @backward(
+// DONATES-NOT: bwd.donated
+// DONATES: func.func @backward_into(
+// DONATES-SAME: %arg0: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated, bwd.name = "saved.exp", bwd.role = "saved"}
+// DONATES-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
+// DONATES-SAME: %arg3: tensor<2xf32> {bwd.donated, bwd.name = "tangent.output", bwd.role = "tangent"}
+// DONATES-SAME: %arg4: !hal.buffer_view)
+func.func @backward(%w: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}, %exp: tensor<2xf32> {bwd.name = "saved.exp", bwd.role = "saved"}, %out: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}, %t: tensor<2xf32> {bwd.name = "tangent.output", bwd.role = "tangent"}) -> tensor<2xf32> {
+  %a = arith.mulf %exp, %t : tensor<2xf32>
+  %b = arith.mulf %a, %out : tensor<2xf32>
+  %c = arith.mulf %b, %w : tensor<2xf32>
+  return %c : tensor<2xf32>
+}
+
+// DONATES-LABEL: func.func @forward_into(
+// DONATES-NOT: bwd.donated
+func.func @forward(%x: tensor<2xf32> {bwd.name = "saved.x", bwd.role = "saved"}) -> tensor<2xf32> {
+  %c = math.exp %x : tensor<2xf32>
+  return %c : tensor<2xf32>
 }
