@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
@@ -75,8 +76,12 @@ def compile_with_dynamo(
             except (_Refused, CaptureError) as refused:
                 if isinstance(refused, _Refused) and isinstance(refused.error, LeftToEagerError):
                     raise
-                reason = str(refused).strip().partition("\n")[0]
-                _LOG.warning("not compiled for more than one size: %s", reason)
+                _warn_of_one_size(refused)
+            except TorchDynamoException:
+                raise
+            except RuntimeError as error:
+                # Of PyTorch's own, which traces some gradients for numbers alone (``affine_grid``'s).
+                _warn_of_one_size(error)
             specialize_sizes(example_inputs)
         return _compile(graph_module, example_inputs, build, peak)
     except _Refused as refused:
@@ -84,6 +89,10 @@ def compile_with_dynamo(
             _LOG.warning("run in eager: %s; to compile it, %s", refused.error.message, refused.error.remedy)
             return graph_module.forward
         raise refused.error from refused.error.__cause__
+
+
+def _warn_of_one_size(error: Exception) -> None:
+    _LOG.warning("not compiled for more than one size: %s", str(error).strip().partition("\n")[0])
 
 
 class _Refused(Exception):

@@ -137,6 +137,33 @@ def test_batches_of_token_rows() -> None:
     assert count(entries) == 2, entries
 
 
+class Written(nn.Module):
+    """Writes to parts of what it computes, and to other forms of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.sin(self.layer(x))
+        h[:, 1:3].mul_(2)
+        h[:, 6] = h[:, 5].detach() * 3
+        h.view(-1, 2, 4)[:, 1].mul_(0.5)
+        F.leaky_relu(h.t(), 0.2, inplace=True)
+        return h
+
+
+def test_views_that_are_written_to() -> None:
+    """What is written to in place leaves views by sizes and strides in the backward, of open sizes here."""
+
+    def loss(model: Any, batch: int) -> torch.Tensor:
+        value: torch.Tensor = model(torch.randn(batch, 6)).square().mean()
+        return value
+
+    entries = train(Written(), loss, (4, 4, 6, 6, 11, 1, 9))
+    assert count(entries) == 3 and "no size is left open" not in "".join(entries), entries
+
+
 def test_numbers_of_layers() -> None:
     """A slope and a divisor that change with each step, with batches that do, and gradients added up: PyTorch captures
     each number anew, and what was compiled for others serves."""

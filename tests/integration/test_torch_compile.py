@@ -132,6 +132,20 @@ def test_what_cannot_be_compiled_for_many_sizes_is_for_each(caplog: pytest.LogCa
     assert all("another size compiles again" in m for m in sizes)
 
 
+def test_a_gradient_that_pytorch_traces_for_one_size_only(caplog: pytest.LogCaptureFixture) -> None:
+    """That of an affine grid takes numbers, whatever the backend."""
+
+    def model(theta: Tensor) -> Tensor:
+        return torch.nn.functional.affine_grid(theta, [theta.shape[0], 1, 4, 5], align_corners=False).sin().sum()
+
+    compiled = torch.compile(model, backend="retrograd", dynamic=True)
+    with caplog.at_level(logging.WARNING, "retrograd"):
+        for count in (2, 3):
+            assert_eager(compiled, model, torch.randn(count, 2, 3, requires_grad=True))
+    assert captured() == 2
+    assert "not compiled for more than one size" in caplog.text
+
+
 def test_sizes_and_numbers_cross_a_graph_break(built: list[Any]) -> None:
     def model(x: Tensor, scale: float) -> Tensor:
         y = x.tanh().sum(0) * x.shape[0] * scale

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions.views.strided import (
     Window,
@@ -87,6 +91,47 @@ def test_windows_of_three_rows_of_four(
     size: tuple[int, ...], stride: tuple[int, ...], offset: int, window: Window | None
 ) -> None:
     assert find_window((3, 4), size, stride, offset) == window
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.as_strided((x.shape[0], 2), (12, 1), 1),
+        lambda x: x.as_strided((x.shape[0], 3, 2), (12, 4, 2), 0),
+        lambda x: x.as_strided((4, 3, x.shape[0]), (1, 4, 12), 0),
+        lambda x: x.as_strided((x.shape[0] * 3, 4), (4, 1), 0),
+        lambda x: x.as_strided((x.shape[0] * 12,), (1,), 0),
+        lambda x: x.permute(1, 0, 2).as_strided((x.shape[0], 3), (12, 4), 2),
+    ],
+    ids=["columns", "every other", "turned", "rows joined", "a row", "of a turned tensor"],
+)
+def test_open_sizes(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A window is one for all sizes, or it is left alone; and no size is asked for."""
+
+    def run(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rows[:, None, None] * 12 + torch.arange(12).reshape(3, 4)
+        seen = view(x)
+        return seen * 1, torch.as_strided_scatter(x, seen * 2, seen.size(), seen.stride(), seen.storage_offset())
+
+    table: Mapping[Any, Callable[..., Any]] = {
+        torch.ops.aten.as_strided.default: as_strided,
+        torch.ops.aten.as_strided_scatter.default: as_strided_scatter,
+    }
+    graph = make_fx(run, table, tracing_mode="symbolic")(torch.arange(5))
+    assert "strided" not in graph.code and graph.shape_env is not None and not graph.shape_env.guards
+    for count in (2, 5, 7):
+        assert all(map(torch.equal, graph(torch.arange(count)), run(torch.arange(count))))
+
+
+def test_open_sizes_of_which_there_is_no_telling() -> None:
+    """Whether the last row that is taken is there depends on the sizes."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((x.shape[0], 2), (x.shape[1] + 1, 1), 1) * 1
+
+    table: Mapping[Any, Callable[..., Any]] = {torch.ops.aten.as_strided.default: as_strided}
+    graph = make_fx(run, table, tracing_mode="symbolic")(torch.ones(3, 8))
+    assert "as_strided" in graph.code
 
 
 def test_memory_of_another_tensor() -> None:

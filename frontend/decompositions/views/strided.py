@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cmp_to_key
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.places.indexing import put_counted
@@ -45,20 +48,23 @@ def find_window(shape: Sequence[int], size: Sequence[int], stride: Sequence[int]
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     starts, rest = [], offset
     for length in strides:
-        start, rest = divmod(rest, length)
+        # A step of open length: what there is no telling of is left to the axes further in.
+        start, rest = divmod(rest, length) if _are_numbers(rest, length) else (0, rest)
         starts.append(start)
+    if rest or not all(_known(length > start) for start, length in zip(starts, shape, strict=True)):
+        return None
     counts, steps, axes = [1] * len(shape), [1] * len(shape), []
     for count, step in zip(size, stride, strict=True):
-        if count == 1:
+        if _known(count == 1):
             continue
         along = next(
             (
                 axis
                 for axis, (start, length) in enumerate(zip(starts, strides, strict=True))
                 if axis not in axes
-                and step % length == 0
-                and step > 0
-                and start + (count - 1) * (step // length) < shape[axis]
+                and _known(step % length == 0)
+                and _known(step > 0)
+                and _known(shape[axis] - start - (count - 1) * (step // length) > 0)
             ),
             None,
         )
@@ -69,8 +75,18 @@ def find_window(shape: Sequence[int], size: Sequence[int], stride: Sequence[int]
     return Window(tuple(starts), tuple(counts), tuple(steps), tuple(axes))
 
 
+def _known(condition: Any) -> bool:
+    """Whether a condition holds, of open sizes for all that they may be: nothing is taken for granted."""
+    return statically_known_true(condition)
+
+
+def _are_numbers(*sizes: Any) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
-    """``aten.as_strided``; ``NotImplemented`` for open sizes, where it looks at nothing, and of tensors with gaps.
+    """``aten.as_strided``; ``NotImplemented`` where it is no window for all that open sizes may be, where it looks at
+    nothing, and of tensors with gaps.
 
     Raises:
         CaptureError: it looks at memory that is not the tensor's own.
@@ -152,38 +168,73 @@ class Place:
 
 def find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Place | None:
     """The place of ``as_strided(x, size, stride, storage_offset)``; ``None`` where it looks at memory that is not the
-    tensor's own, or sizes are open."""
+    tensor's own, or there is no telling for open sizes."""
+    # What open sizes are compared by is no part of a graph that is being traced.
+    with disable_proxy_modes_tracing():
+        return _find_place(x, size, stride, storage_offset)
+
+
+def _find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Place | None:
     numbers = [*x.shape, *x.stride(), x.storage_offset(), *size, *stride, storage_offset or 0]
-    if not all(isinstance(number, int) for number in numbers) or 0 in (*x.shape, *size):
+    if not all(_known(count > 0) for count in (*x.shape, *size)):
         return None
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride()[axis], axis))
-    offset = 0 if storage_offset is None else int(storage_offset - x.storage_offset())
-    last = offset + _reach(size, stride)
-    if offset < 0 or last >= x.numel() or not x.permute(order).is_contiguous():
-        return None
+    # An open one stays what it is.
+    offset: Any = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    order = _order_in_memory(x)
     whole = tuple(x.shape[axis] for axis in order)
+    inside = _known(offset >= 0) and _known(x.numel() - offset - _reach(size, stride) > 0)
+    if not inside or not _are_contiguous(whole, [x.stride()[axis] for axis in order]):
+        return None
     # A step through a row of all elements need be none along an axis, nor the view's axes the tensor's.
     for shape in (whole, (x.numel(),), _shape_of_strides(x.numel(), stride)):
         window = find_window(shape, size, stride, offset)
         if window is not None:
             return Place(order, offset, shape, window)
-    return Place(order, offset, whole, None)
+    return Place(order, offset, whole, None) if _are_numbers(*numbers) else None
+
+
+def _order_in_memory(x: Tensor) -> list[int]:
+    """The axes of ``x``, the longest steps first; those of equal steps, and of which there is no telling, as they
+    are."""
+
+    def compare(one: int, other: int) -> int:
+        first, second = x.stride()[one], x.stride()[other]
+        return _known(second > first) - _known(first > second)
+
+    return sorted(range(x.dim()), key=cmp_to_key(compare))
+
+
+def _are_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor of this shape and these strides has no gaps, and its last axis steps by one element."""
+    return all(
+        _known(count == 1) or _known(step == prod(shape[axis + 1 :]))
+        for axis, (count, step) in enumerate(zip(shape, stride, strict=True))
+    )
 
 
 def _shape_of_strides(numel: int, stride: Sequence[int]) -> tuple[int, ...]:
     """The shape of so many elements whose axes have these strides, if there is one; else that of a row."""
-    lengths = [numel, *sorted({step for step in stride if step > 0}, reverse=True), 1]
-    if any(longer % shorter for longer, shorter in pairwise(lengths)):
+    steps = sorted({step for step in stride if step > 0}, reverse=True) if _are_numbers(*stride) else stride
+    lengths = [numel, *steps, 1]
+    if not all(_known(shorter > 0) and _known(longer % shorter == 0) for longer, shorter in pairwise(lengths)):
         return (numel,)
     return tuple(longer // shorter for longer, shorter in pairwise(lengths))
 
 
 def _slice(x: Tensor, window: Window, axis: int) -> Tensor:
     start, count, step = window.starts[axis], window.counts[axis], window.steps[axis]
-    if count == x.shape[axis]:
+    if _known(count == x.shape[axis]):
         return x
-    sliced: Tensor = aten.slice.Tensor(x, axis, start, start + (count - 1) * step + 1, step)
+    sliced: Tensor = aten.slice.Tensor(x, axis, start, _end(start, count, step), step)
     return sliced
+
+
+def _end(start: int, count: int, step: int) -> int:
+    """Where a slice ends. An open count is what it was where nothing is added: a sum that comes to the same would, in a
+    trace, be its own operand."""
+    if step != 1:
+        return start + (count - 1) * step + 1
+    return start + count if start else count
 
 
 def _write(x: Tensor, values: Tensor, window: Window, axis: int) -> Tensor:
@@ -192,9 +243,9 @@ def _write(x: Tensor, values: Tensor, window: Window, axis: int) -> Tensor:
         return values
     part = _write(_slice(x, window, axis), values, window, axis + 1)
     start, count, step = window.starts[axis], window.counts[axis], window.steps[axis]
-    if count == x.shape[axis]:
+    if _known(count == x.shape[axis]):
         return part
-    written: Tensor = aten.slice_scatter.default(x, part, axis, start, start + (count - 1) * step + 1, step)
+    written: Tensor = aten.slice_scatter.default(x, part, axis, start, _end(start, count, step), step)
     return written
 
 
