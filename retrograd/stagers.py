@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from retrograd.contract.manifest import PACKAGES
-from retrograd.contract.partitions import BUDGET
+from retrograd.contract.partitions import BUDGET, DEFAULT
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.roles import FORWARD, JOINT
 from retrograd.dialects import ir
@@ -116,7 +116,7 @@ class AheadOfTime:
         module = import_captured(work.captured, work.options, work.phases, islands)
         if find_function(module.operation, JOINT) is None:
             # A forward alone has nothing to partition, whatever the policy.
-            return self._stage_once(module, "default")
+            return self._stage_once(module, DEFAULT)
         if work.options.partition != BUDGET:
             return self._stage_once(module, work.options.partition)
         source, target = module.operation.get_asm(enable_debug_info=True), work.options.target

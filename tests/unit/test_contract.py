@@ -73,17 +73,20 @@ PREFIXES = tuple(f"{role}." for role in (*roles.ARGUMENT_ROLES, *roles.RESULT_RO
 
 
 def find_said_again(path: str, tree: ast.Module) -> Iterator[str]:
-    """Names of the contract as literals: those of `DISTINCT` anywhere, all roles where they are compared or given."""
-    known = {*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES}
+    """Names of the contract as literals: those of `DISTINCT` anywhere, all roles and policies where they are compared
+    or given."""
+    known = {*roles.ARGUMENT_ROLES, *roles.RESULT_ROLES, *partitions.PARTITIONS}
     for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value in (DISTINCT | {*PREFIXES}) and (path, node.value) not in OTHER_MEANINGS:
                 yield f"{path}:{node.lineno}: {node.value!r}"
             continue
         values: list[ast.expr] = []
-        if isinstance(node, ast.Compare) and any(part in ast.unparse(node.left) for part in (".role", "BWD_ROLE")):
+        if isinstance(node, ast.Compare) and any(
+            part in ast.unparse(node.left) for part in (".role", "BWD_ROLE", "partition")
+        ):
             values = node.comparators
-        elif isinstance(node, ast.keyword) and node.arg == "role":
+        elif isinstance(node, ast.keyword) and node.arg in ("role", "partition"):
             values = [node.value]
         elif isinstance(node, ast.Dict):
             values = [v for k, v in zip(node.keys, node.values, strict=True) if k and "BWD_ROLE" in ast.unparse(k)]
@@ -110,6 +113,8 @@ def test_names_of_the_contract_are_said_once() -> None:
         'is_inlined = "bwd.inline" in op.attributes',
         'known = entry.get(BWD_ROLE) == "size"',
         'names = [f"tangent.{name}" for name in given]',
+        'cuttable = self.partition != "budget"',
+        'here = replace(options, partition="default")',
     ],
 )
 def test_what_is_said_again_is_found(source: str) -> None:
