@@ -43,7 +43,7 @@ def check(function: Callable[..., Tensor], *args: Tensor, tolerance: float | Non
         assert torch.equal(argument, copy)
 
 
-@pytest.mark.short_cases("torch.bfloat16", "torch.float64")
+@pytest.mark.long_cases("torch.float32")
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_floating_point(dtype: torch.dtype) -> None:
     def block(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -53,15 +53,19 @@ def test_floating_point(dtype: torch.dtype) -> None:
     check(block, *(random(*s, dtype=dtype).requires_grad_() for s in ((5, 6), (6, 7), (7,))))
 
 
-@pytest.mark.short_cases("torch.int64", "torch.bool")
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
-def test_integers(dtype: torch.dtype) -> None:
+def test_integers() -> None:
+    """All types in one program, a row for each."""
+    types = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
     def mix(x: Tensor, numbers: Tensor) -> Tensor:
         chosen = torch.where(numbers > 0, x, x * 2)
         return chosen * numbers + x[numbers.long() % len(x)].sum(1)
 
-    numbers = torch.tensor([0, 1, 3, 2, 1]).to(dtype)
-    check(mix, random(5, 5).requires_grad_(), numbers)
+    def mix_all(x: Tensor, *numbers: Tensor) -> Tensor:
+        return torch.stack([mix(x * row, typed) for row, typed in enumerate(numbers, 1)])
+
+    numbers = torch.tensor([0, 1, 3, 2, 1])
+    check(mix_all, random(5, 5).requires_grad_(), *(numbers.to(dtype) for dtype in types))
 
 
 @pytest.mark.long
@@ -75,26 +79,24 @@ def test_autocast() -> None:
         check(model, x, tolerance=2e-2)
 
 
-@pytest.mark.short_cases("sliced")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda x: x.transpose(0, 3),
-        lambda x: x[:, 1:, ::2, :],
-        lambda x: x.contiguous(memory_format=torch.channels_last),
-        lambda x: x[:1].expand(4, 4, 4, 4),
-        lambda x: x[..., 0].unsqueeze(-1).expand(4, 4, 4, 4),
-    ],
-    ids=["transposed", "sliced", "channels_last", "expanded", "expanded_last"],
-)
-def test_layouts(layout: Callable[[Tensor], Tensor]) -> None:
-    x = layout(random(4, 4, 4, 4)).detach().requires_grad_()
-    weight = random(3, x.shape[1], 3, 3).requires_grad_()
+def test_layouts() -> None:
+    """All in one program: transposed, sliced, channels last, expanded along the first axis and along the last."""
+    x = random(4, 4, 4, 4)
+    given = (
+        x.transpose(0, 3),
+        x[:, 1:, ::2, :],
+        x.contiguous(memory_format=torch.channels_last),
+        x[:1].expand(4, 4, 4, 4),
+        x[..., 0].unsqueeze(-1).expand(4, 4, 4, 4),
+    )
+    leaves = [layout.detach().requires_grad_() for layout in given]
+    weights = [random(3, layout.shape[1], 3, 3).requires_grad_() for layout in given]
 
-    def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        return F.conv2d(x, weight, padding=1).tanh() * x.mean()
+    def convolve(*tensors: Tensor) -> Tensor:
+        pairs = zip(tensors[: len(given)], tensors[len(given) :], strict=True)
+        return torch.cat([(F.conv2d(x, weight, padding=1).tanh() * x.mean()).flatten() for x, weight in pairs])
 
-    check(convolve, x, weight)
+    check(convolve, *leaves, *weights)
 
 
 def test_channels_last_stays() -> None:

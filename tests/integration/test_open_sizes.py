@@ -63,7 +63,7 @@ def test_places_that_broadcast() -> None:
     check(model, (None, {0: A}, {0: B}), *((x, *places) for places in calls))
 
 
-@pytest.mark.short_cases("True-False")
+@pytest.mark.short_cases("True-False", "False-True")
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("include_pad", [False, True])
 def test_average_pools_of_open_planes(ceil_mode: bool, include_pad: bool) -> None:
