@@ -133,6 +133,7 @@ def _capture(
     inputs = input_specs(args, kwargs)
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
+    _check_memory_of_state(flat.model)
     refuse_backward_hooks(flat.model)
     refuse_hooks_of_all_modules()
     names = [i.name for i in inputs if i.type is not None]
@@ -248,6 +249,17 @@ def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]
             "nothing to differentiate: no parameter and no argument requires grad",
             "call requires_grad_() on a parameter or an argument, or use the model without compile_backward",
         )
+
+
+def _check_memory_of_state(model: torch.nn.Module) -> None:
+    """Refuse parameters and buffers on "meta", which a call could hand over no more than eager could compute with."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name} is on the meta device, without values",
+                "give it values, by to_empty() and its initialization; a module that functional_call() is given with "
+                "other tensors is to be no part of the model: keep it in a tuple, (module,)",
+            )
 
 
 def _check_gradients(graph_module: torch.fx.GraphModule) -> None:

@@ -237,6 +237,33 @@ def test_the_remedy_of_a_sparse_gradient_works() -> None:
     torch.testing.assert_close(model.words.weight.grad.to_dense(), expected.to_dense())
 
 
+class Ensemble(nn.Module):
+    """Several models as one, as PyTorch's tutorial on ensembles has them: the module that is called has no values."""
+
+    def __init__(self, keeps: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        members = [nn.Linear(4, 2) for _ in range(3)]
+        stacked, _ = torch.func.stack_module_state(members)
+        self.weight, self.bias = (nn.Parameter(stacked[name].detach()) for name in ("weight", "bias"))
+        self.base = keeps(members[0].to("meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        base = self.base[0]
+        values = {"weight": self.weight, "bias": self.bias}
+        call = lambda values, x: torch.func.functional_call(base, values, (x,))  # noqa: E731
+        return torch.func.vmap(call, in_dims=(0, None))(values, x).var(0).sum()
+
+
+def test_the_remedy_of_a_module_without_values_works() -> None:
+    x, _ = sample()
+    with pytest.raises(retrograd.CaptureError, match=r"base\.0\.weight is on the meta device") as refused:
+        retrograd.compile_backward(Ensemble(lambda base: nn.ModuleList([base])), (x,), cache=False)
+    assert "keep it in a tuple, (module,)" in refused.value.remedy
+    model = Ensemble(lambda base: (base,))
+    step = retrograd.compile_backward(model, (x,), cache=False)
+    torch.testing.assert_close(gradients(model, step, x), gradients(model, model, x))
+
+
 def energy_of(layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     slopes = torch.func.vmap(torch.func.grad(lambda row: layer(row).sin().sum()))(x)
     return (slopes + x).square().mean()  # type: ignore[no-any-return]
