@@ -67,27 +67,23 @@ class Step:
     """A pass of the lowering, where it is run and why it is there, and stands there.
 
     ``name`` is a pass as a pipeline has it; ``options`` are what it is given besides, and for which targets: ``{arch}``
-    in them is the architecture of the first device, and ``{tiles}`` the target's tiles of kernels of the families that
-    stand there. ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are,
-    ``DONATING`` for a CPU whose caller gives up what is the backward's alone.
+    in them is the architecture of the first device, and ``{tiles}`` the target's tiles of kernels of the ``family``.
+    ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are, ``DONATING`` for
+    a CPU whose caller gives up what is the backward's alone.
     """
 
     name: str
     where: Where
     why: str
     options: tuple[tuple[str, Where], ...] = ()
+    family: str = ""
 
     def text(self, target: Target | None, *, twins_alone: bool, asking: bool = False, donating: bool = False) -> str:
         """The pass with its options, in a pipeline's text."""
         marked = {TWINS_ALONE: twins_alone, ASKING: asking, DONATING: donating and CPU_ALONE.asks(target)}
         chosen = [text for text, where in self.options if (marked[where] if where in marked else where.asks(target))]
         if target is not None:
-            own = {
-                q: t
-                for q, t in target.tiles
-                if any(text.endswith(f"families={q.partition(' ')[0]}") for text in chosen)
-            }
-            tiles = write_chosen(own)
+            tiles = write_chosen({q: tile for q, tile in target.tiles if q.partition(" ")[0] == self.family})
             chosen = [text.format(arch=target.devices[0].architecture, tiles=tiles) for text in chosen]
         return self.name + (f"{{{' '.join(chosen)}}}" if chosen else "")
 
@@ -104,7 +100,7 @@ def _convert_to_kernels(family: str, why: str) -> Step:
         lambda target: any(question.startswith(f"{family} ") for question, _ in target.tiles),
     )
     options = ((f"arch={{arch}} families={family}", where), ('tiles="{tiles}"', tiled), ("ask=true ptx=none", ASKING))
-    return Step("convert-linalg-to-kernels", where, why, options)
+    return Step("convert-linalg-to-kernels", where, why, options, family)
 
 
 LOWERING: tuple[Step, ...] = (
