@@ -251,9 +251,9 @@ def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]
         )
 
 
-def _check_memory_of_state(model: torch.nn.Module) -> None:
+def _check_memory_of_state(model: torch.nn.Module | None) -> None:
     """Refuse parameters and buffers on "meta", which a call could hand over no more than eager could compute with."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in [] if model is None else [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta:
             raise CaptureError(
                 f"{name} is on the meta device, without values",
