@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch._dynamo.compiled_autograd import Op
+from torch import nn
+from torch._dynamo.compiled_autograd import AutogradCompilerInstance, Op
+from torch._guards import CompileContext
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -804,3 +806,18 @@ def test_tensors_that_are_not_contiguous_are_not_copied(monkeypatch: pytest.Monk
         monkeypatch.undo()
     # Those of `values` alone.
     assert len(copied) == len(parameters)
+
+
+def test_a_capture_that_pytorch_gives_up_leaves_no_context_of_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left when the garbage collector finds it, the context that a later compilation is in would be gone."""
+
+    def refuse(*_arguments: Any) -> Any:
+        raise AssertionError("this tensor cannot be faked")
+
+    monkeypatch.setattr(AutogradCompilerInstance, "wrap_fake", refuse)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with retrograd.enable():
+        model(x).sum().backward()
+    assert CompileContext.try_get() is None
+    assert "PyTorch cannot capture it" in retrograd.explain_recompiles()[-1].reasons[0]
+    torch.testing.assert_close(model.weight.grad, x.sum(0).expand(2, 3))

@@ -93,6 +93,8 @@ class OrderedCompiler(AutogradCompilerInstance):
         run: Callable[..., list[Any]],
     ) -> None:
         super().__init__(lambda graph: receive(RuntimeCapture(graph, tuple(self._names))))
+        # What PyTorch calls however a capture ends.
+        self.close = self._leave
         self._call, self._run = call, run
         self._names: list[str] = []
         # For each node that was traced: its number, and how many FX nodes there were before its first.
@@ -106,6 +108,13 @@ class OrderedCompiler(AutogradCompilerInstance):
         result = super().begin_capture(*args, **kwargs)
         self._tracing = True
         return result
+
+    def _leave(self) -> None:
+        """Leave what a capture entered. PyTorch leaves the context of a compilation only where that succeeds; else the
+        garbage collector does, in the middle of another compilation, say, whose own is gone then."""
+        self.stack.close()
+        if "compile_context" in vars(self):
+            self.compile_context.__exit__(None, None, None)
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         super().set_node_origin(node_name, nodecall_index, pyobj)
