@@ -4,16 +4,20 @@
 
 from collections.abc import Iterator, Sequence
 
+from retrograd.contract.collectives import Collective
 from retrograd.dialects import ir
 from retrograd.dialects.bwd import (
     AccumulateGradOp,
     CallBackwardOp,
     CallHookOp,
+    CollectiveOp,
     CreateTokenOp,
     FinalCallbacksOp,
     RecomputeBarrierOp,
     SaveOp,
+    StartCollectiveOp,
     UpdateInputOp,
+    WaitCollectiveOp,
 )
 
 # The type of no value at all. (An empty tuple prints as what does not parse.)
@@ -56,6 +60,36 @@ def final_callbacks(token: ir.Value) -> ir.Value:
 def update_input(value: ir.Value, token: ir.Value, *, hook: int) -> ir.Value:
     """Write to an argument; `value` is a tuple as for `UpdateInputOp`. Returns the next token."""
     return UpdateInputOp(value, token, _index(hook)).results[0]
+
+
+def collective(value: ir.Value, what: Collective, result_type: ir.Type) -> ir.Value:
+    """What processes make together of `value`, when it is there."""
+    return CollectiveOp(value, *_describe(what), result_type).results[0]
+
+
+def start_collective(
+    value: ir.Value, token: ir.Value, what: Collective, result_type: ir.Type
+) -> tuple[ir.Value, ir.Value]:
+    """Start it on `value`, or on each of a tuple; returns what is in the making and the next token."""
+    op = StartCollectiveOp(value, token, *_describe(what), result_type)
+    return op.results[0], op.results[1]
+
+
+def wait_collective(started: ir.Value) -> ir.Value:
+    """What was started, when it is there."""
+    return WaitCollectiveOp(started, started.type).results[0]
+
+
+def read_collective(op: ir.Operation) -> Collective:
+    """What an op of `collective` or `start_collective` does."""
+    texts = (ir.StringAttr(op.attributes[name]).value for name in ("kind", "reduction", "group"))
+    kind, reduction, group = texts
+    return Collective(kind, reduction, ir.IntegerAttr(op.attributes["size"]).value, group)
+
+
+def _describe(what: Collective) -> tuple[ir.Attribute, ...]:
+    text = ir.StringAttr.get
+    return text(what.collective), text(what.reduction), _index(what.size), text(what.group)
 
 
 def save(value: ir.Value, *, name: str) -> ir.OpView:

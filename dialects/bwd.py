@@ -16,6 +16,7 @@ apart.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from retrograd.contract.collectives import ALL_GATHER, COLLECTIVES
 from retrograd.contract.convolution import count_windows
 from retrograd.contract.hooks import HOOK_KINDS
 from retrograd.dialects import ir
@@ -155,6 +156,63 @@ class FinalCallbacksOp(Bwd.Operation, name="final_callbacks", traits=[Effects]):
     def verify_invariants(op: Any) -> bool:
         """Check operands, results and attributes."""
         return _report(op, _find_shape_problem(op, ["token"], ["token"]))
+
+
+class CollectiveOp(Bwd.Operation, name="collective", traits=[Effects]):
+    """What the processes of `group`, `size` of them (0 where it does not matter), make together of what each has: of a
+    `kind` of ``COLLECTIVES``, with a `reduction` where it reduces. It is there when the op is over."""
+
+    value: ext.Operand[Any]
+    kind: ir.StringAttr
+    reduction: ir.StringAttr
+    size: ir.IntegerAttr
+    group: ir.StringAttr
+    result: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value"], ["value"]) or _find_collective_problem(op))
+
+
+# As of `SaveOp.name` below: every op has a result.
+del CollectiveOp.result
+
+
+class StartCollectiveOp(Bwd.Operation, name="start_collective", traits=[Effects]):
+    """Starts a collective on a value, or on each of a tuple. What it gives is in the making: only
+    `bwd.wait_collective` takes it."""
+
+    value: ext.Operand[Any]
+    token: ext.Operand[TokenType]
+    kind: ir.StringAttr
+    reduction: ir.StringAttr
+    size: ir.IntegerAttr
+    group: ir.StringAttr
+    started: ext.Result[Any]
+    next_token: ext.Result[TokenType] = ext.result(default_factory=_new_token)
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(
+            op,
+            _find_shape_problem(op, ["value", "token"], ["value", "token"])
+            or _find_collective_problem(op)
+            or _find_reader(op),
+        )
+
+
+class WaitCollectiveOp(Bwd.Operation, name="wait_collective", traits=[FreshResults]):
+    """What a collective gives, once it is there."""
+
+    started: ext.Operand[_Same]
+    value: ext.Result[_Same]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        return _report(op, _find_shape_problem(op, ["value"], ["value"]) or _find_type_change(op))
 
 
 class SaveOp(Bwd.Operation, name="save", traits=[Effects]):
@@ -373,6 +431,31 @@ def _find_index_problem(op: Any, name: str) -> str | None:
     if isinstance(index, ir.IntegerAttr) and str(index.type) == "i64" and index.value >= 0:
         return None
     return f"expects attribute '{name}' to be an i64 of 0 or more, found {show_attribute(index)}"
+
+
+def _find_collective_problem(op: Any) -> str | None:
+    kind, reduction, group = (_attribute(op, name) for name in ("kind", "reduction", "group"))
+    if not isinstance(kind, ir.StringAttr) or kind.value not in COLLECTIVES:
+        return f"expects attribute 'kind' to be one of {', '.join(COLLECTIVES)}, found {show_attribute(kind)}"
+    if not isinstance(reduction, ir.StringAttr) or bool(reduction.value) == (kind.value == ALL_GATHER):
+        wanted = "an empty string" if kind.value == ALL_GATHER else "a string that is not empty"
+        return f"expects attribute 'reduction' to be {wanted}, found {show_attribute(reduction)}"
+    if not isinstance(group, ir.StringAttr) or not group.value:
+        return f"expects attribute 'group' to be a string that is not empty, found {show_attribute(group)}"
+    return _find_index_problem(op, "size")
+
+
+def _find_reader(op: Any) -> str | None:
+    """Says who looks at what is in the making."""
+    pending = [op.results[0]]
+    while pending:
+        for use in pending.pop().uses:
+            user = use.owner.operation
+            if user.name == "torch.prim.TupleUnpack":
+                pending += user.results
+            elif user.name != "bwd.wait_collective":
+                return f"gives what {user.name} takes, before it is there: wait for it"
+    return None
 
 
 def _find_name_problem(op: Any) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrograd.api import bisect, compile_backward
     from retrograd.bisection import Bisection
+    from retrograd.contract.collectives import Collectives
     from retrograd.contract.errors import RetrogradError
     from retrograd.fallback import EagerIslandWarning
     from retrograd.first_calls import MiscompiledWarning
@@ -54,6 +55,7 @@ _EXPORTS = {
     "ArtifactError": "retrograd.runtime.artifact",
     "Bisection": "retrograd.bisection",
     "CaptureError": "retrograd.frontend.python.source_locations",
+    "Collectives": "retrograd.contract.collectives",
     "CompileError": "retrograd.pipelines.infra.errors",
     "EagerIslandWarning": "retrograd.fallback",
     "CompiledBackward": "retrograd.runtime.steps.compiled",
@@ -91,6 +93,7 @@ __all__ = [
     "ArtifactError",
     "Bisection",
     "CaptureError",
+    "Collectives",
     "CompileError",
     "CompiledBackward",
     "DeviceError",

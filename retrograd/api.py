@@ -15,6 +15,7 @@ import torch
 from retrograd.bisection import Bisection
 from retrograd.build import build_functions
 from retrograd.compilation import Compilation
+from retrograd.contract.collectives import Collectives
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
 from retrograd.frontend.doors.dynamo import MEASURING, MODES, compile_with_dynamo
 from retrograd.frontend.layers.recurrent import recurrent_loops
@@ -44,6 +45,7 @@ def compile_backward(
     tiles: str | os.PathLike[str] = "auto",
     free_early: bool | Literal["auto"] = "auto",
     cuda_graphs: bool | str = False,
+    collectives: Collectives | None = None,
     cache: bool = True,
     portable: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -99,6 +101,9 @@ def compile_backward(
             the time that it takes the device, and where the device has as much memory left as that takes. What
             cannot be captured (ops that run in torch and are no library's, open sizes) runs as without, and
             ``explain()`` says why. Under ``torch.compile``, ``mode="reduce-overhead"`` is the same.
+        collectives: how functional collectives of PyTorch's in the graph are joined and moved, a
+            :class:`retrograd.Collectives`, for programs of which every process compiles the same; otherwise they start
+            in the order in which they were captured, and are waited for when what they give is needed.
         free_early: cut forward and backward into stages where that lowers the peak of live bytes: residuals are freed
             after the stage that needs them last, and a gradient has no memory before its own. ``auto`` does so
             on a CPU where that saves 32 MiB of a step; ``True`` where it saves one, which costs small models time. A
@@ -120,8 +125,8 @@ def compile_backward(
         ValueError: no such partition or fallback, or a memory budget that is unreadable, not above zero, or of no use;
         or kernels are asked for by name that there are none of here, or tiles of kernels of which there are none.
         KernelError: tiles are to be measured, and there is no device for it.
-        TypeError: ``cache`` or ``portable`` is neither True nor False, ``verify`` is neither these nor ``first``, or
-            ``kernels`` is neither text nor several texts.
+        TypeError: ``cache`` or ``portable`` is neither True nor False, ``verify`` is neither these nor ``first``,
+            ``kernels`` is neither text nor several texts, or ``collectives`` is no ``Collectives``.
     """
     check_flag("portable", portable)
     if isinstance(model, CompiledBackward):
@@ -140,6 +145,7 @@ def compile_backward(
         verify=verify,
         free_early=free_early,
         cuda_graphs=cuda_graphs,
+        collectives=collectives,
     )
     return Compilation(model, request, dynamic_shapes, progress).compile(args, kwargs, portable=portable)
 

@@ -210,6 +210,8 @@ def build_backward(traced: TracedBackward, request: BackwardRequest) -> tuple[St
     # A loop has an island for each of its turns, and one reason.
     counts = Counter(island.text for island in islands)
     executor.notes = tuple(f"runs in torch: {text}" + (f" ({n} times)" if n > 1 else "") for text, n in counts.items())
+    executor.notes += built.staged.notes
+    executor.is_rearranged = bool(built.staged.notes)
     if not islands:
         _EXECUTORS[options, texts[-1]] = executor
     return executor, False

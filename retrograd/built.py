@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from retrograd.contract.plan import RunIsland, RunStage, StagePlan, whole_plan
+from retrograd.contract.plan import RunIsland, RunStage, StagePlan, StartCollective, whole_plan
 from retrograd.contract.roles import BACKWARD, INTO, OUTPUT, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.first_calls import Checks
@@ -103,6 +103,8 @@ class Build:
         """Whether a call of a function waits for nothing."""
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
         stages = [step.function for step in plan.steps if isinstance(step, RunStage)]
+        if plan.has_collectives:
+            return False
         return all(island.is_library for island in self.times.islands) and self.program.queues(stages)
 
     def _plain_call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
@@ -110,7 +112,11 @@ class Build:
             return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
         plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
         taken = {
-            v for p in self.staged.plans.values() for s in p.steps if isinstance(s, RunIsland) for v in s.arguments
+            v
+            for p in self.staged.plans.values()
+            for s in p.steps
+            if isinstance(s, RunIsland | StartCollective)
+            for v in s.arguments
         }
         stages = [_within_reach(f, taken) for f in self.staged.stages]
         executor = StageExecutor(plan, self.program, stages, self.times.islands)

@@ -10,7 +10,7 @@ from typing import Any
 
 from retrograd.built import Build, function_specs
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest
-from retrograd.contract.plan import Free, RunStage
+from retrograd.contract.plan import Free, RunStage, StartCollective
 from retrograd.contract.roles import BACKWARD, FORWARD, GRAD, INTO, MUTATION, SAVED
 from retrograd.contract.sizes import DynamicSize
 from retrograd.contract.tensors import TensorSpec
@@ -30,6 +30,7 @@ def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
         "name": name,
         "target": options.target.name,
         "notes": list(built.executable.notes),
+        **({"collectives": lines} if (lines := describe_collectives(built.staged)) else {}),
         "flags": list(built.executable.flags),
         "kernels": [*built.executable.kernels, *captured.graph_module.meta.get(REFUSED, ())],
         "cached": built.cached,
@@ -52,6 +53,16 @@ def describe(captured: CapturedGraph, built: Build, name: str) -> Manifest:
         captured.signature,
         report,
     )
+
+
+def describe_collectives(staged: StagedModule) -> list[str]:
+    """Says of each half which collectives it starts, and what was joined and moved; nothing where there are none."""
+    lines = []
+    for half, plan in staged.plans.items():
+        starts = [step for step in plan.steps if isinstance(step, StartCollective)]
+        counts = Counter(f"{s.collective} ({s.reduction})" if s.reduction else s.collective for s in starts)
+        lines += [f"@{half}: {number} times {what}" for what, number in counts.items()]
+    return [*lines, *staged.notes]
 
 
 def describe_memory(staged: StagedModule, executable: Executable) -> dict[str, Any]:

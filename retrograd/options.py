@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from retrograd.contract.collectives import Collectives
 from retrograd.contract.partitions import BUDGET, FREE, MIN_CUT, PARTITIONS
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, WORTH_ON_CPU, Libraries
 from retrograd.frontend.preparation.graph_memory import available_bytes
@@ -47,7 +48,7 @@ class Options:
     functions into stages, and None that they stay whole, and ``budget_cut_gains`` those of a budget's plans, of any and
     of that of lowest peak; ``cuda_graphs`` that each half is replayed as a CUDA graph, or
     with ``auto`` that it is where the host holds the device back; ``tuning`` where tiles of kernels come from, where it
-    is not the table that comes with them.
+    is not the table that comes with them; ``collectives`` how those of the graph are joined and moved, if they are.
     """
 
     target: Target
@@ -64,6 +65,7 @@ class Options:
     libraries: Libraries = NO_LIBRARIES
     cuda_graphs: bool | str = False
     tuning: Tuning | None = None
+    collectives: Collectives | None = None
     # Compiled for a device that is not here, a program can be saved; one that nobody saves can do nothing.
     needs_device: bool = False
 
@@ -94,6 +96,7 @@ class Request:
     verify: bool | str = FIRST
     free_early: bool | str = AUTO
     cuda_graphs: bool | str = False
+    collectives: Collectives | None = None
     budget: int | float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ class Request:
             check_flag("cuda_graphs", self.cuda_graphs, AUTO)
         if self.verify != FIRST:
             check_flag("verify", self.verify, FIRST)
+        check_collectives(self.collectives)
         if not isinstance(self.save_policy, SavePolicy | None):
             raise ValueError(f"save_policy {self.save_policy!r} is no SavePolicy; make one as retrograd.must_save(...)")
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -155,6 +159,7 @@ class Request:
             libraries=self._libraries(target),
             cuda_graphs=self.cuda_graphs,
             tuning=read_tiles(self.tiles, target, device, is_kept=self.cache),
+            collectives=self.collectives,
         )
 
     def _cut_gain(self, target: Target) -> int | None:
@@ -190,6 +195,7 @@ class BackwardRequest:
     background: bool = False
     fallback: str = "island"
     kernels: str | Sequence[str] = AUTO
+    collectives: Collectives | None = None
 
     # Asked for by each backward.
     @cached_property
@@ -209,8 +215,11 @@ class BackwardRequest:
         object.__setattr__(self, "kernels", self.kernels if isinstance(self.kernels, str) else tuple(self.kernels))
         check_flag("cache", self.cache)
         check_flag("background", self.background)
+        check_collectives(self.collectives)
         check_choice("fallback", self.fallback, FALLBACKS)
         check_choice("hook_schedule", self.hook_schedule, [*POLICIES])
+        if self.background and self.collectives is not None:
+            raise ValueError("collectives: processes that compile in the background do not run the same at a step")
 
     def on(self, device: torch.device) -> Options:
         """The options for a backward of tensors on ``device``. What is compiled beside the training is the same
@@ -226,6 +235,7 @@ class BackwardRequest:
             cache=self.cache,
             verify=False,
             hook_schedule=self.hook_schedule,
+            collectives=self.collectives,
             needs_device=True,
         )
 
@@ -242,6 +252,12 @@ def check_choice(what: str, given: object, known: Sequence[str]) -> None:
     if given not in known:
         similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(given), known, 1))
         raise ValueError(f"{what} {given!r} is not one of {', '.join(known)}{similar}")
+
+
+def check_collectives(given: object) -> None:
+    """Raise ``TypeError`` where ``given`` says nothing about collectives."""
+    if not isinstance(given, Collectives | None):
+        raise TypeError(f"collectives is a retrograd.Collectives or None, got {given!r}")
 
 
 def check_flag(what: str, given: object, *others: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from retrograd.build import build_backward
 from retrograd.compilation import COMPILING
+from retrograd.contract.collectives import Collectives
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
 from retrograd.frontend.autograd.steps.history import History, Recompiles
@@ -82,6 +83,7 @@ def enable(
     background: bool = False,
     fallback: Literal["island", "error"] = "island",
     kernels: str | Sequence[str] = "auto",
+    collectives: Collectives | None = None,
 ) -> Scope:
     """Compile every backward that runs in this context: ``with retrograd.enable():``, or as a decorator.
 
@@ -100,10 +102,14 @@ def enable(
         fallback: what becomes of ops that cannot be compiled: ``island``, they run in torch between compiled functions;
             or ``error``, the whole backward runs eagerly.
         kernels: as for :func:`compile_backward`.
+        collectives: how functional collectives of PyTorch's in the hooks that are inlined are joined and moved, a
+            :class:`retrograd.Collectives`, for programs of which every process compiles the same; otherwise they start
+            in the order in which they were captured, and are waited for when what they give is needed.
 
     Raises:
         UnknownTarget, ValueError: no such target, schedule, fallback or family of kernels.
-        TypeError: ``cache`` or ``background`` is neither True nor False, or ``kernels`` neither text nor several texts.
+        TypeError: ``cache`` or ``background`` is neither True nor False, ``kernels`` neither text nor several texts, or
+            ``collectives`` no ``Collectives``.
     """
     request = BackwardRequest(
         target=target,
@@ -112,6 +118,7 @@ def enable(
         background=background,
         fallback=fallback,
         kernels=kernels,
+        collectives=collectives,
     )
     return Scope(request)
 

@@ -25,6 +25,7 @@ from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.stages.backward_variants import stage_variant, variant_peak
 from retrograd.pipelines.stages.budgeted import BudgetBuilder, half_peak
+from retrograd.pipelines.stages.collective_passes import request_collectives
 from retrograd.pipelines.stages.kept_stages import KeptStages, Staging
 from retrograd.pipelines.stages.lifetimes import shorten_lifetimes
 from retrograd.pipelines.stages.staged import (
@@ -247,6 +248,7 @@ def import_captured(
     if captured.is_part and options.partition == BUDGET and read_hints(module.operation):
         # Of open sizes a budget holds at those of the trace, which here are those of whichever call came first.
         raise ValueError("partition='budget' keeps a peak, which differs from size to size; compile for fixed sizes")
+    request_collectives(module, options.collectives)
     # Of several graphs that a model breaks into, a rule may be about one.
     mark_module(module, options.policy, unmatched="ignore" if captured.is_part else "error")
     return module

@@ -72,6 +72,13 @@ def find_tag(node: torch.fx.Node) -> tuple[Tag | None, int | None, str]:
     return _TAGS[policy], node.meta.get("ac_graph_id"), ""
 
 
+def is_late_collective(node: torch.fx.Node) -> bool:
+    """Whether a node is a collective that was called in the backward, by a custom function say that gathers there what
+    it does not keep."""
+    late = node.meta.get("partitioner_tag") == "is_backward"
+    return late and getattr(node.target, "namespace", "") == "_c10d_functional"
+
+
 @contextmanager
 def tagged_checkpoints() -> Iterator[None]:
     """While this is open and a graph is traced, checkpointed blocks are traced once and tagged, as Dynamo does.

@@ -27,6 +27,7 @@ from retrograd.contract.attributes import (
     BWD_INLINE,
     BWD_ISLAND,
     BWD_LABEL,
+    BWD_LATE,
     BWD_NAME,
     BWD_PACKED_AS,
     BWD_RANDOM,
@@ -44,7 +45,7 @@ from retrograd.contract.signature import Signature
 from retrograd.contract.sizes import format_shape
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.frontend.doors.checkpoints import find_tag
+from retrograd.frontend.doors.checkpoints import find_tag, is_late_collective
 from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.doors.port_roles import argument_role, result_role
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS
@@ -211,6 +212,8 @@ def _tag_ops(node_importer: GraphNodeImporter) -> None:
     for (node, _), value in node_importer._v.items():
         if not isinstance(value, ir.OpResult) or node.target is operator.getitem:
             continue
+        if is_late_collective(node):
+            value.owner.attributes[BWD_LATE] = ir.UnitAttr.get()
         tag, block, label = find_tag(node)
         if tag is not None:
             value.owner.attributes[BWD_RECOMPUTE] = ir.StringAttr.get(tag.value)

@@ -33,13 +33,11 @@ from retrograd.frontend.python.python_places import is_plain
 from retrograd.frontend.python.python_values import find_generators
 from retrograd.frontend.python.side_effects import contained, unchanged
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
-from retrograd.frontend.verification.first_call import SHARE, random_states, set_random_states
+from retrograd.frontend.verification.first_call import SHARE, has_collectives, random_states, set_random_states
 from retrograd.frontend.verification.first_comparison import forward_tolerance, run_eager, tolerance_of
 from retrograd.frontend.verification.judgement import SHAKES, find_difference
 from retrograd.frontend.verification.other_roundings import Rounded
 
-# A collective op that one process of several runs once more waits for ever.
-_COLLECTIVE = ("c10d", "_c10d_functional", "symm_mem")
 # Of what the model is given: one is kept, one is given to the model, one is what it writes.
 _COPIES = 3
 
@@ -66,9 +64,7 @@ class BesideEager:
     def __init__(self, captured: CapturedGraph) -> None:
         signature = captured.signature
         self.is_random = find_seed(captured.graph_module.graph) is not None or draws_numbers(captured.graph_module)
-        self.has_collectives = any(
-            getattr(node.target, "namespace", "") in _COLLECTIVE for node in captured.graph_module.graph.nodes
-        )
+        self.has_collectives = has_collectives(captured.graph_module)
         self._captured, self._peak = captured, peak_bytes(captured.graph_module)
         self._allowed = forward_tolerance(captured)
         self._mutated = signature.mutated

@@ -47,6 +47,8 @@ from retrograd.frontend.verification.rounding import find_tolerances
 from retrograd.frontend.verification.unwritten_memory import find_unset
 
 _LOG = logging.getLogger(__name__)
+# A collective op that one process of several runs once more waits for ever.
+_COLLECTIVE = ("c10d", "_c10d_functional", "symm_mem")
 # Of the memory that is free, what a check may take.
 SHARE = 0.8
 
@@ -277,6 +279,12 @@ class FirstCall:
             if graph is None or any(isinstance(t, FakeTensor) for t in tensors):
                 # Traced once more, by compiled autograd say: nothing is computed.
                 return self.compiled(tensors)
+            if has_collectives(graph.module):
+                # Processes that differ in whether they compare would wait for each other, or take each other's numbers.
+                self.forwards.is_settled = True
+                self.forwards.forget()
+                self._settle(self.compiled, "not verified: other processes would wait for its collective ops")
+                return self.compiled(tensors)
             if self._is_known:
                 return self._call_known(graph, tensors)
             if self._repair is None:
@@ -445,6 +453,11 @@ class FirstCall:
         self._current, self.state = current, state
         # Its nodes, and what they know of the trace, are needed no longer.
         self.graph, self._repair = None, None
+
+
+def has_collectives(module: GraphModule) -> bool:
+    """Whether other processes take part when a graph runs."""
+    return any(getattr(node.target, "namespace", "") in _COLLECTIVE for node in module.graph.nodes)
 
 
 def _compare(

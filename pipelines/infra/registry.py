@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "bwd-accumulate-products": "retrograd.pipelines.transforms.device.bwd_accumulate_products:BwdAccumulateProducts",
     "bwd-apply-save-policy": "retrograd.pipelines.transforms.torch.bwd_apply_save_policy:BwdApplySavePolicy",
     "bwd-bound-indices": "retrograd.pipelines.transforms.linalg.bwd_bound_indices:BwdBoundIndices",
+    "bwd-bucket-reductions": "retrograd.pipelines.transforms.torch.bwd_bucket_reductions:BwdBucketReductions",
     "bwd-combine-scatters": "retrograd.pipelines.transforms.device.bwd_combine_scatters:BwdCombineScatters",
     "bwd-copy-updated": "retrograd.pipelines.transforms.linalg.bwd_copy_updated:BwdCopyUpdated",
     "bwd-crop-windows": "retrograd.pipelines.transforms.linalg.bwd_crop_windows:BwdCropWindows",
@@ -44,11 +45,14 @@ PASSES: dict[str, str] = {
     "bwd-outline-stages": "retrograd.pipelines.transforms.torch.bwd_outline_stages:BwdOutlineStages",
     "bwd-pad-products": "retrograd.pipelines.transforms.device.bwd_pad_products:BwdPadProducts",
     "bwd-partition": "retrograd.pipelines.transforms.torch.bwd_partition:BwdPartition",
+    "bwd-prefetch-gathers": "retrograd.pipelines.transforms.torch.bwd_prefetch_gathers:BwdPrefetchGathers",
     "bwd-repeat-elementwise": "retrograd.pipelines.transforms.device.bwd_repeat_elementwise:BwdRepeatElementwise",
+    "bwd-schedule-collectives": "retrograd.pipelines.transforms.torch.bwd_schedule_collectives:BwdScheduleCollectives",
     "bwd-schedule-hooks": "retrograd.pipelines.transforms.torch.bwd_schedule_hooks:BwdScheduleHooks",
     "bwd-share-matrices": "retrograd.pipelines.transforms.device.bwd_share_matrices:BwdShareMatrices",
     "bwd-shorten-lifetimes": "retrograd.pipelines.transforms.torch.bwd_shorten_lifetimes:BwdShortenLifetimes",
     "bwd-sink-recompute": "retrograd.pipelines.transforms.torch.bwd_sink_recompute:BwdSinkRecompute",
+    "bwd-split-collectives": "retrograd.pipelines.transforms.torch.bwd_split_collectives:BwdSplitCollectives",
     "bwd-split-long-products": "retrograd.pipelines.transforms.device.bwd_split_long_products:BwdSplitLongProducts",
     "bwd-split-columns": "retrograd.pipelines.transforms.device.bwd_split_columns:BwdSplitColumns",
     "bwd-stack-joins": "retrograd.pipelines.transforms.device.bwd_stack_joins:BwdStackJoins",
@@ -61,6 +65,9 @@ PASSES: dict[str, str] = {
     "convert-recurrence-to-scf": ("retrograd.pipelines.conversions.convert_recurrence_to_scf:ConvertRecurrenceToScf"),
     "convert-torch-attention-to-bwd": (
         "retrograd.pipelines.conversions.convert_torch_attention_to_bwd:ConvertTorchAttentionToBwd"
+    ),
+    "convert-torch-collectives-to-bwd": (
+        "retrograd.pipelines.conversions.convert_torch_collectives_to_bwd:ConvertTorchCollectivesToBwd"
     ),
     "convert-torch-complex-to-pairs": (
         "retrograd.pipelines.conversions.convert_torch_complex_to_pairs:ConvertTorchComplexToPairs"

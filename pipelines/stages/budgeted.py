@@ -25,7 +25,7 @@ from math import prod
 from typing import Any
 
 from retrograd.contract.partitions import BUDGET, DEFAULT
-from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan
+from retrograd.contract.plan import Free, RunIsland, RunStage, StagePlan, StartCollective, WaitCollective
 from retrograd.contract.roles import BACKWARD, FORWARD, INTO, MUTATION, SAVED, SIZE, is_own_residual
 from retrograd.contract.tensors import TensorSpec
 from retrograd.dialects import ir
@@ -373,8 +373,13 @@ def plan_peak(
         match step:
             case RunStage():
                 sizes, working = stage_results[step.function], scratch.get(step.function, 0)
-            case RunIsland():
+            case RunIsland() | StartCollective():
                 sizes, working = step.bytes, 0
+            case WaitCollective():
+                # The same memory.
+                for started, value in zip(step.arguments, step.results, strict=False):
+                    alive[value] = alive.pop(started, 0)
+                continue
             case Free():
                 for value in step.values:
                     alive.pop(value, None)

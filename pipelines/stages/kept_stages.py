@@ -58,7 +58,7 @@ class KeptStages:
         if store is None:
             return cls(None, {})
         text = module.operation.get_asm(enable_debug_info=True)
-        return cls(store, {"entry": "stages", "module": text, "staging": repr(staging), **versions})
+        return cls(store, {"entry": "stages, with notes", "module": text, "staging": repr(staging), **versions})
 
     def get(self, progress: Progress) -> StagedModule | None:
         """Returns the module as it was staged before; ``progress`` has the times of this compilation."""
@@ -99,6 +99,7 @@ def _to_dict(staged: StagedModule, place: Callable[[str], int]) -> dict[str, Any
         "stages": [asdict(function) for function in staged.stages],
         "whole": None if staged.whole is None else _to_dict(staged.whole, place),
         "memory_budget": staged.memory_budget,
+        "notes": staged.notes,
     }
 
 
@@ -109,6 +110,7 @@ def _from_dict(entry: Mapping[str, Any], texts: list[str], seconds: dict[str, fl
         "functions": tuple(map(_function, entry["functions"])),
         "plans": {name: StagePlan.from_dict(plan) for name, plan in entry["plans"].items()},
         "stages": tuple(map(_function, entry["stages"])),
+        "notes": tuple(entry["notes"]),
         "whole": None if entry["whole"] is None else _from_dict(entry["whole"], texts, seconds),
     }
     return StagedModule(seconds=seconds, **{**entry, **made})

@@ -25,8 +25,14 @@ _CSE = StageStep("bwd-cse", "what is computed twice costs twice; before plans, w
 
 # What precedes them where the user has rules on what to save.
 MARKS = (StageStep("bwd-apply-save-policy", "rules are about ops as they were imported; before any of them is merged"),)
+_COLLECTIVES = StageStep(
+    "convert-torch-collectives-to-bwd", "a collective is one op, with the wait for it, before halves are told apart"
+)
+_SPLIT = StageStep("bwd-split-collectives", "between start and wait others can compute; when nothing is saved any more")
+_BUCKETS = StageStep("bwd-bucket-reductions", "where the user asks for it; before the order, which counts starts")
+_PREFETCH = StageStep("bwd-prefetch-gathers", "where the user asks for it; of the order that was chosen")
 STAGES: dict[str, tuple[StageStep, ...]] = {
-    "imported": (_VERIFY,),
+    "imported": (_COLLECTIVES, _VERIFY),
     "partitioned": (
         _CSE,
         StageStep("bwd-partition", "decides what is saved; cuts @joint into @forward and @backward"),
@@ -36,8 +42,12 @@ STAGES: dict[str, tuple[StageStep, ...]] = {
     ),
     "scheduled": (_TO_FUNC, _VERIFY_STAGED),
 }
-# What follows where ops run in torch: functions are cut there.
+# What follows where ops run in torch, or processes work together: functions are cut there.
 ISLANDS = (
+    _SPLIT,
+    _BUCKETS,
+    StageStep("bwd-schedule-collectives", "communication begins early, and is waited for late"),
+    _PREFETCH,
     StageStep("bwd-outline-islands", "functions are cut where ops run in torch"),
     _TO_FUNC,
     _VERIFY_STAGED,
@@ -53,11 +63,18 @@ LEFT_OUT = (
 )
 # The same for a backward that was captured as it ran: it has hooks, and nothing to partition.
 BACKWARD_STAGES: dict[str, tuple[StageStep, ...]] = {
-    "imported": (StageStep("convert-torch-operator-to-bwd", "hooks and opaque calls become ops of bwd"), _VERIFY),
+    "imported": (
+        StageStep("convert-torch-operator-to-bwd", "hooks and opaque calls become ops of bwd"),
+        _COLLECTIVES,
+        _VERIFY,
+    ),
     "ordered": (
         StageStep("bwd-inline-hooks", "hooks that are pure become a part of the backward; before what merges ops"),
         _CSE,
+        _SPLIT,
+        _BUCKETS,
         StageStep("bwd-schedule-hooks", "decides when hooks run, by the policy"),
+        _PREFETCH,
         _VERIFY,
     ),
     "scheduled": (

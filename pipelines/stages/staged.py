@@ -25,6 +25,7 @@ from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.kernels.ptx import find_triton
+from retrograd.pipelines.stages.collective_passes import collective_passes
 from retrograd.pipelines.stages.interface import read_interface
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.pipelines.stages.stage_plan import read_island_plans, read_plan
@@ -33,7 +34,8 @@ from retrograd.pipelines.toolchain.executable import Executable, compile_executa
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.pipelines.toolchain.timeline import Step
-from retrograd.pipelines.transforms.helpers.hook_reader import has_islands, mark_communication
+from retrograd.pipelines.transforms.helpers.collective_notes import read_collective_notes
+from retrograd.pipelines.transforms.helpers.hook_reader import has_collectives, has_islands, mark_communication
 from retrograd.pipelines.transforms.torch.bwd_apply_save_policy import BwdApplySavePolicy
 from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
@@ -67,7 +69,7 @@ class StagedModule:
     cut, by name, because of ops that run in torch or to lower the peak, and ``stages`` the functions that are compiled;
     where nothing is cut these are ``functions``. ``whole`` is the module before it was cut to lower the peak, or with
     the backward of all outputs where that of a loss was compiled first. ``memory_budget`` are the bytes that it was
-    chosen to stay within.
+    chosen to stay within, ``notes`` what was done to collectives, in words.
     """
 
     texts: dict[str, str]
@@ -81,6 +83,7 @@ class StagedModule:
     stages: tuple[FunctionSpec, ...] = ()
     whole: StagedModule | None = None
     memory_budget: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def planned_peak(self) -> int:
@@ -193,14 +196,17 @@ def finish_staging(
         PipelineError: it cannot be cut.
     """
     interfaces = stages = read_interfaces(module)
-    if any(map(has_islands, functions(module.operation))):
+    if any(has_islands(func) or has_collectives(func) for func in functions(module.operation)):
         with progress.phase("outline"):
-            run_passes(module, passes_of(ISLANDS))
+            run_passes(module, passes_of(ISLANDS, *collective_passes(module)))
             texts["scheduled"], stages = str(module), read_interfaces(module)
     source = module.operation.get_asm(enable_debug_info=True)
     merged, narrowed = read_merged(module.operation), read_narrowed(module.operation)
     plans = read_island_plans(module.operation)
-    return StagedModule(texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages)
+    notes = read_collective_notes(module.operation)
+    return StagedModule(
+        texts, source, interfaces, partition, progress.seconds, merged, narrowed, plans, stages, notes=notes
+    )
 
 
 def read_interfaces(module: ir.Module) -> tuple[FunctionSpec, ...]:
@@ -236,14 +242,14 @@ def stage_backward(
         with progress.phase({"imported": "verify", "ordered": "schedule", "scheduled": "outline"}[stage]):
             if stage == "ordered":
                 mark_communication(module.operation, communication)
-            run_passes(module, passes_of(steps, schedule))
+            run_passes(module, passes_of(steps, schedule, *collective_passes(module)))
             texts[stage] = str(module)
     plan = read_plan(module.operation)
     interfaces = read_interfaces(module)
     source = module.operation.get_asm(enable_debug_info=True)
-    merged = read_merged(module.operation)
+    merged, notes = read_merged(module.operation), read_collective_notes(module.operation)
     return StagedBackward(
-        StagedModule(texts, source, interfaces, {}, progress.seconds, merged, stages=interfaces), plan
+        StagedModule(texts, source, interfaces, {}, progress.seconds, merged, stages=interfaces, notes=notes), plan
     )
 
 

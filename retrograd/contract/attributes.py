@@ -45,6 +45,12 @@ BWD_INLINE = "bwd.inline"
 BWD_FLOPS = "bwd.flops"
 """Of an op that runs in torch and gives the same each time: its FLOPs."""
 
+BWD_LATE = "bwd.late"
+"""Of a collective: it was called in the backward."""
+
+BWD_TURN = "bwd.turn"
+"""Of a collective: which one it was, from 0, of those that were captured."""
+
 BWD_ISLAND = "bwd.island"
 """Of an `ISLAND_OP`: its number."""
 

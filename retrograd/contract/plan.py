@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from retrograd.contract.collectives import Collective
 from retrograd.contract.reading import to_json
 from retrograd.contract.tensors import FunctionSpec
 
@@ -57,6 +58,33 @@ class RunIsland:
 
 
 @dataclass(frozen=True)
+class StartCollective:
+    """Start a collective on the values ``arguments``; ``results`` as for `CallHook`, of ``bytes`` bytes each. They are
+    in the making: a `WaitCollective` alone takes them."""
+
+    collective: str
+    reduction: str
+    size: int
+    group: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    bytes: tuple[int, ...]
+
+    @property
+    def what(self) -> Collective:
+        """What the processes do."""
+        return Collective(self.collective, self.reduction, self.size, self.group)
+
+
+@dataclass(frozen=True)
+class WaitCollective:
+    """Wait for the one value ``arguments`` that was started; the value ``results`` is it."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class AccumulateGrad:
     """Add value ``gradient`` to the gradient of parameter number ``param``."""
 
@@ -84,12 +112,15 @@ class Free:
     values: tuple[str, ...]
 
 
-Step = RunStage | RunIsland | CallHook | CallBackward | AccumulateGrad | UpdateInput | FinalCallbacks | Free
+_Call = RunStage | RunIsland | CallHook | CallBackward | StartCollective | WaitCollective
+Step = _Call | AccumulateGrad | UpdateInput | FinalCallbacks | Free
 _STEPS: dict[str, type[Step]] = {
     "run_stage": RunStage,
     "run_island": RunIsland,
     "call_hook": CallHook,
     "call_backward": CallBackward,
+    "start_collective": StartCollective,
+    "wait_collective": WaitCollective,
     "accumulate_grad": AccumulateGrad,
     "update_input": UpdateInput,
     "final_callbacks": FinalCallbacks,
@@ -129,6 +160,11 @@ class StagePlan:
             raise ValueError(f"no stage plan: {error}") from error
 
     @property
+    def has_collectives(self) -> bool:
+        """Whether other processes take part."""
+        return any(isinstance(step, StartCollective) for step in self.steps)
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The functions that the plan calls, in order."""
         return tuple(step.function for step in self.steps if isinstance(step, RunStage))
@@ -144,7 +180,7 @@ def whole_plan(function: FunctionSpec) -> StagePlan:
 def uses(step: Step) -> tuple[str, ...]:
     """The values that a step takes; to free a value is no use."""
     match step:
-        case RunStage() | RunIsland() | CallHook() | CallBackward():
+        case RunStage() | RunIsland() | CallHook() | CallBackward() | StartCollective() | WaitCollective():
             return step.arguments
         case AccumulateGrad():
             return (step.gradient,)
@@ -157,7 +193,7 @@ def uses(step: Step) -> tuple[str, ...]:
 def gives(step: Step) -> tuple[str, ...]:
     """The values that a step gives and that are used."""
     match step:
-        case RunStage() | RunIsland() | CallHook() | CallBackward():
+        case RunStage() | RunIsland() | CallHook() | CallBackward() | StartCollective() | WaitCollective():
             return tuple(result for result in step.results if result)
         case _:
             return ()

@@ -60,6 +60,7 @@ _TITLES = {
     "target": "target",
     "checks": "checks of the model's that raise",
     "notes": "notes",
+    "collectives": "collectives",
     "partition": "partition",
     "flags": "iree-compile flags",
     "cached": "taken from the cache",
@@ -110,6 +111,8 @@ class Report:
     def _why_unknown(self, key: str) -> str:
         if key == "eager_peak_bytes":
             return "unknown: the model looks at the contents of tensors"
+        if "collectives" in self.data and "measured" in key:
+            return "unknown: other processes take part"
         if "islands" in self.data:
             return "unknown: parts run in torch"
         return "not run yet" if key == "peak_bytes_measured" else "differs with the sizes"

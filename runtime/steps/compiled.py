@@ -187,6 +187,10 @@ class CompiledBackward:
         self._parts.program.keep_on_device(self._parts.convention.check_state(self._parts.state.tensors()))
         return self
 
+    @property
+    def _has_collectives(self) -> bool:
+        return any(half.plan is not None and half.plan.has_collectives for half in self._parts.cut.values())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
         it.
@@ -204,6 +208,11 @@ class CompiledBackward:
             raise ArtifactError(
                 f"these ops are not compiled, and run in torch; take them out of what is compiled, and use "
                 f"fallback='error' to be told at once:\n  {listed}"
+            )
+        if self._has_collectives:
+            raise ArtifactError(
+                "the program works together with other processes, which no file does; take the collectives out of what "
+                "is compiled"
             )
         if self._parts.answers:
             listed = "\n  ".join(self._parts.answers)
@@ -251,6 +260,9 @@ class CompiledBackward:
             report["specializations"] = list(self.specializations.texts)
         if self._parts.captured:
             report["cuda_graphs"] = [f"@{name}: {call.describe()}" for name, call in self._parts.captured]
+        if self._has_collectives:
+            # To measure repeats a step, which the other processes do not.
+            return Report(report)
         if self._parts.times.islands:
             # IREE's allocator sees nothing of what torch allocates in between.
             return Report({**report, "islands": self._parts.times.describe()})

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from operator import itemgetter
 from sys import getrefcount
@@ -23,19 +25,26 @@ from retrograd.contract.plan import (
     RunIsland,
     RunStage,
     StagePlan,
+    StartCollective,
     Step,
     UpdateInput,
+    WaitCollective,
     gives,
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import Argument, Program
+from retrograd.runtime.steps import collectives
 from retrograd.runtime.steps.bound_function import BoundFunction
 
 
 class PythonSide(Protocol):
     """The calls that a plan makes in Python. Tensors in, tensors out, in the order of the plan."""
+
+    @property
+    def collected(self) -> Mapping[str, torch.Tensor] | None:
+        """What collectives give, by the name of the value, where they are not to run; else None."""
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Call hook number ``hook`` of its kind; returns what takes the values' place."""
@@ -50,6 +59,9 @@ class PythonSide(Protocol):
         """Call what was queued to be called when the backward is done."""
 
 
+SECONDS_TO_AGREE = 300.0
+"""How long other processes may take to compile the same."""
+
 # What an island runs: its arguments in, its results out.
 Island = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _Action = Callable[[list[Any], Any], None]
@@ -60,7 +72,8 @@ class StageExecutor:
     """A plan over the functions of a program, and the islands that run in torch.
 
     Values live in numbered places; all that a step needs to know is looked up and checked once, here, and not at each
-    run. ``notes`` say what its user is told of besides.
+    run. ``notes`` say what its user is told of besides; ``is_rearranged`` that it starts collectives otherwise than was
+    captured, so that all processes have to run it, or none.
 
     Raises:
         ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number, or
@@ -77,6 +90,8 @@ class StageExecutor:
         self._program = program
         self._islands = islands
         self.notes: tuple[str, ...] = ()
+        self.is_rearranged = False
+        self._plan = plan
         self._functions = {f.name: f for f in functions}
         self._places: dict[str, int] = {}
         # The values that are there after the steps so far.
@@ -102,6 +117,16 @@ class StageExecutor:
         for action in self._actions:
             action(values, python)
         return list(self._results(values))
+
+    def find_disagreement(self, problem: str | None) -> str | None:
+        """The problem for which this process does not run it, or another one's, which is waited for: none where all
+        run it."""
+        if not self.is_rearranged:
+            return problem
+        key = hashlib.sha256(json.dumps(self._plan.to_dict()).encode()).hexdigest()[:16]
+        groups = [step.group for step in self._plan.steps if isinstance(step, StartCollective)]
+        others = collectives.find_disagreement(key, groups, SECONDS_TO_AGREE, is_right=problem is None)
+        return problem or others
 
     def _give(self, names: Sequence[str]) -> list[int]:
         """Places for values that a step gives."""
@@ -132,6 +157,13 @@ class StageExecutor:
                 return self._python_call(step, freed, lambda python, taken: python.call_hook(kind, hook, taken))
             case CallBackward(function):
                 return self._python_call(step, freed, lambda python, taken: python.call_backward(function, taken))
+            case StartCollective():
+                start = collectives.make_start(step.what)
+                return self._python_call(
+                    step, freed, lambda python, taken: taken if _knows(python) is not None else start(taken)
+                )
+            case WaitCollective(_, results):
+                return self._python_call(step, freed, lambda python, taken: _wait(python, results, taken))
             case AccumulateGrad():
                 return self._accumulate(step, freed)
             case UpdateInput():
@@ -194,7 +226,7 @@ class StageExecutor:
 
     def _python_call(
         self,
-        step: RunIsland | CallHook | CallBackward,
+        step: RunIsland | CallHook | CallBackward | StartCollective | WaitCollective,
         freed: Sequence[str],
         call: Callable[[Any, Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> _Action:
@@ -212,6 +244,20 @@ class StageExecutor:
                 values[place] = None
 
         return run
+
+
+def _knows(python: PythonSide | None) -> Mapping[str, torch.Tensor] | None:
+    return None if python is None else python.collected
+
+
+def _wait(python: PythonSide | None, results: Sequence[str], started: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What a collective gives: what is known that it gave, where it did not start."""
+    known = _knows(python)
+    if known is None:
+        return collectives.wait(started)
+    if results and results[0] not in known:
+        raise ExecutionError(f"what the collective gave that '{results[0]}' is was not recorded")
+    return [known[name].clone() for name in results]
 
 
 def _join_frees(steps: Sequence[Step]) -> list[tuple[Step, list[str]]]:

@@ -5,6 +5,8 @@
 y = x            compute: takes x, gives y; names that no line gives are arguments
 h = pre 3: y     an effect: kind, number, values; `!` after the number marks communication, `*` large values; of an
                  accumulation `~` half of the bytes that are sent together
+s = start 8: y   a collective, which gives eight bytes
+r = wait: s      what it gives, when it is there
 acc 0: y         one that gives nothing, an accumulation into parameter 0
 return y h
 """
@@ -15,11 +17,18 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.hooks.hook_graph import Effect, HookGraph, Task
+from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, WAIT, Effect, HookGraph, Task
 from retrograd.pipelines.analysis.hooks.hook_schedule import JOINED_BYTES
 
 KINDS = ("tensor_pre", "pre", "post", "post_acc_grad", "unpack", "accumulate_grad", "call_backward")
-SHORT = {"acc": "accumulate_grad", "post_acc": "post_acc_grad", "backward": "call_backward", "final": "final_callbacks"}
+SHORT = {
+    "acc": "accumulate_grad",
+    "post_acc": "post_acc_grad",
+    "backward": "call_backward",
+    "final": "final_callbacks",
+    "start": COLLECTIVE,
+    "wait": WAIT,
+}
 
 
 class TextGraph:
@@ -55,6 +64,8 @@ def _parse_effect(text: str) -> Effect:
     kind, _, number = text.strip().partition(" ")
     size = JOINED_BYTES // 2 if "~" in number else 0
     kind = SHORT.get(kind, kind)
+    if kind == COLLECTIVE:
+        return Effect(kind, communication=True, bytes=int(number))
     return Effect(kind, int(number.strip("!*~") or 0), "!" in number, large="*" in number, bytes=size)
 
 
@@ -64,7 +75,14 @@ def hook_graphs(draw: st.DrawFn, *, max_tasks: int = 12) -> HookGraph:
     values = list(range(draw(st.integers(1, 3))))
     tasks: list[Task] = []
     for _ in range(draw(st.integers(1, max_tasks))):
-        kind = draw(st.sampled_from((None, None, None, *KINDS)))
+        kind = draw(st.sampled_from((None, None, None, *KINDS, COLLECTIVE)))
+        if kind == COLLECTIVE:
+            start, result = values[-1] + 1, values[-1] + 2
+            sent = Effect(kind, communication=True, bytes=draw(st.sampled_from((8, 16))))
+            tasks.append(Task((draw(st.sampled_from(values)),), (start,), sent))
+            tasks.append(Task((start,), (result,), Effect(WAIT)))
+            values.append(result)
+            continue
         if kind == "post_acc_grad" and not any(t.effect and t.effect.kind == "accumulate_grad" for t in tasks):
             kind = "tensor_pre"
         effect = None if kind is None else Effect(kind, draw(st.integers(0, 2)), draw(st.booleans()))

@@ -11,7 +11,7 @@ from hook_text import TextGraph, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.pipelines.analysis.hooks.hook_graph import HookGraph
+from retrograd.pipelines.analysis.hooks.hook_graph import WAIT, HookGraph
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule, find_order_problem, find_stages
 
 # Two layers as captured: each has a hook on its output's gradient, and a parameter with a hook after accumulation.
@@ -51,6 +51,49 @@ def test_asap_accumulates_as_soon_as_the_gradient_exists() -> None:
 def test_fewest_stages_cuts_only_where_compute_follows_a_hook() -> None:
     assert schedule(TWO_LAYERS, "fewest-stages") == "h1 w1 g0 h0 acc1 post_acc11 w0 acc0 post_acc10 final0"
     assert [count_stages(TWO_LAYERS, policy) for policy in POLICIES] == [3, 3, 3, 2]
+
+
+# The gradient of a weight is reduced, and those of two inputs are computed.
+REDUCED = """
+    w = g
+    s = start 8: w
+    r = wait: s
+    acc 0: r
+    x = g
+    h = tensor_pre 0: x
+    y = h
+    return y
+"""
+
+
+def test_a_collective_is_waited_for_when_what_it_gives_is_needed() -> None:
+    assert schedule(REDUCED, "overlap") == "w s x h y r acc0"
+    assert schedule(REDUCED, "eager-order") == "w s r x acc0 h y"
+
+
+def test_what_a_user_needs_besides_is_computed_before_the_wait() -> None:
+    text = """
+        s = start 8: g
+        r = wait: s
+        a = g
+        y = r a
+        return y
+    """
+    for policy in ("eager-order", "asap", "overlap"):
+        assert schedule(text, policy) == "s a r y", policy
+
+
+def test_what_may_write_to_a_value_waits_for_the_collective_on_it() -> None:
+    """The hook takes what was sent, after that was waited for: it may write to it. The one before it did so already."""
+    text = """
+        tensor_pre 1: g
+        s = start 8: g
+        r = wait: s
+        h = tensor_pre 0: g
+        return h r
+    """
+    for policy in POLICIES:
+        assert schedule(text, policy) == "tensor_pre1 s r h", policy
 
 
 def test_overlap_starts_communication_before_anything_that_it_does_not_need() -> None:
@@ -206,5 +249,5 @@ def test_every_policy_respects_every_dependency(graph: HookGraph, policy: HookSc
 @given(hook_graphs(max_tasks=25))
 @settings(deadline=None, max_examples=200)
 def test_eager_order_moves_unpack_hooks_alone(graph: HookGraph) -> None:
-    order = [n for n in POLICIES["eager-order"](graph) if graph.kind(n) not in (None, "unpack")]
-    assert order == [n for n in graph.effects if graph.kind(n) != "unpack"]
+    order = [n for n in POLICIES["eager-order"](graph) if graph.kind(n) not in (None, "unpack", WAIT)]
+    assert order == [n for n in graph.effects if graph.kind(n) not in ("unpack", WAIT)]

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from retrograd.contract.plan import StagePlan
 from retrograd.runtime.programs.errors import ExecutionError
+from retrograd.runtime.steps import collectives, stage_executor
 from retrograd.runtime.steps.stage_executor import Island, StageExecutor
 
 NO_PROGRAM: Any = None
@@ -34,10 +36,15 @@ def executor(
 
 
 class Calls:
-    """Keeps what it is called with."""
+    """Keeps what it is called with. ``collected`` is what collectives give, where they do not run."""
 
-    def __init__(self) -> None:
+    def __init__(self, collected: Mapping[str, torch.Tensor] | None = None) -> None:
         self.log: list[tuple[Any, ...]] = []
+        self._collected = collected
+
+    @property
+    def collected(self) -> Mapping[str, torch.Tensor] | None:
+        return self._collected
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         self.log.append((kind, hook, *[v.item() for v in values]))
@@ -142,3 +149,90 @@ def test_a_gradient_is_handed_over_where_nobody_else_has_it() -> None:
     # Another parameter takes the same gradient: the last one has it.
     assert owned(hook, add, {**add, "param": 1}) == [False, True]
     assert owned(hook, add, island(0, "c", "d")) == [False]
+
+
+START: dict[str, Any] = {
+    "step": "start_collective",
+    "collective": "all_reduce",
+    "reduction": "sum",
+    "size": 0,
+    "group": "0",
+}
+
+
+def test_collectives_start_as_one_and_are_waited_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+
+    class Ops:
+        def all_reduce_coalesced(self, tensors: list[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
+            log.append(("start", [t.tolist() for t in tensors], rest))
+            return [t * 2 for t in tensors]
+
+        def wait_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+            log.append(("wait", tensor.tolist()))
+            return tensor
+
+    monkeypatch.setattr(torch.ops, "_c10d_functional", Ops())
+    steps = [
+        {**START, "arguments": ["a", "b"], "results": ["c", "d"], "bytes": [8, 8]},
+        island(0, "a", "e"),
+        {"step": "wait_collective", "arguments": ["d"], "results": ["f"]},
+        {"step": "wait_collective", "arguments": ["c"], "results": ["g"]},
+    ]
+    a, b = torch.arange(4.0)[::2], torch.ones(2)
+    f, g = executor("ab", steps, "fg").run([a, b])
+    assert log == [
+        ("start", [[0.0, 2.0], [1.0, 1.0]], ("sum", "0")),
+        ("wait", [2.0, 2.0]),
+        ("wait", [0.0, 4.0]),
+    ]
+    assert (f.tolist(), g.tolist()) == ([2.0, 2.0], [0.0, 4.0])
+
+
+def test_what_collectives_gave_is_given_again_where_they_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "_c10d_functional", None)
+    steps = [
+        {**START, "arguments": ["a"], "results": ["c"], "bytes": [4]},
+        {"step": "wait_collective", "arguments": ["c"], "results": ["d"]},
+    ]
+    known = torch.tensor(7.0)
+    (d,) = executor("a", steps, "d").run([torch.ones(())], Calls({"d": known}))
+    assert d.item() == 7.0 and d is not known
+    with pytest.raises(ExecutionError, match="what the collective gave that 'd' is was not recorded"):
+        executor("a", steps, "d").run([torch.ones(())], Calls({"e": known}))
+
+
+def test_a_torch_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "_c10d_functional", object())
+    steps = [{**START, "arguments": ["a"], "results": ["c"], "bytes": [4]}]
+    with pytest.raises(ExecutionError, match=r"no all_reduce of torch\.distributed"):
+        executor("a", steps, "").run([torch.ones(())])
+
+
+def test_processes_agree_on_what_they_start_otherwise_than_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    c10d = torch.distributed.distributed_c10d
+    monkeypatch.setattr(c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(c10d, "_resolve_process_group", lambda name: name)
+    monkeypatch.setattr(c10d, "get_process_group_ranks", lambda group: [0, 1] if group == "0" else [0])
+    monkeypatch.setattr(stage_executor, "SECONDS_TO_AGREE", 0.1)
+    steps = [{**START, "arguments": ["a"], "results": ["c"], "bytes": [4]}]
+
+    def ask(rank: int, problem: str | None = None, group: str = "0") -> str | None:
+        # Each process counts for itself.
+        monkeypatch.setattr(collectives, "counts", counts[rank])
+        monkeypatch.setattr(c10d, "get_rank", lambda: rank)
+        run = executor("a", [*steps, {**steps[0], "group": group, "results": ["d"]}], "")
+        run.is_rearranged = True
+        return run.find_disagreement(problem)
+
+    counts = [Counter[str](), Counter[str]()]
+    # The first asks alone; the second comes late, and finds what was said then.
+    alone = "process 1 compiled nothing alike within 0 seconds"
+    assert [ask(0), ask(1)] == [alone, alone]
+    assert ask(0, "it is wrong") == "it is wrong"
+    assert ask(1) == "process 0 does not run it compiled"
+    assert "groups of other processes" in (ask(0, group="1") or "")
+    # What starts as captured is nobody else's business.
+    assert executor("a", steps, "").find_disagreement("it is wrong") == "it is wrong"
+    assert executor("a", steps, "").find_disagreement(None) is None

@@ -26,6 +26,10 @@ from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.python.source_locations import CaptureError, capture_error
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
+COLLECTIVE = "_c10d_functional"
+"""Where PyTorch has the collectives that are functions of tensors."""
+
+_WAIT = "wait_tensor"
 _READS_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -43,7 +47,8 @@ class HookTape:
     ``externals`` are those that it found, in the order of first use; ``before`` has copies, as they were, of those that
     it wrote to, ``last_writes`` the numbers of the ops that wrote to these last; ``results`` what it returned, ``kept``
     how many of the tensors that it made are still alive afterwards and are no results: the state of an optimizer at its
-    first step. ``problem`` says why it cannot be a graph.
+    first step. ``collected`` are copies of what collectives gave, in the order of the waits. ``problem`` says why it
+    cannot be a graph.
     """
 
     tensors: list[Any] = field(default_factory=list)
@@ -53,6 +58,7 @@ class HookTape:
     ops: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     kept: int = 0
+    collected: list[torch.Tensor] = field(default_factory=list)
     problem: str | None = None
 
     def number(self, tensor: torch.Tensor) -> int | None:
@@ -65,9 +71,13 @@ class _Watcher(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = HookTape()
         self._numbers: dict[int, int] = {}
+        # What a thread of a process group may hold for a while after it was waited for: none of it is the hook's state.
+        self.sent: set[int] = set()
+        # What was waited for, of PyTorch's tensors that wait when they are looked at, which are kept with it.
+        self._awaited: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = self.when_there((args, kwargs or {}))
         taken = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs))
         if any(tag in func.tags for tag in _READS_NUMBERS):
             self._refuse(f"it reads a number from a tensor ({func})")
@@ -81,9 +91,34 @@ class _Watcher(TorchDispatchMode):
             torch.autograd.graph.increment_version(written)
         if func.namespace == "profiler":
             return result
+        if func.namespace == COLLECTIVE and func._schema.name.endswith(f"::{_WAIT}"):
+            self.tape.collected.append(result.detach().clone())
         given = pytree.tree_map_only(torch.Tensor, lambda t: self.stand_in(t, made=True), result)
+        if func.namespace == COLLECTIVE:
+            leaves = pytree.tree_leaves((taken, given))
+            self.sent.update(leaf.number for leaf in leaves if isinstance(leaf, _TapeTensor))
         self.tape.ops.append((func, *taken, given))
         return result
+
+    def when_there(self, values: Any) -> Any:
+        """The values, with what collectives give in the place of tensors that would wait for it when they are used."""
+        if not torch.distributed.is_available():
+            return values
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+        return pytree.tree_map_only(AsyncCollectiveTensor, self._wait, values)
+
+    def finish(self, result: Any) -> Any:
+        """What the hook gave, when it is there; lets go of what only this has."""
+        result = self.when_there(result)
+        self._awaited.clear()
+        return result
+
+    def _wait(self, tensor: Any) -> torch.Tensor:
+        if id(tensor) not in self._awaited:
+            wait = torch.ops._c10d_functional.wait_tensor.default
+            self._awaited[id(tensor)] = tensor, self.__torch_dispatch__(wait, (), (tensor.elem,))
+        return self._awaited[id(tensor)][1]
 
     def stand_in(self, tensor: torch.Tensor, *, made: bool = False) -> _TapeTensor:
         """The place of a tensor; a new one, of an external unless the hook made it."""
@@ -124,11 +159,13 @@ def watch(function: Callable[..., Any], *args: Any) -> tuple[Any, HookTape]:
     watcher = _Watcher()
     with watcher:
         result = function(*args)
+    result = watcher.finish(result)
     tape = watcher.tape
     tape.results = [
         watcher.stand_in(leaf).number for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
     ]
-    made = [ref(t) for n, t in enumerate(tape.tensors) if n not in tape.externals and n not in tape.results]
+    others = {*tape.externals, *tape.results, *watcher.sent}
+    made = [ref(t) for n, t in enumerate(tape.tensors) if n not in others]
     for number in range(len(tape.tensors)):
         if number not in tape.externals and number not in tape.results:
             tape.tensors[number] = None
@@ -163,8 +200,21 @@ def trace_tape(tape: HookTape, results: Sequence[int]) -> torch.fx.GraphModule:
         raise
     except Exception as error:
         raise capture_error(error) from error
+    _check_waits(tape, traced.graph)
     _describe(traced)
     return traced
+
+
+def waits_of(count: int) -> list[str]:
+    """The names that the first so many waits of a traced tape have."""
+    return [f"{_WAIT}_{number}" if number else _WAIT for number in range(count)]
+
+
+def _check_waits(tape: HookTape, graph: torch.fx.Graph) -> None:
+    """Refuse a graph in which waits are called otherwise than in the order of the tape."""
+    found = {n.name for n in graph.nodes if n.op == "call_function" and _WAIT in str(n.target)}
+    if not found.issubset(waits_of(len(tape.collected))):
+        raise CaptureError("the hook cannot be inlined: it waits otherwise when it is traced", "leave it in Python")
 
 
 def _pairs(places: Any, values: Any) -> list[tuple[_TapeTensor, torch.Tensor]]:

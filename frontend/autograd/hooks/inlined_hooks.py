@@ -46,6 +46,8 @@ class InlinedHooks:
         self._outdated: set[int] = set()
         self._gradients: dict[int, torch.Tensor] = {}
         self.tapes: dict[str, tuple[HookTape, list[int]]] = {}
+        # The nodes of the capture that the hooks are, by the names of their functions.
+        self.nodes: dict[str, str] = {}
 
     def bodies(self) -> dict[str, torch.fx.GraphModule]:
         """The graphs of the hooks that were called, by the names of their functions."""
@@ -78,6 +80,7 @@ class InlinedHooks:
         written = [*call.updates, *call.tape.results]
         like = [call.tape.before.get(n, call.tape.tensors[n]) for n in written]
         self.tapes[name_of_hook(number)] = (call.tape, written)
+        self.nodes[name_of_hook(number)] = name
         with hook_ops.declared_results({(kind, number): like}):
             given, token = hook_ops.call_hook(self._read(call, values), token, kind, number)
         if call.param is None:
@@ -100,6 +103,8 @@ class InlinedHooks:
             return False
         if call.param is not None:
             raise HookStays(name, "it reads a tensor whose size differs")
+        if call.tape.collected:
+            raise HookStays(name, "other processes take part, and a tensor's size differs")
         return True
 
     def run_open(

@@ -309,6 +309,8 @@ class CapturedBackward:
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             problem = f"{type(error).__name__}: {error}"
+        if variant.compiled is not None:
+            problem = variant.compiled.find_disagreement(problem)
         if problem is None and not any(variant.right.values()):
             reasons = explain_difference(variant.situation, self._history.situations)
             self._history.situations.append(variant.situation)

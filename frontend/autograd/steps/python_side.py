@@ -23,6 +23,9 @@ class Compiled(Protocol):
     def notes(self) -> Sequence[str]:
         """The hooks and functions that are not compiled, and why."""
 
+    def find_disagreement(self, problem: str | None) -> str | None:
+        """Why it is not to be used: what this process found, or why another one does not use it, where it has to."""
+
     def run(self, arguments: Sequence[torch.Tensor | int], python: Any) -> list[torch.Tensor]:
         """Run it on the tensors and sizes that its graph takes, with a ``PythonSide`` to call."""
 
@@ -49,6 +52,10 @@ class _PythonSide:
     calls: Mapping[tuple[str, int], PythonCall]
     params: Sequence[int]
     frame: Frame
+
+    @property
+    def collected(self) -> None:
+        """Collectives run."""
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.calls[kind, hook](self.frame, values)

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD
+from retrograd.frontend.autograd.hooks.hook_tape import waits_of
 from retrograd.frontend.autograd.steps.float64_reference import ExactRun, is_as_near_as_eager, is_of_the_same
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
@@ -76,6 +77,16 @@ class Rehearsal:
         self._updated = list(before.values()) if self._recorded.inlined else []
         self._arguments = list(restored)
         return None if lost else restored
+
+    @cached_property
+    def collected(self) -> Mapping[str, torch.Tensor]:
+        """What collectives of hooks that are part of the graph gave in the recorded run: other processes may not
+        rehearse at this moment."""
+        found: dict[str, torch.Tensor] = {}
+        for function, node in self._traced.inlined.items():
+            given = self._recorded.inlined[node].tape.collected
+            found |= {f"{function}.{name}": t for name, t in zip(waits_of(len(given)), given, strict=True)}
+        return found
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return what the hook gave in the recorded run."""

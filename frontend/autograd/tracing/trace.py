@@ -51,6 +51,7 @@ class TracedBackward:
     graph (by number), and which are None; ``kept_inputs`` are those that calls look at themselves. Inputs are followed
     by ``extras``, tensors that hooks read which are part of the graph. The open ``sizes``, if any, come last, and
     ``guard`` says what they may be. Of inputs that are not contiguous, by number, it takes what their ``layouts`` say.
+    ``inlined`` are the nodes of the capture that those hooks are, by the names of their functions.
     Nothing in the graph depends on how the inputs are numbered, so that a backward whose gradients are there already,
     and are inputs too, has the same graph as one whose are not.
     """
@@ -65,6 +66,7 @@ class TracedBackward:
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)
+    inlined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def graph_module(self) -> torch.fx.GraphModule:
@@ -141,6 +143,7 @@ def trace_backward(
         guard=guard,
         sizes=tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
         layouts=layouts,
+        inlined=dict(hooks.nodes),
     )
 
 

@@ -15,17 +15,25 @@ CALL_BACKWARD = "call_backward"
 FINAL_CALLBACKS = "final_callbacks"
 ISLAND = "island"
 UPDATE = "update_input"
+COLLECTIVE = "start_collective"
+WAIT = "wait_collective"
+
+
+# Those that write to nothing that they take.
+_LOOKING = (None, UNPACK, ISLAND, COLLECTIVE, WAIT)
 
 
 @dataclass(frozen=True)
 class Effect:
     """A task's effect besides computing: a hook of some kind, an accumulation, a custom backward, the final callbacks,
-    an update of an input by a hook that was inlined, or ops that run in torch (an island).
+    an update of an input by a hook that was inlined, ops that run in torch (an island), the start of a collective, or
+    the wait for one.
 
     ``number`` is the hook's, the parameter's, the function's or the island's; ``communication`` says that the hook or
     custom backward starts something that goes on while other work is done, ``random`` that the island draws random
     numbers, ``large`` that the new value of an update, or the gradient of an accumulation, is worth a stage of its own,
-    so as not to be in memory longer than it must. ``bytes`` are those of an accumulation's gradient.
+    so as not to be in memory longer than it must. ``bytes`` are those of an accumulation's gradient, and of what a
+    collective gives.
     """
 
     kind: str
@@ -97,6 +105,8 @@ class HookGraph:
           consumed; where that is an accumulation, its post-accumulate hooks too;
         - an update of an input follows whatever was captured before it and takes the input or a view of it, though not
           what takes the new value;
+        - a wait, besides what it waits for, nothing; what may write to a value that a collective was started on, any
+          effect captured after the wait that takes the value, follows the wait;
         - islands that draw random numbers, among themselves; other islands are compute that happens to run in torch;
         - what starts communication, among itself: each process is to start the same in the same order, whatever its
           schedule, and one that runs eagerly has the captured order;
@@ -177,10 +187,15 @@ class HookGraph:
         kind = task.effect.kind
         if kind == ISLAND:
             return {e for e in self.effects if e < number and task.effect.random and self._draws(e)}
+        if kind == WAIT:
+            return {e for e in self.effects if e < number and self.kind(e) == FINAL_CALLBACKS}
         sharing = {n for v in task.takes for n in self.takers[v]}
         needed = {e for e in self.effects if self.kind(e) == FINAL_CALLBACKS}
         if kind != UNPACK:
-            needed |= {n for n in sharing if self.kind(n) not in (None, UNPACK, ISLAND)}
+            needed |= {n for n in sharing if self.kind(n) not in _LOOKING}
+            if kind != COLLECTIVE:
+                started = {n for n in sharing if self.kind(n) == COLLECTIVE}
+                needed |= {w for n in started for v in self.tasks[n].gives for w in self.takers.get(v, ())}
         if task.effect.communication:
             sent = {ACCUMULATE} if kind == CALL_BACKWARD else set[str]()
             needed |= {e for e in self.effects if self._communicates(e) or self.kind(e) in sent}

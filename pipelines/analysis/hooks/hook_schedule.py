@@ -7,11 +7,12 @@ is one stage: it runs as one compiled function. The policies are those of compil
 ``delay_*`` passes (``torch/_dynamo/compiled_autograd.py``), as one decision.
 
 All policies share three rules. An unpack hook runs right before the first use of what it gives: earlier costs memory
-for nothing. Compute runs as late as the chosen order of effects lets it, so that what it gives is not alive before it
-is used. And accumulations of small gradients cut nothing: what the effect after them needs is computed before them, in
-one stage with the gradients, since no code of the user's runs in between. After a large gradient there is a cut, but
-for ``fewest-stages``: a function holds all that it takes and gives for as long as it runs, so that in one piece a
-backward would have all saved tensors and all gradients in memory at a time.
+for nothing. So does the wait for a collective, behind what can be computed meanwhile. Compute runs as late as the
+chosen order of effects lets it, so that what it gives is not alive before it is used. And accumulations of small
+gradients cut nothing: what the effect after them needs is computed before them, in one stage with the gradients, since
+no code of the user's runs in between. After a large gradient there is a cut, but for ``fewest-stages``: a function
+holds all that it takes and gives for as long as it runs, so that in one piece a backward would have all saved tensors
+and all gradients in memory at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from retrograd.contract.hooks import POST, POST_ACCUMULATE, UNPACK
-from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, HookGraph
+from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, WAIT, HookGraph
 
 Order = tuple[int, ...]
 _Key = tuple[float, ...]
@@ -30,6 +31,8 @@ _Key = tuple[float, ...]
 JOINED_BYTES = 1 << 20
 # The kinds of hooks that are called when a gradient is there.
 _AFTER_SUMS = (POST, POST_ACCUMULATE)
+# What runs right before the first use of what it gives.
+_LATE = (UNPACK, WAIT)
 
 
 def find_eager_order(graph: HookGraph) -> Order:
@@ -37,12 +40,13 @@ def find_eager_order(graph: HookGraph) -> Order:
 
     Only unpack hooks move, to behind the last effect before the first use of what they give: capture runs them ahead
     of their node's pre-hooks, eager after. Those of one node keep their order, since nothing else happens between them.
+    And so do waits for collectives, which nobody sees.
     """
-    fixed = [e for e in graph.effects if graph.kind(e) != UNPACK]
+    fixed = [e for e in graph.effects if graph.kind(e) not in _LATE]
 
     def due(number: int) -> float:
         before = bisect_left(fixed, _first_use(graph, number, number))
-        return number if graph.kind(number) != UNPACK else fixed[before - 1] + 0.5 if before else -1
+        return number if graph.kind(number) not in _LATE else fixed[before - 1] + 0.5 if before else -1
 
     return _schedule(graph, {e: (due(e), e) for e in graph.effects})
 
@@ -55,7 +59,7 @@ def find_asap_order(graph: HookGraph) -> Order:
 
 def find_overlap_order(graph: HookGraph) -> Order:
     """Communication starts as early as it can: nothing precedes it but what it needs. All else, as for asap, follows
-    while it goes on.
+    while it goes on, and at the end what waits for a collective.
 
     Small gradients that are sent one after the other, as DDP's reducer is told of each, are worked out in one stage, up
     to ``JOINED_BYTES`` of them: what is sent of them are buckets of more. Their calls keep their order, and nothing is
@@ -63,7 +67,8 @@ def find_overlap_order(graph: HookGraph) -> Order:
     """
     ready = _ready_times(graph)
     urgent = _with_ancestors(graph, (e for e in graph.effects if _communicates(graph, e)))
-    keys = {e: (e not in urgent, _first_use(graph, e, ready[e]), e) for e in graph.effects}
+    awaited = _with_successors(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
+    keys = {e: (e not in urgent, e in awaited, _first_use(graph, e, ready[e]), e) for e in graph.effects}
     return _schedule(graph, keys, lambda group, e: e in urgent and _sends_on(graph, group, e))
 
 
@@ -112,7 +117,7 @@ def find_levels(
             )
             if number not in free:
                 latest[number] = before.pop(number)
-        elif kind == UNPACK:
+        elif kind in _LATE:
             latest[number] = min((latest[u] - (graph.kind(u) is None) for u in users), default=earliest[number])
         else:
             latest[number] = earliest[number]
@@ -160,15 +165,29 @@ def _schedule(
     ``may_join`` says whether a group may have the next effect too, where it need not."""
     placed: dict[int, None] = {}
     groups = _group_effects(graph, _order_effects(graph, keys), may_join)
-    for group in groups:
+    awaited = _with_successors(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
+    for place, group in enumerate(groups):
         wanted: Iterable[int] = group
         if group is groups[-1] and graph.kind(group[-1]) == ACCUMULATE:
             wanted = graph.live
         needed = _with_ancestors(graph, wanted, without=placed)
+        if graph.kind(group[0]) == WAIT:
+            is_last = all(awaited.issuperset(later) for later in groups[place:])
+            needed |= _computed_meanwhile(graph, graph.live if is_last else graph.successors[group[0]], placed)
         placed.update(dict.fromkeys(sorted(needed.difference(graph.effects))))
         placed.update(dict.fromkeys(group))
     rest = sorted(graph.live.difference(placed))
     return (*placed, *rest)
+
+
+def _computed_meanwhile(graph: HookGraph, wanted: Iterable[int], placed: Collection[int]) -> set[int]:
+    """The computation that can run before a wait: what who takes what is waited for needs besides, or all that can,
+    where only what waits is left."""
+    found: set[int] = set()
+    for number in sorted(_with_ancestors(graph, wanted, without=dict.fromkeys(placed))):
+        if graph.kind(number) is None and all(n in found or n in placed for n in graph.dependencies[number]):
+            found.add(number)
+    return found
 
 
 def _group_effects(
@@ -251,10 +270,25 @@ def _with_ancestors(graph: HookGraph, tasks: Iterable[int], without: Mapping[int
     return found
 
 
+def _with_successors(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
+    """The tasks and all that depends on them."""
+    found: set[int] = set()
+    pending = list(tasks)
+    while pending:
+        number = pending.pop()
+        if number not in found:
+            found.add(number)
+            pending += graph.successors[number]
+    return found
+
+
 def _first_use(graph: HookGraph, number: int, otherwise: float) -> float:
-    """When an effect is due: for an unpack hook right before what follows from it, for others as told."""
+    """When an effect is due: for an unpack hook or a wait right before what follows from it, a wait that only the
+    caller waits for at the end; for others as told."""
     users = graph.successors[number]
-    return users[0] - 0.5 if graph.kind(number) == UNPACK and users else otherwise
+    if graph.kind(number) == WAIT and not users:
+        return len(graph.tasks)
+    return users[0] - 0.5 if graph.kind(number) in _LATE and users else otherwise
 
 
 def _ready_times(graph: HookGraph) -> dict[int, int]:

@@ -49,6 +49,7 @@ _OPERATOR = "torch.operator"
 # Types of tensors that ops write to.
 _MUTABLE = "!torch.tensor"
 _CLONE = "torch.aten.clone"
+_COLLECTIVE = "bwd.collective"
 _LIST_UNPACK = "torch.prim.ListUnpack"
 # What a chain of ops may be made of that is worked out again rather than saved, if it starts at the seed.
 _REPEATED = (OpKind.CONSTANT, OpKind.VIEW, OpKind.POINTWISE)
@@ -147,6 +148,9 @@ class _BlockReader:
         flops = count_flops(name, taken, [self._sizes[r] for r in results])
         if kind is OpKind.OPAQUE and BWD_FLOPS in op.attributes:
             kind, flops = OpKind.COMPUTE, ir.IntegerAttr(op.attributes[BWD_FLOPS]).value
+        if name == _COLLECTIVE and read_tag(op) is Tag.MUST:
+            # That it is done once more was its caller's choice, in every process.
+            kind = OpKind.COMPUTE
         made = self.types[results[0]] if results else None
         packing = (count_parts(op, name, taken), repays_packing(name, taken, "" if made is None else made.element))
         self.ops.append(Op(number, name, kind, operands, results, flops, read_tag(op), _block_of(op), *packing))

@@ -13,9 +13,11 @@ from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import (
     ACCUMULATE,
     CALL_BACKWARD,
+    COLLECTIVE,
     FINAL_CALLBACKS,
     ISLAND,
     UPDATE,
+    WAIT,
     Effect,
     HookGraph,
     Task,
@@ -36,7 +38,9 @@ _NUMBERS = {
     "bwd.accumulate_grad": "param",
     "bwd.final_callbacks": None,
     "bwd.update_input": "hook",
+    "bwd.start_collective": None,
 }
+COLLECTIVE_OP, START_OP, WAIT_OP = "bwd.collective", "bwd.start_collective", "bwd.wait_collective"
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
             task, ops = _read_effect(source, op.id, name)
         elif op.name == ISLAND_OP:
             task, ops = _read_island(source, op.id), (op.id,)
+        elif op.name == WAIT_OP:
+            task, ops = Task(op.operands, op.results, Effect(WAIT)), (op.id,)
         elif _is_compute(source, op.id):
             task, ops = Task(tuple(sorted(_tensors(source, op.operands))), op.results), (op.id,)
         else:
@@ -160,16 +166,30 @@ def _read_effect(source: ReadGraph, number: int, name: str) -> tuple[Task, tuple
         "bwd.call_backward": CALL_BACKWARD,
         "bwd.final_callbacks": FINAL_CALLBACKS,
         "bwd.update_input": UPDATE,
+        "bwd.start_collective": COLLECTIVE,
     }
     kind = kinds.get(op.name) or ir.StringAttr(op.attributes["kind"]).value
     size = graph.values[takes[-1 if kind == ACCUMULATE else 1]].bytes if kind in (UPDATE, ACCUMULATE) else 0
-    effect = Effect(kind, index, COMMUNICATION in op.attributes, large=size >= LARGE_BYTES, bytes=size)
+    starts = kind == COLLECTIVE
+    if starts:
+        size = sum(graph.values[v].bytes for v in gives)
+    communication = starts or COMMUNICATION in op.attributes
+    effect = Effect(kind, index, communication, large=not starts and size >= LARGE_BYTES, bytes=size)
     return Task(takes, gives, effect), tuple(ops)
 
 
 def has_islands(func: ir.Operation) -> bool:
     """Whether ops of a function run in torch."""
-    return any(operator_name(view.operation) == ISLAND_OP for view in func.regions[0].blocks[0].operations)
+    return _has(func, (ISLAND_OP,))
+
+
+def has_collectives(func: ir.Operation) -> bool:
+    """Whether a function has collectives, in one piece or started and waited for."""
+    return _has(func, (COLLECTIVE_OP, START_OP))
+
+
+def _has(func: ir.Operation, names: Collection[str]) -> bool:
+    return any(operator_name(view.operation) in names for view in func.regions[0].blocks[0].operations)
 
 
 def _read_island(source: ReadGraph, number: int) -> Task:

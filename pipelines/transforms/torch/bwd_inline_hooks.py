@@ -15,7 +15,7 @@ from retrograd.pipelines.analysis.partition.read_graph import function_type, rea
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.copies import copy_ops
-from retrograd.pipelines.transforms.helpers.hook_reader import TUPLE, UNTUPLE
+from retrograd.pipelines.transforms.helpers.hook_reader import COLLECTIVE_OP, TUPLE, UNTUPLE
 
 CALL = "bwd.call_hook"
 _BUNDLES = (TUPLE, "torch.constant.none")
@@ -80,8 +80,8 @@ def copy_body(body: ir.Operation, values: Sequence[ir.Value], ip: ir.InsertionPo
     return [mapping[value] for value in end.operands]
 
 
-def check_body(body: ir.Operation, pass_name: str) -> None:
-    """Refuse a function whose body cannot be copied into another's.
+def check_body(body: ir.Operation, pass_name: str, *, may_communicate: bool = False) -> None:
+    """Refuse a function whose body cannot be copied into another's; collectives are of those that may have them.
 
     Raises:
         PassFailure: it has control flow or effects; at the op.
@@ -90,6 +90,8 @@ def check_body(body: ir.Operation, pass_name: str) -> None:
     if len(body.regions[0].blocks) != 1:
         raise PassFailure(body, f"{pass_name}: {name} has several blocks", "trace the hook without control flow")
     for view in body.regions[0].blocks[0].operations:
+        if may_communicate and view.operation.name == COLLECTIVE_OP:
+            continue
         if view.operation.name.startswith("bwd.") or any(len(r.blocks) for r in view.operation.regions):
             message = f"{pass_name}: {name} does more than compute tensors"
             raise PassFailure(view.operation, message, f"leave the hook in Python: take {BWD_INLINE} off it")
@@ -136,7 +138,8 @@ def _find_first(ops: Sequence[ir.Operation]) -> ir.Operation:
 
 
 def _check(op: ir.Operation, body: ir.Operation, name: str) -> None:
-    check_body(body, name)
+    # When packing runs, and whether it does, is no matter of order.
+    check_body(body, name, may_communicate=ir.StringAttr(op.attributes["kind"]).value != PACK)
     hook, kind = f"@hook_{_number(op)}", function_type(body)
     taken, given = (builders.bundle_type(list(types)) for types in (kind.inputs, kind.results))
     if taken != op.operands[0].type:

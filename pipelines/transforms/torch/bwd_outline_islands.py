@@ -21,12 +21,21 @@ from retrograd.pipelines.analysis.stages.stage_placement import find_lean_stages
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import write_island_plans
-from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, has_islands, read_hooks
+from retrograd.pipelines.transforms.helpers.hook_reader import (
+    START_OP,
+    WAIT_OP,
+    ReadHooks,
+    has_collectives,
+    has_islands,
+    read_hooks,
+)
 from retrograd.pipelines.transforms.torch.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 # What is smaller is not worth an order: a few bytes less would have large values computed earlier or later.
 _SMALL = 1 << 16
+# Ops of bwd that are cut at, as islands are.
+_KNOWN = ("bwd.create_token", START_OP, WAIT_OP)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,9 @@ class BwdOutlineIslands(ModulePass):
     chosen so that the fewest bytes go from one to the next: gradients of weights where their operands are, and are
     freed. A stage is cut in two in front of a product where that lowers the peak by ``gain``: what only the first of
     them takes is freed then.
+
+    A function that starts collectives is cut at these too, and keeps its order, which ``bwd-schedule-collectives`` and
+    ``bwd-prefetch-gathers`` chose.
 
     Leaves a `StagePlan` for each on the module. Functions without islands stay as they are. Backwards with hooks are
     not for this pass: ``bwd-outline-stages`` cuts them at islands too.
@@ -49,7 +61,7 @@ class BwdOutlineIslands(ModulePass):
     def apply(self, module: ir.Operation) -> None:
         plans: dict[str, StagePlan] = {}
         for func in functions(module):
-            if not has_islands(func):
+            if not has_islands(func) and not has_collectives(func):
                 continue
             _refuse_hooks(func, self.name)
             name = ir.StringAttr(func.attributes["sym_name"]).value
@@ -59,6 +71,8 @@ class BwdOutlineIslands(ModulePass):
 
     def _outline(self, func: ir.Operation, name: str) -> StagePlan:
         read = read_hooks(func, self.name)
+        if has_collectives(func):
+            return outline_function(func, read, self.name, name)
         runs = _find_runs(func, read, self.gain)
         apply_order(func, read, [task for run in runs for task in run])
         numbers = count()
@@ -120,6 +134,6 @@ def _find_following(func: ir.Operation, read: ReadHooks) -> set[int]:
 
 def _refuse_hooks(func: ir.Operation, name: str) -> None:
     for view in func.regions[0].blocks[0].operations:
-        if view.operation.name.startswith("bwd."):
+        if view.operation.name.startswith("bwd.") and view.operation.name not in _KNOWN:
             message = f"{name}: {view.operation.name} beside an island"
             raise PassFailure(view.operation, message, "cut a backward with hooks by bwd-outline-stages")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
@@ -17,13 +17,15 @@ from retrograd.contract.plan import (
     RunIsland,
     RunStage,
     StagePlan,
+    StartCollective,
     Step,
     UpdateInput,
+    WaitCollective,
     insert_frees,
 )
 from retrograd.contract.roles import BACKWARD, SAVED, SIZE
 from retrograd.contract.sizes import find_symbols, parse_shape
-from retrograd.dialects import ir
+from retrograd.dialects import builders, ir
 from retrograd.pipelines.analysis.hooks.hook_graph import UPDATE, Task
 from retrograd.pipelines.analysis.hooks.hook_schedule import Order, find_stages
 from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts
@@ -31,7 +33,7 @@ from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import write_plan
 from retrograd.pipelines.transforms.helpers.function_builder import FunctionSketch, Port, build_function
-from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, read_hooks, returned_values
+from retrograd.pipelines.transforms.helpers.hook_reader import START_OP, ReadHooks, read_hooks, returned_values
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,13 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
         case "island":
             sizes = tuple(read.source.graph.values[v].bytes for v in task.gives[: len(given)])
             return RunIsland(effect.number, arguments, tuple(given), sizes)
+        case "start_collective":
+            op = next(op for o in read.ops[number] if (op := read.source.ops[o]).name == START_OP)
+            what = asdict(builders.read_collective(op))
+            sizes = tuple(read.source.graph.values[v].bytes for v in task.gives[: len(given)])
+            return StartCollective(**what, arguments=arguments, results=tuple(given), bytes=sizes)
+        case "wait_collective":
+            return WaitCollective(arguments, tuple(given))
         case "call_backward":
             return CallBackward(effect.number, arguments, tuple(given))
         case "final_callbacks":

@@ -3,9 +3,9 @@
 !t = !torch.vtensor<[2],f32>
 
 func.func @backward(%x: !t) -> !t {
-  // expected-error @below {{bwd-outline-islands: 'bwd.create_token' op: bwd.create_token beside an island; cut a backward with hooks by bwd-outline-stages}}
   %start = "bwd.create_token"() : () -> !bwd.token
   %a = torch.operator "torch.retrograd.island"(%x) {bwd.island = 0 : i64} : (!t) -> !t
+  // expected-error @below {{bwd-outline-islands: 'bwd.final_callbacks' op: bwd.final_callbacks beside an island; cut a backward with hooks by bwd-outline-stages}}
   %end = "bwd.final_callbacks"(%start) : (!bwd.token) -> !bwd.token
   return %a : !t
 }

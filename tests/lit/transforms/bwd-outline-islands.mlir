@@ -83,3 +83,26 @@ func.func @backward(%g: !a {bwd.role = "tangent", bwd.name = "g", bwd.value = "g
   %w = torch.aten.mm %x, %d {bwd.values = ["w"]} : !b, !a -> !w
   return %w, %y : !w, !a
 }
+
+// -----
+
+!t = !torch.vtensor<[2],f32>
+
+// A function that starts a collective is cut at its start and at the wait for it, in the order that it has: one stage
+// is computed in between.
+// CHECK: module attributes {bwd.island_plans = {backward = {arguments = ["g"], results = ["y", "r"], steps = [
+// CHECK-SAME: {arguments = ["g"], function = "backward_0", results = ["a"], step = "run_stage"},
+// CHECK-SAME: {arguments = ["a"], bytes = [8], collective = "all_reduce", group = "0", reduction = "sum", results = ["s"], size = 0 : i64, step = "start_collective"},
+// CHECK-SAME: {arguments = ["g"], function = "backward_1", results = ["y"], step = "run_stage"},
+// CHECK-SAME: {arguments = ["s"], results = ["r"], step = "wait_collective"}
+// CHECK: func.func @backward_0(
+// CHECK: func.func @backward_1(
+func.func @backward(%g: !t {bwd.role = "tangent", bwd.name = "g", bwd.value = "g"})
+    -> (!t {bwd.role = "grad", bwd.name = "grad.x"}, !t {bwd.role = "grad", bwd.name = "grad.w"}) {
+  %t0 = "bwd.create_token"() : () -> !bwd.token
+  %a = torch.aten.exp %g {bwd.values = ["a"]} : !t -> !t
+  %s:2 = "bwd.start_collective"(%a, %t0) {bwd.values = ["s", ""], kind = "all_reduce", reduction = "sum", size = 0 : i64, group = "0"} : (!t, !bwd.token) -> (!t, !bwd.token)
+  %y = torch.aten.neg %g {bwd.values = ["y"]} : !t -> !t
+  %r = "bwd.wait_collective"(%s#0) {bwd.values = ["r"]} : (!t) -> !t
+  return %y, %r : !t, !t
+}
