@@ -6,7 +6,8 @@ of them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_start(what: Collective) -> Callable[[Sequence[torch.Tensor]], Sequence[
     def start(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         given = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         name = _OPS[what.collective]
-        with torch.no_grad():
+        with torch.no_grad(), _named_rank():
             if len(given) == 1:
                 return [_find(name)(*given, *rest)]
             return list(_find(f"{name}_coalesced")(given, *rest))
@@ -46,7 +47,7 @@ def make_start(what: Collective) -> Callable[[Sequence[torch.Tensor]], Sequence[
 
 def wait(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The tensor that was started, when its numbers are there: on a CUDA device for what is queued from here on."""
-    with torch.no_grad():
+    with torch.no_grad(), _named_rank():
         return [_find("wait_tensor")(tensor) for tensor in tensors]
 
 
@@ -75,6 +76,19 @@ def _hear(store: Any, place: str, rank: int, seconds: float) -> str | None:
     except RuntimeError:
         return f"process {rank} compiled nothing alike within {seconds:.0f} seconds"
     return None if store.get(place) == b"1" else f"process {rank} does not run it compiled"
+
+
+@contextmanager
+def _named_rank() -> Iterator[None]:
+    """Says on an error which process it was raised in: all write to one terminal, and those that wait for one that
+    failed fail as well."""
+    try:
+        yield
+    except RuntimeError as error:
+        if torch.distributed.is_initialized():
+            rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            error.add_note(f"in a collective of compiled code, in the process of rank {rank} of {count}")
+        raise
 
 
 def _find(name: str) -> Any:

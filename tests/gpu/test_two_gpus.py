@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import rank_collectives
 import rank_programs
 import torch
 from rank_programs import GROUPS, find_surprises
@@ -29,6 +30,18 @@ def test_training_is_eagers(group: str, tmp_path: Path) -> None:
     for number, rank in enumerate(ranks):
         assert not find_surprises(group, rank.text), f"rank {number}:\n{rank.text}"
     assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
+
+
+def test_collectives_that_are_ops_give_eagers_gradients(tmp_path: Path) -> None:
+    with open_runner(rank_collectives.__name__) as runner:
+        ranks = runner.run(rank_collectives.__name__, ["cuda"], tmp_path, seconds=560)
+    assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
+    for rank in ranks:
+        lines = dict(line.split(": ", 1) for line in rank.text.splitlines() if ": " in line)
+        assert set(rank_collectives.PROGRAMS) <= set(lines), rank.text
+        assert lines["hooks, overlap"].endswith("wait x16"), rank.text
+        assert "all_reduce(4)" in lines["hooks, buckets"], rank.text
+        assert "moved: 1 times all_gather" in lines["sharded, prefetched"], rank.text
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

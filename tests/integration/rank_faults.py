@@ -14,28 +14,31 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_collectives import BUCKETS, ShardedLayers, average, averaged
 from rank_programs import COMPILED, compare, ddp, describe, joined, make_model, ran
 from torch import Tensor
 
 import retrograd
 from retrograd import scope
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
+from retrograd.runtime.steps import stage_executor
 
 FAILED = 3
 FAILING_STEP = 3
 SECONDS_LATE = 3
 
 
-def train(model: Any, step: int, scope: Any = retrograd.enable) -> None:
+def train(model: Any, step: int, scope: Any = retrograd.enable, rows: int = 5) -> None:
     torch.manual_seed(10 * step + dist.get_rank())
     model.zero_grad()
     ran.clear()
     with scope():
-        model(torch.randn(5, 4)).square().mean().backward()
+        model(torch.randn(rows, 4)).square().mean().backward()
 
 
 def fail_in_a_hook() -> None:
@@ -73,14 +76,79 @@ def compile_late() -> None:
         raise RuntimeError("this process cannot compile it")
 
     if dist.get_rank():
-        client: Any = scope._CLIENT
-        client.receive = lambda capture: CapturedBackward(capture, client.history, scope._active_options, build).run
+        build_with(build)
     torch.manual_seed(0)
     plain = make_model()
-    eager, ours = ddp(copy.deepcopy(plain)), ddp(plain)
-    for step in range(4):
-        train(eager, step, contextlib.nullcontext)
-        train(ours, step)
+    train_beside(ddp(copy.deepcopy(plain)), ddp(plain), retrograd.enable)
+
+
+def disagree() -> None:
+    """The second process cannot compile a backward whose reductions the first one has joined."""
+
+    def build(*_arguments: Any) -> Any:
+        raise RuntimeError("this process cannot compile it")
+
+    stage_executor.SECONDS_TO_AGREE = SECONDS_LATE
+    if dist.get_rank():
+        build_with(build)
+    torch.manual_seed(0)
+    plain = make_model()
+    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
+    train_beside(eager, ours, partial(retrograd.enable, collectives=BUCKETS))
+
+
+def compile_later_than_the_other() -> None:
+    """The second process takes seconds to compile what both then run, with reductions joined."""
+
+    def build(*arguments: Any) -> Any:
+        time.sleep(SECONDS_LATE)
+        return scope.build_backward(*arguments)
+
+    if dist.get_rank():
+        build_with(build)
+    torch.manual_seed(0)
+    plain = make_model()
+    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
+    train_beside(eager, ours, partial(retrograd.enable, collectives=BUCKETS))
+
+
+def other_sizes() -> None:
+    """The second process has other rows, which are new to it alone at each other step: hooks' collectives keep eager's
+    order in what is compiled, and so in eager beside it."""
+    torch.manual_seed(0)
+    plain = make_model()
+    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
+
+    def rows(step: int) -> int:
+        return step + 3 if dist.get_rank() and step % 2 else 5
+
+    train_beside(eager, ours, partial(retrograd.enable, hook_schedule="overlap"), rows, steps=7)
+
+
+def fail_ahead_of_time() -> None:
+    """The second process raises before its forward; the first one gathers, in what was compiled ahead of time."""
+    torch.manual_seed(dist.get_rank())
+    model, x = ShardedLayers(), torch.randn(5, 6)
+    compiled = retrograd.compile_backward(model, (x,))
+    for step in range(FAILING_STEP):
+        if step == FAILING_STEP - 1 and dist.get_rank():
+            raise ValueError("this data cannot be read")
+        compiled(x).square().mean().backward()
+
+
+def build_with(build: Callable[..., Any]) -> None:
+    """Have this process compile otherwise."""
+    client: Any = scope._CLIENT
+    client.receive = lambda capture: CapturedBackward(capture, client.history, scope._active_options, build).run
+
+
+def train_beside(
+    eager: Any, ours: Any, within: Callable[[], Any], rows: Callable[[int], int] = lambda _step: 5, steps: int = 4
+) -> None:
+    """Train one model in eager and one within a scope, compare, and print how the second one ran."""
+    for step in range(steps):
+        train(eager, step, contextlib.nullcontext, rows(step))
+        train(ours, step, within, rows(step))
         compare(eager, ours, 2e-5)
     print(describe(0), flush=True)
 
@@ -89,6 +157,10 @@ PROGRAMS: Mapping[str, Callable[[], None]] = {
     "hook": fail_in_a_hook,
     "forward": fail_in_a_forward,
     "late": compile_late,
+    "later, buckets": compile_later_than_the_other,
+    "disagree": disagree,
+    "sizes": other_sizes,
+    "ahead of time": fail_ahead_of_time,
 }
 
 

@@ -65,6 +65,34 @@ def test_one_process_compiles_longer_and_goes_on_in_eager(runner: RankRunner, tm
     assert second.text.splitlines()[-1] == f"{rank_programs.EAGER}: RuntimeError: this process cannot compile it"
 
 
+@pytest.mark.long
+def test_processes_that_do_not_agree_on_joined_reductions_run_eagerly(runner: RankRunner, tmp_path: Path) -> None:
+    ranks = run_fault(runner, "disagree", tmp_path)
+    assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
+    first, second = (rank.text.splitlines()[-1] for rank in ranks)
+    seconds = rank_faults.SECONDS_LATE
+    assert first == f"{rank_programs.EAGER}: process 1 compiled nothing alike within {seconds} seconds"
+    assert second == f"{rank_programs.EAGER}: RuntimeError: this process cannot compile it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["later, buckets", "sizes"])
+def test_processes_whose_sizes_or_times_differ_are_eagers(name: str, runner: RankRunner, tmp_path: Path) -> None:
+    ranks = run_fault(runner, name, tmp_path)
+    assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
+    assert [rank.text.splitlines()[-1] for rank in ranks] == [rank_programs.COMPILED] * 2
+
+
+@pytest.mark.long
+def test_an_error_of_a_program_that_was_compiled_ahead_of_time_says_which_process(
+    runner: RankRunner, tmp_path: Path
+) -> None:
+    first, second = run_fault(runner, "ahead of time", tmp_path)
+    assert "ValueError: this data cannot be read" in second.text
+    assert [rank.code for rank in (first, second)] == [rank_faults.FAILED] * 2, first.text + second.text
+    assert "in a collective of compiled code, in the process of rank 0 of 2" in first.text
+
+
 @pytest.fixture(scope="module")
 def collectives(runner: RankRunner, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each process did in the last backward of each program, whose gradients are eager's, by its name."""
