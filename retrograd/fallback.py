@@ -108,6 +108,7 @@ class Fallback:
                 str(island),
                 program.sizes,
                 is_library=island.is_library,
+                by_values=island.by_values,
             )
             for island, program in zip(islands, extract_islands(graph_module, islands), strict=True)
         ]

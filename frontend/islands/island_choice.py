@@ -42,13 +42,15 @@ _REMEDY = "leave fallback='island', or compute this outside of the compiled func
 @dataclass(frozen=True)
 class Island:
     """Nodes of a graph, by name in its order; the ops among them, where in the user's code, and why they are not
-    compiled; ``is_library`` says that they could be, and a library is faster."""
+    compiled; ``is_library`` says that they could be, and a library is faster, ``by_values`` that they go by no strides
+    and give no views."""
 
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
     place: str
     reason: str
     is_library: bool = False
+    by_values: bool = False
 
     def __str__(self) -> str:
         return f"{', '.join(self.ops)}{f' ({self.place})' if self.place else ''}: {self.reason}"
@@ -164,7 +166,14 @@ def _describe(group: Sequence[Node], reasons: Mapping[str, str]) -> Island:
     place = next((p for n in ops if (p := source_place(n.stack_trace))), "")
     names = dict.fromkeys(str(n.target).removesuffix(".default") for n in ops)
     is_library = all(LIBRARY in n.meta for n in ops)
-    return Island(tuple(n.name for n in group), tuple(names), place.rpartition("/")[2], reasons[named.name], is_library)
+    return Island(
+        tuple(n.name for n in group),
+        tuple(names),
+        place.rpartition("/")[2],
+        reasons[named.name],
+        is_library,
+        by_values=is_library or all(n.target in _OF_LIBRARIES for n in ops),
+    )
 
 
 # -- Which nodes go together ----------------------------------------------------------------------------------------

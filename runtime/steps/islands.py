@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class EagerIsland:
 
     ``layouts`` are those that the ops were traced with: an op may go by the strides of its arguments, and compiled code
     gives contiguous tensors. ``sizes`` are the names of the numbers that come before the tensors. Ops of a library,
-    ``is_library``, go by no strides, and could be compiled.
+    ``is_library``, could be compiled; those and others that are ``by_values`` go by no strides, and give no views.
     """
 
     function: Callable[..., Sequence[torch.Tensor]]
@@ -50,6 +51,7 @@ class EagerIsland:
     text: str
     sizes: Sequence[str] = ()
     is_library: bool = False
+    by_values: bool = False
     seconds: float = field(default=0.0)
     # Of a module its own function, once a first call has written that: nobody hooks the modules of islands.
     _run: Callable[..., Sequence[torch.Tensor]] | None = field(default=None, init=False, repr=False)
@@ -69,7 +71,7 @@ class EagerIsland:
 
     def _compute(self, values: Sequence[Any]) -> list[torch.Tensor]:
         numbers, tensors = values[: len(self.sizes)], values[len(self.sizes) :]
-        if self.is_library:
+        if self.by_values:
             arguments = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         else:
             layouts = self._layouts_at(numbers) if numbers else self.layouts
@@ -80,7 +82,7 @@ class EagerIsland:
         else:
             given = self._run(*numbers, *arguments)
         # What a library computes has memory of its own, which its several results may share.
-        if self.is_library:
+        if self.by_values:
             return list(given) if len(given) == 1 else _separate(given, ())
         return _separate(given, {*tensors, *arguments})
 
@@ -95,14 +97,26 @@ def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     lies_so = tensor.stride() == layout.stride and tensor.storage_offset() in (0, layout.offset)
     if (lies_so and tensor.shape == layout.shape) or tensor.numel() <= 1:
         return tensor
-    shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))
-    extent = 1 + offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    extent, (shape, stride, offset), once = _memory_of(layout)
     memory = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
     laid_out = memory.as_strided(shape, stride, offset)
-    # An expanded axis holds each element once.
-    once = tuple(slice(None) if step else slice(1) for step in stride)
-    laid_out[once].copy_(tensor[once])
+    if once is None:
+        laid_out.copy_(tensor)
+    else:
+        laid_out[once].copy_(tensor[once])
     return laid_out
+
+
+@lru_cache(maxsize=1024)
+def _memory_of(
+    layout: Layout,
+) -> tuple[int, tuple[tuple[int, ...], tuple[int, ...], int], tuple[slice, ...] | None]:
+    """How many elements of memory a tensor of a layout takes, its shape, strides and offset, and the part of it that
+    holds each element once, if it has axes that are expanded."""
+    shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))
+    extent = 1 + offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    once = tuple(slice(None) if step else slice(1) for step in stride) if 0 in stride else None
+    return extent, (shape, stride, offset), once
 
 
 def _separate(results: Sequence[torch.Tensor], arguments: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -94,6 +94,8 @@ def test_what_reads_a_librarys_notes_is_known_at_once() -> None:
     graph.output(node)
     reasons = find_uncompiled(torch.fx.GraphModule({}, graph))
     assert reasons == {node.name: "it reads what oneDNN's forward left for it"}
+    (island,) = plan_islands(torch.fx.GraphModule({}, graph), reasons)
+    assert island.by_values and not island.is_library
 
 
 def test_a_view_of_part_of_a_tensor_by_strides_is_no_island() -> None:
@@ -137,6 +139,24 @@ def test_a_part_of_a_tensor_may_have_memory_of_its_own(traced: int, given: int, 
     (result,) = EagerIsland(run, [Layout((3,), (1,), traced)], "ops")([x])
     assert torch.equal(result, x + 1)
     assert (seen[0] != x.data_ptr()) == is_copied
+
+
+def test_ops_that_go_by_values_take_tensors_as_they_come() -> None:
+    """Of a part of a tensor no copy is made, and what is no row of elements is made one; results that are one tensor
+    are two."""
+    seen: list[Tensor] = []
+
+    def run(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        seen.extend((x, y))
+        total = x + y
+        return total, total
+
+    rows, y = torch.arange(12.0).reshape(4, 3), torch.ones(3, 2).t()
+    layouts = [Layout((2, 3), (1, 2), 0), Layout((2, 3), (1, 2), 0)]
+    first, second = EagerIsland(run, layouts, "ops", by_values=True)([rows[2:], y])
+    assert seen[0].data_ptr() == rows[2:].data_ptr() and seen[1].is_contiguous()
+    assert torch.equal(first, rows[2:] + 1) and torch.equal(second, first)
+    assert first.data_ptr() != second.data_ptr()
 
 
 def test_layouts_follow_the_sizes() -> None:
