@@ -251,7 +251,8 @@ class Ensemble(nn.Module):
         base = self.base[0]
         values = {"weight": self.weight, "bias": self.bias}
         call = lambda values, x: torch.func.functional_call(base, values, (x,))  # noqa: E731
-        return torch.func.vmap(call, in_dims=(0, None))(values, x).var(0).sum()
+        result: Tensor = torch.func.vmap(call, in_dims=(0, None))(values, x).var(0).sum()
+        return result
 
 
 def test_the_remedy_of_a_module_without_values_works() -> None:
