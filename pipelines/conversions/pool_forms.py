@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retrograd.pipelines.transforms.helpers.barriers import BARRIER
+
 _HALF = ("bf16", "f16")
 
 
@@ -43,7 +45,10 @@ class Pool:
 
 def max_pool_form(pool: Pool) -> str:
     """``retrograd.max_pool_last``: images to maxima and the numbers of their taps. Of equal elements it is the first,
-    and what is no number is a maximum, as in PyTorch."""
+    and what is no number is a maximum, as in PyTorch.
+
+    The maxima stand behind a barrier: IREE would move a transposition of them into the op, and leave it one result.
+    """
     given, out, taps = (_tensor(pool.shape(pool.size), pool.element), *_results(pool))
     lines = ["%most_0 = arith.constant 0.0 : T", "%tap_0 = arith.constant 0 : i8", "%seen_0 = arith.constant false"]
     last = 0
@@ -78,7 +83,8 @@ func.func @pool(%given: {_torch(pool.shape(pool.size), pool.element)})
       {_INDICES}
 {body}
   }} -> ({out}, {taps})
-  %most = torch_c.from_builtin_tensor %found#0 : {out} -> {_torch(pool.shape(pool.out), pool.element)}
+  %hidden = "{BARRIER}"(%found#0) : ({out}) -> {out}
+  %most = torch_c.from_builtin_tensor %hidden : {out} -> {_torch(pool.shape(pool.out), pool.element)}
   %taps = torch_c.from_builtin_tensor %found#1 : {taps} -> {_torch(pool.shape(pool.out), "si8")}
   return %most, %taps : {_torch(pool.shape(pool.out), pool.element)}, {_torch(pool.shape(pool.out), "si8")}
 }}

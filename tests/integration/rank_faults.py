@@ -25,6 +25,7 @@ from torch import Tensor
 
 import retrograd
 from retrograd import scope
+from retrograd.build import build_backward
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
 from retrograd.runtime.steps import stage_executor
 
@@ -102,7 +103,7 @@ def compile_later_than_the_other() -> None:
 
     def build(*arguments: Any) -> Any:
         time.sleep(SECONDS_LATE)
-        return scope.build_backward(*arguments)
+        return build_backward(*arguments)
 
     if dist.get_rank():
         build_with(build)

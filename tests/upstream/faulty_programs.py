@@ -80,3 +80,20 @@ func.func @main(%x: !torch.vtensor<[8],f32>, %i: !torch.vtensor<[4],si64>, %v: !
 }
 """
 """Numbers written to places that nobody says are all different."""
+
+TURNED = """
+#id = affine_map<(i, j) -> (i, j)>
+func.func @main(%x: tensor<3x5xf32>) -> (tensor<5x3xf32>, tensor<3x5xf32>) {
+  %empty = tensor.empty() : tensor<3x5xf32>
+  %both:2 = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<3x5xf32>) outs(%empty, %empty : tensor<3x5xf32>, tensor<3x5xf32>) {
+  ^bb0(%a: f32, %b: f32, %c: f32):
+    %d = arith.addf %a, %a : f32
+    linalg.yield %a, %d : f32, f32
+  } -> (tensor<3x5xf32>, tensor<3x5xf32>)
+  %turned = tensor.empty() : tensor<5x3xf32>
+  %t = linalg.transpose ins(%both#0 : tensor<3x5xf32>) outs(%turned : tensor<5x3xf32>) permutation = [1, 0]
+  return %t, %both#1 : tensor<5x3xf32>, tensor<3x5xf32>
+}
+"""
+"""An op of two results, of which one is turned round."""

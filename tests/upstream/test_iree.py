@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_programs import ONE_WINDOW, OUTER, WEIGHTED_SUM
+from faulty_programs import ONE_WINDOW, OUTER, TURNED, WEIGHTED_SUM
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
@@ -102,6 +102,15 @@ def test_a_single_window_of_a_tensor_does_not_compile(tmp_path: Path, capfd: pyt
     with pytest.raises(subprocess.CalledProcessError):
         compile_stock(tmp_path, ONE_WINDOW, *CPU.flags)
     assert "to be 3, but found 2" in capfd.readouterr().err
+
+
+def test_one_result_of_two_that_is_turned_round_does_not_compile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On any device: the barrier in ``pipelines/conversions/pool_forms.py``."""
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, TURNED, *CPU.flags)
+    assert "expected number of yield values (2)" in capfd.readouterr().err
 
 
 def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path) -> None:
