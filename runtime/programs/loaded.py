@@ -92,8 +92,10 @@ class Loaded:
         imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
         if not function.copies:
             storages = [self._import(name, len(imported) + i, tensor) for i, tensor in enumerate(results)]
-            with contextlib.suppress(CopyDenied):
-                return self._call(function, [*imported, *storages])
+            with contextlib.suppress(CopyDenied), function.kept(arguments):
+                self._call(function, [*imported, *storages])
+                function.is_tried = True
+                return None
         if self.device.torch_device.type == "cpu":
             self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
         else:
@@ -101,10 +103,12 @@ class Loaded:
 
     def invoke_plainly(self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor]) -> bool:
         """As `invoke`, on arguments as they come and results that were just allocated, if IREE takes the storage of all
-        of them as it lies. Says whether it does; if not, nothing has run.
+        of them as it lies. Says whether it does; if not, nothing has run that a second call would not do again.
         """
         function = self.function(name)
-        return not function.copies and function.plain_call(arguments, results)
+        if function.copies or (function.donated and not function.is_tried):
+            return False
+        return function.plain_call(arguments, results)
 
     def invoke_staged(
         self, name: str, arguments: Sequence[Argument], results: Sequence[torch.Tensor], same_step: bool
@@ -235,8 +239,8 @@ class Loaded:
 @dataclass
 class Function:
     """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copies``
-    says that IREE copies to its results. It writes over the arguments of the numbers ``donated``, where its results
-    ``placed`` then are."""
+    says that IREE copies to its results, of which ``is_tried`` says that it is known. It writes over the arguments of
+    the numbers ``donated``, where its results ``placed`` then are."""
 
     name: str
     handle: Any
@@ -245,8 +249,24 @@ class Function:
     plain_call: PlainCall = field(init=False)
     times: CallTimes | None = None
     copies: bool = False
+    is_tried: bool = False
     donated: tuple[int, ...] = ()
     placed: tuple[Placed, ...] = ()
+
+    @contextlib.contextmanager
+    def kept(self, arguments: Sequence[Argument]) -> Iterator[None]:
+        """A call that may be the first; where it finds that IREE copies, what it wrote over is as before.
+
+        A device that works in the calling thread has then run all that comes before the copy.
+        """
+        given = [a for n in self.donated if isinstance(a := arguments[n], torch.Tensor)]
+        before = [] if self.is_tried else [tensor.clone() for tensor in given]
+        try:
+            yield
+        except CopyDenied:
+            for tensor, values in zip(given, before, strict=True):
+                tensor.copy_(values)
+            raise
 
     def check_results(self, results: Sequence[torch.Tensor]) -> None:
         """IREE looks at the type of arguments, but of storage for results only at the number of bytes."""

@@ -32,7 +32,8 @@ _uses_of = torch._C._storage_Use_Count
 
 
 class CopyDenied(Exception):
-    """IREE would copy to a result's storage, which was imported for compute only. Nothing has run."""
+    """IREE would copy to a result's storage, which was imported for compute only. On a device that works in the calling
+    thread all that comes before the copy has run."""
 
 
 def allocate_results(specs: Sequence[TensorSpec], device: str | torch.device = "cpu") -> list[torch.Tensor]:

@@ -6,20 +6,22 @@ not, and what anybody else may see of them is as it was."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from test_shorter_lifetimes import LOSSES, Deep, assert_close, gradients
-from torch import Tensor
+from torch import Tensor, nn
 
 import retrograd
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
-from retrograd.runtime.programs import tensors
+from retrograd.runtime.programs import call_times, tensors
 from retrograd.runtime.programs.executor import Program
-from retrograd.runtime.programs.tensors import give_up
+from retrograd.runtime.programs.loaded import Function, Loaded
+from retrograd.runtime.programs.tensors import CopyDenied, give_up
 from retrograd.runtime.steps import bound_function
 from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.compiled import CompiledBackward
@@ -220,3 +222,56 @@ def test_what_others_may_know_is_copied() -> None:
     assert all(map(torch.equal, made, values))
     assert [t.data_ptr() == address for t, address in zip(made, addresses, strict=True)] == [True, *7 * [False]]
     assert all(t.is_contiguous() for t in made)
+
+
+def test_a_call_that_is_made_again_finds_what_it_wrote_over(
+    model: Deep, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IREE finds while it runs that it has to copy to a result. On a device that works in the calling thread the
+    kernels before the copy have run by then."""
+    step, denied = retrograd.compile_backward(model, (x,), **GIVEN), list[str]()
+    call = Loaded._call
+
+    def call_and_deny(self: Loaded, function: Function, views: Sequence[Any]) -> None:
+        call(self, function, views)
+        if function.donated and not function.copies:
+            denied.append(function.name)
+            function.copies = True
+            raise CopyDenied
+
+    monkeypatch.setattr(Loaded, "_call", call_and_deny)
+    for loss in LOSSES.values():
+        expected = gradients(model, loss(model(x)))
+        for _ in range(2):
+            assert_close(gradients(model, loss(step(x))), expected)
+    assert len(denied) == len(LOSSES)
+
+
+class Words(nn.Module):
+    """Words from those before them; the state is carried on, and is no part of a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layers, self.head = nn.Embedding(12, 8), nn.LSTM(8, 10, 2, proj_size=6), nn.Linear(6, 12)
+
+    def forward(self, words: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        hidden, state = self.layers(self.words(words), state)
+        return self.head(hidden), state
+
+
+@pytest.mark.long
+def test_steps_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a backward that copies to its results, which only a device that works in the calling thread refuses."""
+    monkeypatch.setattr(call_times, "_TRIED_SECONDS", 1e9)
+    torch.manual_seed(0)
+    model = Words()
+    words, state = torch.randint(12, (6, 3)), (torch.zeros(2, 3, 6), torch.zeros(2, 3, 10))
+    step = retrograd.compile_backward(model, (words[:-1], state))
+
+    def run(call: Callable[..., Any]) -> list[Tensor]:
+        scores, _ = call(words[:-1], state)
+        return [*torch.autograd.grad(F.cross_entropy(scores.flatten(0, 1), words[1:].flatten()), [*model.parameters()])]
+
+    expected = run(model)
+    for _ in range(6):
+        assert_close(run(step), expected)
