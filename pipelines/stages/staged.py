@@ -313,7 +313,7 @@ def executable_parts(
 ) -> dict[str, str]:
     """All that an executable depends on."""
     return {
-        "entry": "executable, scratch memory and its timelines, buffers and results in what is donated",
+        "entry": "executable, scratch memory and its timelines, buffers and results in what is donated, copied results",
         "module": staged.texts["scheduled"],
         "lowering": lowering_pipeline(target, twins_alone=not standalone, donating=not standalone),
         "target": repr(target),

@@ -22,11 +22,11 @@ from typing import Any
 
 from iree.compiler import ir
 
-from retrograd.contract.attributes import BWD_DONATED, BWD_PLACED
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
 from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED, Host, Place, find_hosts, place_results
 from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, check_slices, lay_out
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
-from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, read_scratch
+from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, find_copied, read_scratch
 
 NAME = "bwd-pack-scratch"
 _REFLECTION = "iree.reflection"
@@ -61,6 +61,7 @@ def apply(module: Any, *, loose: bool = True, hosts: bool = True) -> None:
         PassFailure: lifetimes that end before they begin.
     """
     carry_out(plan_packings(module, loose=loose, hosts=hosts))
+    tell_copied(module)
 
 
 def plan_packings(module: Any, *, loose: bool = True, hosts: bool = True) -> list[Packing]:
@@ -81,6 +82,15 @@ def carry_out(packings: Iterable[Packing]) -> None:
     """Rewrite what was planned."""
     for packing in packings:
         _replace(packing)
+
+
+def tell_copied(module: Any) -> None:
+    """Have each function of a module say which of its results are not written by kernels alone: whoever gives storage
+    for them has to let it be copied to."""
+    for execute in find_ops(module, "stream.cmd.execute"):
+        function = execute.parent
+        if function.name.endswith(".func") and (copied := find_copied(execute)):
+            _say(function, {BWD_COPIED: sorted(copied)})
 
 
 def _read_slices(pack: Any) -> list[Slice] | None:
@@ -120,7 +130,7 @@ def _place_results(storages: Sequence[Storage]) -> dict[int, Place]:
         for number, s in enumerate(storages)
         if not s.is_given_up and s.is_movable
     }
-    return place_results(results, {number: s.host for number, s in enumerate(storages) if s.is_given_up})
+    return place_results(results, {number: s.host for number, s in enumerate(storages) if s.takes_results})
 
 
 def _host(pack: Any, slices: list[Slice], loose: bool, scratch: Scratch | None, placed: Mapping[int, Place]) -> Packing:
@@ -171,20 +181,23 @@ def _replace(packing: Packing) -> None:
 def _tell(packing: Packing, storages: Sequence[Storage]) -> None:
     """Have the function say which arguments it writes over, and which results lie there."""
     hosts = {place.host for place in (*packing.hosted.values(), *packing.placed.values())}
-    written = [str(storages[host].number) for host in sorted(hosts) if storages[host].is_given_up]
+    written = [storages[host].number for host in sorted(hosts) if storages[host].is_given_up]
     placed = [
         f"{storages[n].number}:{storages[place.host].number}:{place.offset}:{storages[n].host.size}"
         for n, place in sorted(packing.placed.items())
     ]
-    if not written:
-        return
-    attributes, context = packing.pack.parent.attributes, packing.pack.context
+    if written:
+        _say(packing.pack.parent, {BWD_DONATED: written, BWD_PLACED: placed})
+
+
+def _say(function: Any, facts: Mapping[str, Sequence[object]]) -> None:
+    """Add to what the program says of a function, where other regions of its commands may have said something."""
+    attributes, context = function.attributes, function.context
     said = {n.name: n.attr for n in ir.DictAttr(attributes[_REFLECTION])} if _REFLECTION in attributes else {}
-    for key, more in ((BWD_DONATED, written), (BWD_PLACED, placed)):
-        # Of another region of commands.
+    for key, more in facts.items():
         before = [ir.StringAttr(said[key]).value] if key in said else []
         if before or more:
-            said[key] = ir.StringAttr.get(",".join(before + more), context)
+            said[key] = ir.StringAttr.get(",".join([*before, *map(str, more)]), context)
     attributes[_REFLECTION] = ir.DictAttr.get(said, context)
 
 

@@ -119,6 +119,7 @@ def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:
     if dumps.allocation is not None:
         _write(dumps.allocation, module)
     bwd_pack_scratch.carry_out(packings)
+    bwd_pack_scratch.tell_copied(module)
     _run(invocation, _TO_COMMANDS)
     if layouts.overlaps:
         bwd_overlap_commands.apply(module)

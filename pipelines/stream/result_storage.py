@@ -39,7 +39,8 @@ class Access:
 class Storage:
     """Storage that the caller gave for a result, or gave up: when it is free, the value that it is in a region of
     commands, that of its size, and who accesses it. ``number`` is that of the result, or of the argument that was given
-    up, ``is_given_up``."""
+    up, ``is_given_up``; of these, ``takes_results`` says
+    whether results may lie there too."""
 
     host: Host
     resource: Any
@@ -47,6 +48,7 @@ class Storage:
     accesses: tuple[Access, ...]
     number: int
     is_given_up: bool = False
+    takes_results: bool = False
 
     @property
     def is_movable(self) -> bool:
@@ -106,13 +108,29 @@ def read_scratch(pack: Any) -> Scratch | None:
         elif argument in ranges:
             found = ranges[argument]
             steps = [access.step for access in found]
-            host, is_given_up = _read_host(value, execute, steps), False
-            if host is None and is_repeatable:
-                host, is_given_up = _read_donated(value, execute, steps), True
+            size = found[0].command.operands[found[0].range.size]
+            host = _read_host(value, execute, steps)
             if host is not None:
-                size, number = found[0].command.operands[found[0].range.size], _number_of(value, is_given_up)
-                scratch.storages.append(Storage(host, argument, size, tuple(found), number, is_given_up))
+                scratch.storages.append(Storage(host, argument, size, tuple(found), _number_of(value, False)))
+            elif is_repeatable and (given_up := _read_donated(value, execute, steps)) is not None:
+                host, takes_results = given_up
+                number = _number_of(value, True)
+                scratch.storages.append(Storage(host, argument, size, tuple(found), number, True, takes_results))
     return scratch if _is_known(pack, scratch) else None
+
+
+def find_copied(execute: Any) -> set[int]:
+    """The results, by number, whose storage a region of commands fills or copies to."""
+    block = execute.regions[0].blocks[0]
+    resources = dict(zip(block.arguments, operand_groups(execute)[0], strict=False))
+    found = set()
+    for op in block.operations:
+        for command in _find_commands(op.operation):
+            for taken in read_ranges(command) or () if command.name != _DISPATCH else ():
+                owner = _import_of(resources[command.operands[taken.resource]])
+                if taken.writes and owner is not None and "consume" in owner.attributes:
+                    found.add(_number_of(owner.results[0], False))
+    return found
 
 
 def _find_region(pack: Any) -> tuple[Any, Any]:
@@ -183,9 +201,9 @@ def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
     return Host(size, min(steps), _FOREVER)
 
 
-def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
+def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> tuple[Host, bool] | None:
     """As :func:`_read_host`, of an argument that the caller gave up and that nobody but ``execute`` reads: it holds
-    nothing after its last use."""
+    nothing after its last use. With it whether results may lie there."""
     owner = _import_of(value)
     if owner is None or "consume" in owner.attributes:
         return None
@@ -201,7 +219,7 @@ def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> Host | None
     if "arg_attrs" not in attributes or len(own) != 1:
         return None
     said = ir.DictAttr(ir.ArrayAttr(attributes["arg_attrs"])[argument.arg_number])
-    return Host(size, -1, max(steps)) if BWD_DONATED in said else None
+    return (Host(size, -1, max(steps)), bool(ir.BoolAttr(said[BWD_DONATED]).value)) if BWD_DONATED in said else None
 
 
 def _number_of(value: Any, is_argument: bool) -> int:

@@ -58,8 +58,12 @@ BWD_RANDOM = "bwd.random"
 """Of an `ISLAND_OP`: it draws random numbers."""
 
 BWD_DONATED = "bwd.donated"
-"""Of an argument: the caller gives it up, and the function may write over it after its last use. In what a program says
-of a function, the numbers of the arguments that are written over, with commas between."""
+"""Of an argument: the caller gives it up, and the function may write over it after its last use; true if results may
+lie there too, and false for scratch memory alone. In what a program says of a function, the numbers of the arguments
+that are written over, with commas between."""
+
+BWD_COPIED = "bwd.copied"
+"""In what a program says of a function: the results that IREE fills, or copies to, by number, with commas between."""
 
 BWD_PLACED = "bwd.placed"
 """In what a program says of a function: the results that lie in arguments that it writes over, as

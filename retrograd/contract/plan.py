@@ -199,6 +199,27 @@ def gives(step: Step) -> tuple[str, ...]:
             return ()
 
 
+def join_frees(steps: Sequence[Step]) -> list[tuple[Step, list[str]]]:
+    """The steps, each with the values that are freed after it."""
+    joined: list[tuple[Step, list[str]]] = []
+    for step in steps:
+        if joined and isinstance(step, Free):
+            joined[-1][1].extend(step.values)
+        else:
+            joined.append((step, []))
+    return joined
+
+
+def find_given_up(plan: StagePlan) -> dict[str, frozenset[int]]:
+    """The arguments of each function that a plan runs, by number, that are freed after it and that it takes once."""
+    found: dict[str, frozenset[int]] = {}
+    for step, freed in join_frees(plan.steps):
+        if isinstance(step, RunStage):
+            own = {i for i, v in enumerate(step.arguments) if v in freed and step.arguments.count(v) == 1}
+            found[step.function] = frozenset(own) & found.get(step.function, frozenset(own))
+    return found
+
+
 def insert_frees(plan: StagePlan) -> StagePlan:
     """The plan with each value freed right after its last use; arguments that nothing uses at the very start."""
     last = dict.fromkeys(plan.arguments, -1)

@@ -245,7 +245,7 @@ class Program:
         times.record(in_caller, time.perf_counter() - start)
         if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
             short = function.plain_call
-            if not function.placed and is_worth_copying(arguments, results):
+            if not function.placed and not function.copied and is_worth_copying(arguments, results):
                 short = CopiedCall(short, arguments, results)
             self.short_calls[name] = short
 

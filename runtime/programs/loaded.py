@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
-from retrograd.contract.attributes import BWD_DONATED, BWD_PLACED
+from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.call_times import CallTimes
@@ -91,7 +92,12 @@ class Loaded:
         function = self.function(name)
         imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
         if not function.copies:
-            storages = [self._import(name, len(imported) + i, tensor) for i, tensor in enumerate(results)]
+            storages = [
+                self._import_for_copies(name, len(imported) + i, tensor)
+                if i in function.copied
+                else self._import(name, len(imported) + i, tensor)
+                for i, tensor in enumerate(results)
+            ]
             with contextlib.suppress(CopyDenied), function.kept(arguments):
                 self._call(function, [*imported, *storages])
                 function.is_tried = True
@@ -193,7 +199,8 @@ class Loaded:
             return view
         memory = iree_runtime.MemoryType.HOST_LOCAL | iree_runtime.MemoryType.DEVICE_VISIBLE
         usage = iree_runtime.BufferUsage.DEFAULT | iree_runtime.BufferUsage.MAPPING
-        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        # Memory of a tensor that was NumPy's once is no longer known to be torch's alone.
+        data = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
         buffer = self.device.hal.allocator.import_host_allocation(data, int(memory), int(usage))
         return iree_runtime.HalBufferView(buffer, list(tensor.shape), view.element_type)
 
@@ -212,9 +219,18 @@ class Loaded:
             function = Function(name, handle, declaration, parse_results(declaration))
             function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
             function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
-            explain = partial(self._explain, function)
+            function.copied = frozenset(map(int, _said(handle, BWD_COPIED)))
+            explain, take_copied = partial(self._explain, function), partial(self._import_for_copies, name, 0)
+            copied = {number: take_copied for number in function.copied if self.device.torch_device.type == "cpu"}
             function.plain_call = PlainCall(
-                self.device, handle, self._invoke, self._from_dlpack, self._lock, explain, "complex<" in declaration
+                self.device,
+                handle,
+                self._invoke,
+                self._from_dlpack,
+                self._lock,
+                explain,
+                "complex<" in declaration,
+                copied,
             )
             if self.is_timed:
                 function.times = CallTimes()
@@ -238,9 +254,10 @@ class Loaded:
 
 @dataclass
 class Function:
-    """An exported function; ``times`` are those of its calls, where they decide which threads it has, and ``copies``
-    says that IREE copies to its results, of which ``is_tried`` says that it is known. It writes over the arguments of
-    the numbers ``donated``, where its results ``placed`` then are."""
+    """An exported function; ``times`` are those of its calls, where they decide which threads it has. ``copied`` are
+    the results that IREE copies to, and ``copies`` says that there are others, which nobody knew; ``is_tried`` that it
+    is known whether there are. It writes over the arguments of the numbers ``donated``, where its results ``placed``
+    then are."""
 
     name: str
     handle: Any
@@ -250,6 +267,7 @@ class Function:
     times: CallTimes | None = None
     copies: bool = False
     is_tried: bool = False
+    copied: frozenset[int] = frozenset()
     donated: tuple[int, ...] = ()
     placed: tuple[Placed, ...] = ()
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ class PlainCall:
 
     ``invoke`` and ``take`` are IREE's: they call ``handle`` and import what comes by dlpack. ``lock`` is held for a
     call; ``explain`` makes the exception for an error of IREE's; ``is_complex`` says of the function that it takes
-    complex numbers, which may be conjugates. Nothing is called from a process that only inherited the device in a fork.
+    complex numbers, which may be conjugates. ``copied`` has what imports results that IREE copies to, by number: what
+    comes by dlpack is for kernels alone. Nothing is called from a process that only inherited the device in a fork.
     """
 
-    __slots__ = ("_device", "_explain", "_handle", "_invoke", "_is_complex", "_lock", "_take")
+    __slots__ = ("_copied", "_device", "_explain", "_handle", "_invoke", "_is_complex", "_lock", "_take")
 
     def __init__(
         self,
@@ -37,14 +38,16 @@ class PlainCall:
         lock: threading.Lock,
         explain: Callable[[Exception], Exception],
         is_complex: bool,
+        copied: Mapping[int, Callable[[torch.Tensor], Any]] | None = None,
     ) -> None:
         self._device, self._handle, self._invoke, self._take = device, handle, invoke, take
-        self._lock, self._explain, self._is_complex = lock, explain, is_complex
+        self._lock, self._explain, self._is_complex, self._copied = lock, explain, is_complex, copied or {}
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """Returns the parts that another way to call the same function is made of."""
-        return self._device, self._handle, self._invoke, self._take, self._lock, self._explain, self._is_complex
+        known = self._device, self._handle, self._invoke, self._take, self._lock, self._explain, self._is_complex
+        return *known, self._copied
 
     def __call__(self, arguments: Sequence[torch.Tensor | int], results: Sequence[torch.Tensor]) -> bool:
         """Call it. Says whether it could; if not, nothing has run.
@@ -73,8 +76,8 @@ class PlainCall:
                 if is_lazy or address % ALIGNMENT or not value.is_contiguous():
                     value = as_it_is_read(value)
                 push(take(to_dlpack(value)))
-            for tensor in results:
-                push(take(to_dlpack(tensor)))
+            for number, tensor in enumerate(results):
+                push(self._copied[number](tensor) if number in self._copied else take(to_dlpack(tensor)))
         except BINDING_ERRORS:
             return False
         # Functions return the storage of their results, which a list that lived on would keep.

@@ -30,6 +30,7 @@ from retrograd.contract.plan import (
     UpdateInput,
     WaitCollective,
     gives,
+    join_frees,
     uses,
 )
 from retrograd.contract.tensors import FunctionSpec
@@ -99,7 +100,7 @@ class StageExecutor:
         self._give(plan.arguments)
         self._arguments = len(self._places)
         self._owners = iter(_find_owners(plan))
-        self._actions = [self._action(step, freed) for step, freed in _join_frees(plan.steps)]
+        self._actions = [self._action(step, freed) for step, freed in join_frees(plan.steps)]
         self._results = _gather(self._take(plan.results))
         self._rest: list[None] = [None] * (len(self._places) - self._arguments)
 
@@ -211,10 +212,12 @@ class StageExecutor:
         unused = self._free(freed)
 
         def run(values: list[Any], _python: Any) -> None:
-            for place, result in zip(given, call(take(values))):  # noqa: B905 (the manifest says how many)
-                values[place] = result
+            # The stage may work in what nobody has after it.
+            taken = [*take(values)]
             for place in unused:
                 values[place] = None
+            for place, result in zip(given, call(taken)):  # noqa: B905 (the manifest says how many)
+                values[place] = result
 
         return run
 
@@ -258,17 +261,6 @@ def _wait(python: PythonSide | None, results: Sequence[str], started: Sequence[t
     if results and results[0] not in known:
         raise ExecutionError(f"what the collective gave that '{results[0]}' is was not recorded")
     return [known[name].clone() for name in results]
-
-
-def _join_frees(steps: Sequence[Step]) -> list[tuple[Step, list[str]]]:
-    """The steps, each with the values that are freed after it: two actions in one."""
-    joined: list[tuple[Step, list[str]]] = []
-    for step in steps:
-        if joined and isinstance(step, Free):
-            joined[-1][1].extend(step.values)
-        else:
-            joined.append((step, []))
-    return joined
 
 
 class _Owner(Enum):

@@ -184,3 +184,29 @@ def test_the_peak_is_the_predicted_one(many: Many, step: CompiledBackward) -> No
     run_many(many, step)
     report = step.explain().to_dict()
     assert report["peak_bytes_measured"] == report["peak_bytes_predicted"] > 0
+
+
+class Thirds(nn.Module):
+    """Gives parts of one tensor, which are copied to their storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        parts = self.project(x).view(8, 3, 16).permute(1, 0, 2).contiguous()
+        return (parts.sum(), *(parts[i] for i in range(3)))
+
+
+def test_results_that_are_copied_to_are_known() -> None:
+    torch.manual_seed(0)
+    model, x = Thirds(), torch.randn(8, 16)
+    step = retrograd.compile_backward(model, (x,), verify=False)
+    for _ in range(3):
+        found = step(x)
+        assert all(map(torch.allclose, found, model(x)))
+        # NumPy knows none of them.
+        assert all(t.untyped_storage().resizable() for t in found)
+    function = step._parts.program._current().function("forward_into")
+    assert function.copied
+    assert not function.copies

@@ -22,6 +22,7 @@ from retrograd.pipelines.analysis.hooks.hook_graph import (
     HookGraph,
     Task,
 )
+from retrograd.pipelines.analysis.hooks.hook_schedule import Order
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, operator_name, read_joint
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import PassFailure
@@ -252,3 +253,17 @@ def _tensors(source: ReadGraph, values: Iterable[int]) -> set[int]:
         elif value.producer is not None:
             pending += source.graph.ops[value.producer].operands
     return found
+
+
+def with_views(read: ReadHooks, stage: Order) -> Order:
+    """A stage with the views and constants of other stages that it needs: they cost nothing, and handed over they would
+    be copies."""
+    graph, own = read.graph, set(stage)
+    pending = list(stage)
+    while pending:
+        for value in graph.tasks[pending.pop()].takes:
+            task = graph.producers.get(value)
+            if task is not None and task not in own and read.source.graph.free_ops.issuperset(read.ops[task]):
+                own.add(task)
+                pending.append(task)
+    return tuple(sorted(own))

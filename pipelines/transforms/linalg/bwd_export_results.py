@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
+from retrograd.contract.plan import find_given_up
 from retrograd.contract.roles import BACKWARD, INTO, TANGENT, is_own_residual
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import function_type
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
 from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
 from retrograd.pipelines.transforms.helpers.scatters import SCATTER, TENSOR
@@ -32,7 +34,8 @@ class BwdExportResults(ModulePass):
     is aliased before, where it is filled with that.
 
     Whoever calls the twin of the backward may give up what is its own, residuals and tangents, so that scratch memory
-    lies there after their last use; :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``.
+    and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory: a
+    result that lay there would keep more than itself. :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``.
 
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
@@ -48,10 +51,11 @@ class BwdExportResults(ModulePass):
 
     donates: bool = field(
         default=False,
-        metadata={"help": "mark residuals and tangents of the backward's twin, which its caller gives up, as such"},
+        metadata={"help": "mark the arguments of twins that their callers give up: residuals, and what plans free"},
     )
 
     def apply(self, module: ir.Operation) -> None:
+        freed = find_freed(module) if self.donates else {}
         for func in functions(module):
             kind = function_type(func)
             if not all(isinstance(t, ir.RankedTensorType) for t in kind.results):
@@ -62,7 +66,10 @@ class BwdExportResults(ModulePass):
                 )
             twin = add_twin(func)
             alias_results(twin)
-            if self.donates and ir.StringAttr(func.attributes["sym_name"]).value == BACKWARD:
+            name = ir.StringAttr(func.attributes["sym_name"]).value
+            if name in freed:
+                mark_donated(twin, freed[name])
+            elif self.donates and name == BACKWARD:
                 mark_donated(twin)
             if self.twins_alone:
                 func.erase()
@@ -110,14 +117,29 @@ def alias_results(twin: ir.Operation) -> None:
             terminator.operands[i] = alias.results[0]
 
 
-def mark_donated(twin: ir.Operation) -> None:
-    """Mark the residuals that are no output of the forward, and the tangents."""
+def find_freed(module: ir.Operation) -> dict[str, frozenset[int]]:
+    """The arguments of the functions that the plans of a module run, by number, that are freed after them."""
+    plans = [*read_island_plans(module).values()]
+    if PLAN_ATTRIBUTE in module.attributes:
+        plans.append(read_plan(module))
+    return {name: numbers for plan in plans for name, numbers in find_given_up(plan).items()}
+
+
+def mark_donated(twin: ir.Operation, freed: Collection[int] | None = None) -> None:
+    """Mark those arguments of these numbers that are no caller's; without numbers all residuals that are no output of
+    the forward, and the tangents: these for results too."""
+    arguments = twin.regions[0].blocks[0].arguments
+    given = (
+        [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
+    )
     marked = []
-    for attribute in ir.ArrayAttr(twin.attributes["arg_attrs"]):
+    for number, attribute in enumerate(given):
         own = {named.name: named.attr for named in ir.DictAttr(attribute)}
         role, name = (ir.StringAttr(own[key]).value if key in own else "" for key in (BWD_ROLE, BWD_NAME))
-        if role == TANGENT or is_own_residual(role, name):
-            own[BWD_DONATED] = ir.UnitAttr.get()
+        is_own = role == TANGENT or is_own_residual(role, name)
+        # What a stage gives another has no role.
+        if is_own if freed is None else number in freed and (is_own or not role):
+            own[BWD_DONATED] = ir.BoolAttr.get(freed is None)
         marked.append(ir.DictAttr.get(own))
     twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
 

@@ -28,6 +28,7 @@ from retrograd.pipelines.transforms.helpers.hook_reader import (
     has_collectives,
     has_islands,
     read_hooks,
+    with_views,
 )
 from retrograd.pipelines.transforms.torch.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
@@ -77,8 +78,9 @@ class BwdOutlineIslands(ModulePass):
         apply_order(func, read, [task for run in runs for task in run])
         numbers = count()
         ordered = [tuple(islice(numbers, len(run))) for run in runs]
-        compute = [own for run, own in zip(runs, ordered, strict=True) if read.graph.kind(run[0]) is None]
-        return outline_function(func, read_hooks(func, self.name), self.name, name, compute)
+        inner = read_hooks(func, self.name)
+        stages = [own for run, own in zip(runs, ordered, strict=True) if read.graph.kind(run[0]) is None]
+        return outline_function(func, inner, self.name, name, [with_views(inner, stage) for stage in stages])
 
 
 def _find_runs(func: ir.Operation, read: ReadHooks, gain: int) -> tuple[Order, ...]:

@@ -20,7 +20,13 @@ from retrograd.pipelines.analysis.stages.stage_cuts import CutFunction, find_cut
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import write_island_plans
-from retrograd.pipelines.transforms.helpers.hook_reader import LARGE_BYTES, ReadHooks, read_hooks, returned_values
+from retrograd.pipelines.transforms.helpers.hook_reader import (
+    LARGE_BYTES,
+    ReadHooks,
+    read_hooks,
+    returned_values,
+    with_views,
+)
 from retrograd.pipelines.transforms.torch.bwd_outline_stages import outline_function
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
@@ -86,7 +92,7 @@ class BwdShortenLifetimes(ModulePass):
     ) -> StagePlan:
         apply_order(func, read, [task for part in order for task in part])
         ordered = read_hooks(func, self.name)
-        stages = [_with_views(ordered, stage) for stage in _number_stages(order, cuts)]
+        stages = [with_views(ordered, stage) for stage in _number_stages(order, cuts)]
         return outline_function(func, ordered, self.name, name, stages)
 
 
@@ -120,20 +126,6 @@ def _maker(read: ReadHooks, value: int) -> int | None:
             return None
         value = viewed[0]
     return None
-
-
-def _with_views(read: ReadHooks, stage: Order) -> Order:
-    """A stage with the views and constants of other stages that it needs: they cost nothing, and handed over they would
-    be copies."""
-    graph, own = read.graph, set(stage)
-    pending = list(stage)
-    while pending:
-        for value in graph.tasks[pending.pop()].takes:
-            task = graph.producers.get(value)
-            if task is not None and task not in own and read.source.graph.free_ops.issuperset(read.ops[task]):
-                own.add(task)
-                pending.append(task)
-    return tuple(sorted(own))
 
 
 def _number_stages(order: Sequence[Order], cuts: Sequence[int]) -> tuple[Order, ...]:

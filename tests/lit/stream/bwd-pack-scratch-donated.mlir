@@ -18,7 +18,7 @@ stream.executable private @kernels {
 // CHECK-NEXT: wo %[[A]][%{{.*}} for %c4096] : !stream.resource<external>{%c4096}
 // CHECK: ro %[[A]][
 // CHECK-NEXT: rw %[[R]][
-util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buffer_view) attributes {iree.reflection = {iree.abi.declaration = "sync func"}} {
+util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) attributes {iree.reflection = {iree.abi.declaration = "sync func"}} {
   %c0 = arith.constant 0 : index
   %c64 = arith.constant 64 : index
   %c4096 = arith.constant 4096 : index
@@ -56,7 +56,7 @@ util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buff
 // CHECK-NEXT: wo %[[S]][
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[A]][%{{.*}} for %c16384] : !stream.resource<external>{%c16384}
-util.func public @result(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
+util.func public @result(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c16384 = arith.constant 16384 : index
   %given = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
@@ -80,13 +80,15 @@ util.func public @result(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buff
   util.return %given_back : !hal.buffer_view
 }
 
-// What IREE copies to a result may be refused, and then the call is made again: nothing is written over.
+// What IREE copies to a result may be refused, and then the call is made again: nothing is written over. The function
+// says which results these are.
 // CHECK-LABEL: util.func public @copied(
-// CHECK-NOT: bwd.donated =
+// CHECK-SAME: iree.reflection = {bwd.copied = "0"}
+// CHECK-NOT: bwd.donated = "
 // CHECK: as %[[S:[^:]*]]: !stream.resource<transient>
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[S]][
-util.func public @copied(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buffer_view) {
+util.func public @copied(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c64 = arith.constant 64 : index
   %c4096 = arith.constant 4096 : index
@@ -109,16 +111,17 @@ util.func public @copied(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buff
     stream.cmd.copy %s[%pack#2], %r[%c0], %c64 : !stream.resource<transient>{%pack#0} -> !stream.resource<external>{%c64}
   } => !stream.timepoint
   %freed = stream.resource.dealloca await(%done) => %scratch : !stream.resource<transient>{%pack#0} => !stream.timepoint
-  util.return
+  %given_back = stream.tensor.export %result : tensor<16xf32> in !stream.resource<external>{%c64} -> !hal.buffer_view
+  util.return %given_back : !hal.buffer_view
 }
 
 // An argument that is imported twice, or that is handed on, or that nobody gave up is written to by nobody.
 // CHECK-LABEL: util.func public @kept(
-// CHECK-NOT: bwd.donated =
+// CHECK-NOT: bwd.donated = "
 // CHECK: as %[[S:[^:]*]]: !stream.resource<transient>
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[S]][
-util.func public @kept(%arg0: !hal.buffer_view {bwd.donated}, %arg1: !hal.buffer_view {bwd.donated}, %arg2: !hal.buffer_view) -> !hal.buffer_view {
+util.func public @kept(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view {bwd.donated = true}, %arg2: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c4096 = arith.constant 4096 : index
   %twice = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<1024xf32> in !stream.resource<external>{%c4096}
