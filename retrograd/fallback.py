@@ -66,9 +66,10 @@ class Fallback:
                 are not wanted.
         """
         if self.kind == "error":
-            islands = plan_islands(graph_module, refuse_uncompiled(graph_module))
+            islands = plan_islands(graph_module, refuse_uncompiled(graph_module, self.target.kinds))
             return compile_staged(stage(islands)), self._settle(graph_module, islands, {})
-        reasons = {**find_uncompiled(graph_module), **self._recall(graph_module), **(self.known or {})}
+        known = find_uncompiled(graph_module, self.target.kinds)
+        reasons = {**known, **self._recall(graph_module), **(self.known or {})}
         for _ in range(_ROUNDS):
             islands = plan_islands(graph_module, reasons)
             failure: Exception

@@ -32,6 +32,15 @@ _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.
 _LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD)
 # Backwards of CPU libraries' layers, for which the forward, run in eager, left notes in the library's own form.
 _OF_LIBRARIES = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+# Of float64 IREE's code for a CPU calls these by name, and is linked with no library that has them.
+_NAMED_IN_F64 = (
+    torch.ops.aten.sin.default,
+    torch.ops.aten.cos.default,
+    torch.ops.aten.asin.default,
+    torch.ops.aten.acos.default,
+    torch.ops.aten.atan.default,
+    torch.ops.aten.atan2.default,
+)
 _WHY_WHOLE = {
     ROUNDING: "whole numbers hang on its rounding",
     CHOICE: "it chooses among equal values, as eager does",
@@ -56,10 +65,10 @@ class Island:
         return f"{', '.join(self.ops)}{f' ({self.place})' if self.place else ''}: {self.reason}"
 
 
-def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
+def find_uncompiled(graph_module: GraphModule, kinds: Collection[str] = ()) -> dict[str, str]:
     """The nodes that no compiler need be asked about, by name, each with the reason: their values have element types
-    that executables have not (complex numbers), they are random and no function of the seed, they raise errors, or they
-    read what a library left for them."""
+    that executables have not (complex numbers, or on devices of ``kinds`` some functions of float64), they are random
+    and no function of the seed, they raise errors, or they read what a library left for them."""
     reasons: dict[str, str] = {}
     for node in graph_module.graph.nodes:
         if not can_be_island(node):
@@ -77,6 +86,8 @@ def find_uncompiled(graph_module: GraphModule) -> dict[str, str]:
         if dtype is not None:
             name = str(dtype).removeprefix("torch.")
             reasons[node.name] = f"it computes with {name}, which executables do not have"
+        elif "cpu" in kinds and node.target in _NAMED_IN_F64 and node.meta["val"].dtype is torch.float64:
+            reasons[node.name] = "IREE's code for a CPU has no such function of float64"
         elif is_random(node):
             reasons[node.name] = "it draws random numbers in torch's own way"
         elif node.target in _OF_LIBRARIES:
@@ -96,10 +107,10 @@ def draws_numbers(graph_module: GraphModule) -> bool:
     return any(can_be_island(n) and is_random(n) for n in graph_module.graph.nodes)
 
 
-def refuse_uncompiled(graph_module: GraphModule) -> dict[str, str]:
+def refuse_uncompiled(graph_module: GraphModule, kinds: Collection[str] = ()) -> dict[str, str]:
     """Raise :class:`CaptureError` at the first of the nodes that `find_uncompiled` finds and no library computes; those
     that one does, with reasons."""
-    reasons = find_uncompiled(graph_module)
+    reasons = find_uncompiled(graph_module, kinds)
     for node in graph_module.graph.nodes:
         if node.name in reasons and LIBRARY not in node.meta:
             raise CaptureError(f"{node.target}{_at(node)} is not compiled: {reasons[node.name]}", _REMEDY)

@@ -85,6 +85,16 @@ def test_complex_and_random_ops_are_known_at_once() -> None:
         refuse_uncompiled(trace(function, torch.ones(3)))
 
 
+def test_functions_of_float64_are_known_at_once() -> None:
+    """On a CPU, where a compilation that fails would tell."""
+    graph = trace(lambda x: x.sin() + x.float().cos() + x.tanh(), torch.ones(3, dtype=torch.float64))
+    reason = "IREE's code for a CPU has no such function of float64"
+    assert find_uncompiled(graph, ("cpu",)) == {"sin": reason}
+    assert not find_uncompiled(graph, ("cuda",))
+    with pytest.raises(CaptureError, match="no such function of float64"):
+        refuse_uncompiled(graph, ("cpu", "cuda"))
+
+
 def test_what_reads_a_librarys_notes_is_known_at_once() -> None:
     """The backward of an LSTM that ran in eager."""
     graph, val = torch.fx.Graph(), torch.ones(3)

@@ -76,6 +76,15 @@ def test_sines_of_large_numbers_lose_digits(tmp_path: Path) -> None:
     assert np.abs(found - np.sin(x.astype(np.float64))).max() > 1e-4
 
 
+@pytest.mark.parametrize("op", ["math.sin %a", "math.cos %a", "math.asin %a", "math.acos %a", "math.atan2 %a, %a"])
+def test_some_functions_of_float64_are_not_linked(tmp_path: Path, capfd: pytest.CaptureFixture[str], op: str) -> None:
+    """For a CPU: ``_NAMED_IN_F64`` in ``frontend/islands/island_choice.py``."""
+    text = MAP.replace("SIZE", "8").replace("OP %a", op).replace("f32", "f64")
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, text, *CPU.flags)
+    assert "undefined symbol" in capfd.readouterr().err
+
+
 def test_asinh_of_large_negative_numbers_is_infinite(tmp_path: Path) -> None:
     """On a CPU: ``frontend/decompositions/functions/hyperbolic.py``."""
     x = np.linspace(-6000, -4500, 1000, dtype=np.float32)
