@@ -165,6 +165,10 @@ def _plain_caller(
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
 
     kept = sorted({place for place in through if place is not None})
+    if not (kept or heads) and all(place is not None for place in computed):
+        # What the function gives, and nothing else.
+        given = [(place, stride) for place, stride in zip(computed, strides, strict=True) if place is not None]
+        return _results_caller(function.call, taken, more, given)
 
     def call(tensors: list[Any]) -> list[Any]:
         tensors.extend([read(tensors) for read in more])
@@ -183,6 +187,24 @@ def _plain_caller(
             else:
                 out.append(constant if result is None else _with_strides(results[result], stride))
         return out
+
+    return call
+
+
+def _results_caller(
+    run: Callable[[Tensors], Tensors],
+    taken: Sequence[int],
+    more: Sequence[Callable[[Sequence[Any]], Any]],
+    given: Sequence[tuple[int, Layout | None]],
+) -> Caller:
+    """As :func:`_plain_caller`, where each result of the graph is one of the function's."""
+
+    def call(tensors: list[Any]) -> list[Any]:
+        tensors.extend([read(tensors) for read in more])
+        arguments = [tensors[i] for i in taken]
+        tensors.clear()
+        results = run(arguments)
+        return [results[i] if stride is None else _with_strides(results[i], stride) for i, stride in given]
 
     return call
 

@@ -18,6 +18,7 @@ from retrograd.contract.sizes import Size, format_size
 from retrograd.runtime.arguments.index_bounds import IndexCheck
 from retrograd.runtime.arguments.repeated_memory import repeats
 from retrograd.runtime.arguments.size_checks import SizeChecks, SizeError
+from retrograd.runtime.programs.known_forms import KnownForms
 
 
 class ArgumentError(RetrogradError, TypeError):
@@ -55,6 +56,17 @@ class ExpectedTensor:
 
     def check(self, value: Any) -> None:
         """Raise :class:`ArgumentError` where ``value`` is not such a tensor."""
+        # Most are, and a call asks for each of hundreds of parameters.
+        if (
+            (type(value) is torch.nn.Parameter or type(value) is torch.Tensor)
+            and value.layout is torch.strided
+            and not value.is_nested
+            and value.dtype is self.dtype
+            and value.shape == self.shape
+            and self.device in _names_of(value.device)
+            and (self.requires_grad or not value.requires_grad)
+        ):
+            return
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(f"{self.name}: expected a tensor ({self}), found {type(value).__name__}")
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -126,6 +138,7 @@ class CallingConvention:
         ]
         self.outputs = signature.outputs
         self.state = [ExpectedTensor.of(s.name, s.type, self._place_of(s.type, device)) for s in states]
+        self._known_state = KnownForms()
         self._constants = [i.constant for i in signature.inputs]
         expected = [i for i in self.inputs if isinstance(i, ExpectedTensor)]
         names, shapes = tuple(t.name for t in expected), tuple(t.shape for t in expected)
@@ -143,6 +156,10 @@ class CallingConvention:
         self._autocast = signature.autocast
         self._in_spec = in_spec or _load_tree(signature.in_tree)
         self._out_spec = out_spec or _load_tree(signature.out_tree)
+        # Whether the arguments are tensors alone, each by its place.
+        places = pytree.tree_structure((tuple([0] * len(self.inputs)), {}))
+        is_flat = self._in_spec == places
+        self._takes_tensors = is_flat and all(isinstance(i, ExpectedTensor) for i in self.inputs)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments, in order.
@@ -151,9 +168,7 @@ class CallingConvention:
             ArgumentError: other arguments than the program was compiled for; names the first.
         """
         self._check_autocast()
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        if self._in_spec is not None and spec != self._in_spec:
-            leaves = self._reorder(args, kwargs)
+        leaves = self._leaves(args, kwargs)
         if len(leaves) != len(self.inputs):
             raise ArgumentError(
                 f"expected {len(self.inputs)} values in the arguments ({self._names()}), found {len(leaves)}"
@@ -173,6 +188,15 @@ class CallingConvention:
             except SizeError as error:
                 raise ArgumentError(str(error)) from error
         return self._brought(tensors)
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The values in the arguments, in order."""
+        is_flat = self._takes_tensors and not kwargs and len(args) == len(self.inputs)
+        if is_flat and all(isinstance(value, torch.Tensor) for value in args):
+            # To walk through trees takes longer than all the rest.
+            return args
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        return leaves if self._in_spec is None or spec == self._in_spec else self._reorder(args, kwargs)
 
     def _brought(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors where the program takes them; gradients go back to where they were."""
@@ -202,8 +226,12 @@ class CallingConvention:
         Raises:
             ArgumentError: one is not; names it.
         """
-        for expected, tensor in zip(self.state, tensors, strict=True):
-            expected.check(tensor)
+        if self._known_state.find(tensors) is None:
+            for expected, tensor in zip(self.state, tensors, strict=True):
+                expected.check(tensor)
+            if torch.is_grad_enabled():
+                # Otherwise one that requires grad may be right where it is not else.
+                self._known_state.learn(tensors)
         return self._brought(list(tensors))
 
     def check_memory(self, primals: Sequence[torch.Tensor]) -> None:

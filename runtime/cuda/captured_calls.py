@@ -33,6 +33,7 @@ _MOST_CAPTURES = 8
 # Residuals are elsewhere where the forward ran without its graph; those that are so many times in a row are copied in.
 _MOST_STRAYS = 4
 _LASTING = (PARAM, BUFFER, SAVED)
+_holders_of = torch._C._storage_Use_Count
 # Results of captures, by address.
 _RESULTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -98,19 +99,27 @@ class CudaRecorder:
 @dataclass
 class _Capture:
     """A recording, and what it needs to stay right: where arguments have to lie, which are copied to where, what is
-    held for it, and how many hold each result's storage when nobody else does."""
+    held for it, and how many hold each result's storage when nobody else does.
+
+    ``fixed`` are the addresses of arguments that are not copied, by their places; ``counted`` are the storages, as
+    torch counts who holds them.
+    """
 
     recording: Recording
     stream: int
     addresses: list[int]
     copies: dict[int, Tensor]
     held: list[Tensor]
+    fixed: list[tuple[int, int]] = field(init=False)
     storages: list[torch.UntypedStorage] = field(init=False)
+    counted: list[int] = field(init=False)
     holders: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.storages = [result.untyped_storage() for result in self.recording.results]
-        self.holders = [_holders(storage) for storage in self.storages]
+        self.counted = [storage._cdata for storage in self.storages]
+        self.holders = [*map(_holders_of, self.counted)]
+        self.fixed = [(place, address) for place, address in enumerate(self.addresses) if place not in self.copies]
         _RESULTS.update((result.data_ptr(), result) for result in self.recording.results if result.numel())
 
     def release(self) -> None:
@@ -121,7 +130,7 @@ class _Capture:
 
     def is_free(self) -> bool:
         """Whether nobody holds a result."""
-        return [_holders(storage) for storage in self.storages] == self.holders
+        return [*map(_holders_of, self.counted)] == self.holders
 
 
 class CapturedCall:
@@ -195,8 +204,7 @@ class CapturedCall:
 
     def _find_moved(self, capture: _Capture, arguments: Sequence[Tensor]) -> list[int]:
         """The arguments that do not lie where the capture reads them."""
-        pairs = enumerate(zip(arguments, capture.addresses, strict=True))
-        return [i for i, (tensor, address) in pairs if i not in capture.copies and tensor.data_ptr() != address]
+        return [place for place, address in capture.fixed if arguments[place].data_ptr() != address]
 
     def _has_strayed(self, moved: Sequence[int], arguments: Sequence[Tensor]) -> bool:
         """Whether to leave the capture as it is, for a residual that is no capture's this time. One that never is, such
@@ -246,10 +254,6 @@ class CapturedCall:
         addresses = [t.data_ptr() for t in given]
         self._capture = _Capture(recording, self._recorder.stream(), addresses, copies, given)
         return self._capture
-
-
-def _holders(storage: torch.UntypedStorage) -> int:
-    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:

@@ -133,6 +133,24 @@ def test_tensors_that_lie_as_the_plan_takes_them_are_queued() -> None:
     assert library.calls == [("cuLaunchKernelEx", 1, 1, 1, 1, 1, 1, 0, 43, addresses)]
 
 
+def test_tensors_of_the_forms_of_an_earlier_call_are_queued_where_they_lie_now() -> None:
+    library = Library()
+    call = queued(library)
+    for step in range(3):
+        # The first one lies otherwise than the plan reads it: it is a copy at each call.
+        x, number, result = torch.arange(8.0)[::2] + step, torch.zeros(1, dtype=torch.complex64), torch.zeros(4)
+        strided = torch.stack([x, x], 1)[:, 0]
+        assert call([strided, number], [result])
+        copied, *others = library.calls[-1][-1]
+        assert others == [number.data_ptr(), result.data_ptr()]
+        assert copied not in (0, strided.data_ptr())
+    # One of the same forms that is not aligned, and one whose memory was freed.
+    assert call([x, torch.zeros(4, dtype=torch.complex64)[1:2]], [result])
+    assert library.calls[-1][-1][1] % ALIGNMENT == 0
+    number.untyped_storage().resize_(0)
+    assert not call([strided, number], [result])
+
+
 NUMBER = torch.zeros(1, dtype=torch.complex64)
 
 
