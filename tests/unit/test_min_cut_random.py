@@ -4,16 +4,20 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from graph_text import parse_graph
 
+from retrograd.pipelines.analysis.kernels.liveness import Peaks
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.min_cut import find_cut, find_min_cut_partition, find_weights
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition, find_unsavable
+from retrograd.pipelines.analysis.partition.policies import POLICIES
 from retrograd.pipelines.analysis.partition.recompute_bans import MinCutOptions, find_banned
+from retrograd.pipelines.analysis.partition.schedule import schedule_plan
 
 KINDS = [kind.value for kind in OpKind if kind is not OpKind.CONSTANT]
 FREE = (OpKind.CONSTANT, OpKind.VIEW)
@@ -134,3 +138,19 @@ def test_halves_give_what_the_whole_gives(seed: int) -> None:
     ):
         assert find_unsavable(graph, plan) is None
         check_halves(graph, plan)
+
+
+def test_the_policy_has_no_higher_peak_than_default() -> None:
+    lower = replaced = 0
+    for seed in range(300, 400):
+        graph = random_graph(seed, ops=30)
+        plain, default = find_min_cut_partition(graph), find_default_partition(graph)
+        plan = POLICIES["min-cut"].decide(graph).plan
+        peaks = [Peaks(graph).least(schedule_plan(graph, p)) for p in (plan, plain, default)]
+        assert peaks[0] <= peaks[2] or not plan.recomputed
+        assert plan == plain if peaks[1] <= peaks[2] else plan == replace(default, policy="min-cut") or plan == plain
+        lower += peaks[0] < peaks[2]
+        replaced += plan != plain
+    # Both happen.
+    assert lower > 5
+    assert replaced > 5

@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from retrograd.contract.partitions import BUDGET, DEFAULT, MIN_CUT
-from retrograd.pipelines.analysis.kernels.liveness import compute_peak
+from retrograd.pipelines.analysis.kernels.liveness import Peaks, compute_peak
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.memory_size import resolve_memory_size
 from retrograd.pipelines.analysis.partition.min_cut import find_min_cut_partition
 from retrograd.pipelines.analysis.partition.pareto import Curve, Point
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_default_partition
+from retrograd.pipelines.analysis.partition.schedule import schedule_plan
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,20 @@ class PlainPolicy:
         return Decision(self.find_plan(graph))
 
 
+def find_lean_min_cut(graph: JointGraph) -> PartitionPlan:
+    """The plan that saves the fewest bytes, or what ``default`` saves where that has a lower peak by liveness: what is
+    computed again is in memory too, at a moment that may be the fullest."""
+    plan = find_min_cut_partition(graph)
+    if not plan.recomputed:
+        return plan
+    default, peaks = find_default_partition(graph), Peaks(graph)
+    lean = peaks.least(schedule_plan(graph, plan)) <= peaks.least(schedule_plan(graph, default))
+    return plan if lean else replace(default, policy=MIN_CUT)
+
+
 POLICIES: dict[str, PlainPolicy] = {
     policy.name: policy
-    for policy in (PlainPolicy(DEFAULT, find_default_partition), PlainPolicy(MIN_CUT, find_min_cut_partition))
+    for policy in (PlainPolicy(DEFAULT, find_default_partition), PlainPolicy(MIN_CUT, find_lean_min_cut))
 }
 
 
