@@ -48,15 +48,36 @@ Bytes alive in one step: results, saved values, gradients and scratch memory; pa
 - *planned*: by liveness over the partitioned graph, before anything is lowered; plans are chosen by it. *predicted*:
   from the buffers that IREE lays out, at compile time; budgets are kept by it. *measured*: by IREE's counting
   allocator, and for PyTorch by its profiler, which sees torch's own allocator, not what oneDNN allocates by itself.
+  Where PyTorch's convolutions run among our stages, it is what the profiler sees, and the largest scratch memory that a
+  stage has beside it: as much at most.
 - A budget is a fraction of what eager takes, as found on tensors without contents. The least is taken where it cannot
   be met.
 - Times are of the backward with the loss, the engines taking turns step by step; *to eager's* compares the fastest
   steps, which a busy machine disturbs least.
 - *gradient error*: the largest difference from eager's gradients, relative to the norm of each.
 
-A function holds all that it takes and gives for as long as it runs, so that a step takes more than in eager, which
-frees residuals and makes gradients as it goes; `free_early=True` cuts functions into stages for that. On a CPU that is
-the default where it saves 32 MiB, which of these models none does; [cpu-steps.md](cpu-steps.md) has others.
+`min-cut` is what saves the fewest bytes, unless `default` has the lower peak by liveness: then it saves what that does.
+
+## Where values lie
+
+A function holds all that it takes and gives for as long as it runs, where eager frees residuals and makes gradients as
+it goes. On a CPU a backward works in the memory of residuals and tangents after their last use (`bwd-pack-scratch`),
+and gradients of 16 KiB or more that are written later lie there too, so that they need no storage of their own. Those
+in one residual are tensors of their own with one storage, of which a sixteenth at most is left over; a gradient that is
+kept beyond the step keeps those beside it. What anybody else knows of, by Python's and torch's counts, is not written
+over: with `retain_graph=True`, or a hook that keeps a saved tensor, the backward works in a copy. Stages work in what
+their plan frees after them. One arena for a whole step would need the same proof of who else has a residual, and would
+keep all of a step for one gradient.
+
+`free_early=True` cuts functions into stages, between which residuals are freed and gradients allocated. On a CPU that
+is the default where it saves 32 MiB, which of these models none does; [cpu-steps.md](cpu-steps.md) has others. A budget
+tries each plan in stages too, before more is computed again.
+
+A file has neither: what it takes is its caller's.
+"""
+GPU_TEXT = """\
+On CUDA a stage frees residuals when it returns, and nothing is written over: launch plans allocate from torch's memory
+as they go. [gpu-steps.md](gpu-steps.md) has the peak of each step there, beside eager's and Inductor's.
 """
 FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\
@@ -129,6 +150,9 @@ def save_rows(results: dict[str, MemoryResult], facts: dict[str, str], folder: P
 def save_timelines(name: str, result: MemoryResult, folder: Path) -> None:
     """What is in memory with `default` and within the smallest budget, as a picture and a trace."""
     before, after = result.reports["default"], result.reports[list(result.reports)[-1]]
+    if "islands" in before.data or "islands" in after.data:
+        # What torch has in memory while it runs its parts is not known step by step.
+        return
     for suffix in (".png", ".json"):
         after.save_timeline(folder / f"{name}{suffix}", before=before)
 
@@ -196,14 +220,25 @@ def write_document(
 ) -> None:
     """The page and its pictures, from what was just measured."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    shown = ["curves", *(name for name in ("gpt2", "resnet18") if name in results)]
+    shown = ["curves", *(name for name in ("gpt2", "resnet18") if (folder / f"{name}.png").exists())]
     for name in shown:
         (PICTURES / f"memory-{name}.png").write_bytes((folder / f"{name}.png").read_bytes())
     lines = heading("Memory against time", "memory.py", arguments, EXPLANATION)
     lines += ["![peak against time](img/memory-curves.png)", ""]
     lines += markdown_table(COLUMNS, 2, (cells(row, r.rows) for r in results.values() for row in r.rows))
     lines += ["", "## What no plan goes below", "", FLOOR_TEXT, *markdown_table(FLOOR, 1, floors(results))]
-    lines += ["", "## Prediction", "", *prediction(results), "", "## What is in memory, kernel by kernel", ""]
+    lines += [
+        "",
+        "## On a GPU",
+        "",
+        GPU_TEXT,
+        "## Prediction",
+        "",
+        *prediction(results),
+        "",
+        "## What is in memory, kernel by kernel",
+        "",
+    ]
     lines += [f"![{name}](img/memory-{name}.png)\n" for name in shown[1:]]
     lines += ["`step.explain().save_timeline(path)` draws this for any model.", ""]
     write_page(DOCUMENT, lines + measured_with(facts))
@@ -212,7 +247,10 @@ def write_document(
 def floors(results: dict[str, MemoryResult]) -> Iterator[list[str]]:
     """The rows of ``FLOOR``: the forward's outputs and scratch memory, and the least of the measured peaks of ours."""
     for name, result in results.items():
-        forward = list(result.reports.values())[-1].to_dict()["timeline"]["forward"]
+        report = list(result.reports.values())[-1].to_dict()
+        if "islands" in report:
+            continue
+        forward = report["timeline"]["forward"]
         alone = max(s["scratch"] + sum(n for kind, n in s["held"].items() if kind != "residuals") for s in forward)
         peaks = {row.how: row.peak_measured for row in result.rows if row.peak_measured}
         whole, least = peaks["eager"], min(peak for how, peak in peaks.items() if how in result.reports)
