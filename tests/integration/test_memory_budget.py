@@ -206,6 +206,7 @@ def test_what_takes_a_packed_product_is_not_packed() -> None:
         ("budget", None, "unreadable memory budget None; give bytes"),
         ("budget", True, "unreadable memory budget True; give bytes"),
         ("budget", "plenty", "unreadable memory budget 'plenty'; give bytes"),
+        ("budget", "fre", "unreadable memory budget 'fre'; give bytes .*, or 'free' for what the device has left"),
         ("budget", "", "unreadable memory budget ''; give bytes"),
         ("budget", math.inf, "unreadable memory budget inf; give bytes"),
         ("budget", math.nan, "unreadable memory budget nan; give bytes"),

@@ -36,7 +36,12 @@ def parse_budget(budget: object) -> int | float | None:
     Raises:
         ValueError: as `parse_memory_size`.
     """
-    return None if budget == FREE else parse_memory_size(budget)
+    if budget == FREE:
+        return None
+    try:
+        return parse_memory_size(budget)
+    except ValueError as error:
+        raise ValueError(f"{error}, or '{FREE}' for what the device has left") from None
 
 
 def resolve_memory_size(size: int | float, whole: int) -> int:
