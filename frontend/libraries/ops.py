@@ -73,13 +73,15 @@ class LibraryOp:
     """An op that a library computes: how many multiplications a call is, of numbers (``None``: a call that is not for
     it), and which library it is. ``excess`` says how much longer compiled code takes on a CPU for one of them than the
     library, to that of a product: so much sooner a call is worth its step. ``takes`` says whether kernels of our own
-    compute a call; ``always`` that a library is to compute it, however small."""
+    compute a call; ``always`` that a library is to compute it, however small, and ``open`` whether, on a CPU, it is to
+    for the sizes of a call that are open."""
 
     count: Callable[..., int | None]
     library: str
     excess: int = 1
     takes: Callable[..., bool] | None = None
     always: bool = False
+    open: Callable[..., bool] | None = None
 
 
 def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
@@ -94,6 +96,13 @@ def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
 
 def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:
     return _convolution(x, weight, None, *how) * sum(how[-1][:2])
+
+
+def _has_open_images(*args: Any, **_: Any) -> bool:
+    """Whether the planes of any image of a convolution are of open sizes: iree-compile refuses many such, by how they
+    are joined with what is around them, and others are a slice for each tap."""
+    images = [tensor for tensor in args[:2] if isinstance(tensor, Tensor)]
+    return not all(isinstance(size, int) for tensor in images for size in tensor.shape[2:])
 
 
 def _attention(query: Tensor, key: Tensor, _value: Tensor, dropout_p: float = 0.0, *_: Any, **__: Any) -> int | None:
@@ -121,8 +130,10 @@ _OF_CONVOLUTIONS = 8
 
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.mm.default: LibraryOp(_product, "PyTorch's product"),
-    aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution", _OF_CONVOLUTIONS),
-    aten.convolution_backward.default: LibraryOp(_convolution_backward, "PyTorch's convolution", _OF_CONVOLUTIONS),
+    aten.convolution.default: LibraryOp(_convolution, "PyTorch's convolution", _OF_CONVOLUTIONS, open=_has_open_images),
+    aten.convolution_backward.default: LibraryOp(
+        _convolution_backward, "PyTorch's convolution", _OF_CONVOLUTIONS, open=_has_open_images
+    ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(
         _attention, "PyTorch's attention", takes=takes_forward
     ),
@@ -198,6 +209,8 @@ def _count_for_library(known: LibraryOp, args: Any, kwargs: Mapping[str, Any]) -
     if least is None or not all(t.is_floating_point() and t.dtype.itemsize > 1 for t in tensors):
         return None
     count = known.count(*args, **kwargs)
+    if count is not None and known.open and tensors[0].device.type == "cpu" and known.open(*args, **kwargs):
+        return hint(count)
     # To compare open sizes would add a guard.
     return None if count is None or not (known.always or hint(count) >= least) else hint(count)
 

@@ -36,6 +36,17 @@ _CHAINS: dict[type[sympy.Basic], str] = {
 }
 
 
+# Ops that torch-mlir imports, and what they come to where sizes are symbols.
+_EXTREMES: dict[type[sympy.Basic], Callable[..., Any]] = {
+    sizes.Max: torch.ops.prim.max.int,
+    sizes.Min: torch.ops.prim.min.int,
+}
+_OF_SYMBOLS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.prim.max.int: torch.sym_max,
+    torch.ops.prim.min.int: torch.sym_min,
+}
+
+
 def to_size(value: int | torch.SymInt, names: Mapping[sympy.Symbol, str]) -> Size:
     """A size of a traced tensor as an expression over the symbols that ``names`` names.
 
@@ -104,6 +115,8 @@ def emit(
     if kind in (sympy.Add, sympy.Mul):
         function = operator.add if kind is sympy.Add else operator.mul
         return reduce(lambda a, b: _call(graph, function, a, b), operands)
+    if kind in _EXTREMES:
+        return reduce(lambda a, b: _call(graph, _EXTREMES[kind], a, b), operands)
     if kind is sizes.FloorDiv:
         return _call(graph, operator.floordiv, *operands)
     if kind in (sizes.Mod, sizes.PythonMod):
@@ -117,7 +130,7 @@ def emit(
 
 
 def _in_order(expr: sympy.Basic) -> tuple[sympy.Basic, ...]:
-    chain = type(expr) in (sympy.Add, sympy.Mul)
+    chain = type(expr) in (sympy.Add, sympy.Mul, *_EXTREMES)
     return tuple(sorted(expr.args, key=sympy.default_sort_key)) if chain else expr.args
 
 
@@ -126,7 +139,9 @@ def _call(graph: torch.fx.Graph, function: Callable[..., Any], *operands: Any) -
         return function(*operands)
     node = graph.call_function(function, tuple(operands))
     # What the number is for the sizes of the trace, as torch has it.
-    node.meta["val"] = function(*(o.meta["val"] if isinstance(o, torch.fx.Node) else o for o in operands))
+    node.meta["val"] = _OF_SYMBOLS.get(function, function)(
+        *(o.meta["val"] if isinstance(o, torch.fx.Node) else o for o in operands)
+    )
     return node
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from retrograd.contract.attributes import BWD_SIZES
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.slicing import ModuleSlice, Slicer
@@ -79,8 +80,8 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
 
     slicers = [Slicer(staged.source, function.name, None) for function in staged.stages]
     parts = _find_parts(slicers)
-    resources = find_resources(staged.source)
-    isolated = isolate(parts, lambda text: attempt(f"{text}\n{resources}"))
+    resources, sizes = find_resources(staged.source), slicers[0].sizes if slicers else ""
+    isolated = isolate(parts, lambda text: attempt(f"{_with_sizes(text, sizes)}\n{resources}"))
     failed = [FailedOp(p.op, p.values, message) for p, message in isolated]
     return failed or _search(slicers, attempt)
 
@@ -165,6 +166,11 @@ def _search(slicers: Sequence[Slicer], attempt: Callable[[str], str]) -> list[Fa
 def _join(parts: Sequence[Part]) -> str:
     """One module with a function ``@part_N`` for each."""
     return "\n".join(re.sub(r"func\.func @\w+", f"func.func @part_{i}", p.text, count=1) for i, p in enumerate(parts))
+
+
+def _with_sizes(text: str, sizes: str) -> str:
+    """Functions in a module that says which sizes it was traced with, in the lines that they were in."""
+    return f"module attributes {{{BWD_SIZES} = {sizes}}} {{ {text}\n}}" if sizes else text
 
 
 def _find_part(failure: CompileError, text: str) -> int | None:

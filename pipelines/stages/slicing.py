@@ -72,6 +72,11 @@ class Slicer:
         graph = self._read.graph
         self.graph = SliceGraph(graph, {v.name for v in graph.values} if known is None else known)
 
+    @property
+    def sizes(self) -> str:
+        """The sizes that the module was traced with, as an attribute in MLIR; nothing where none is open."""
+        return "" if self._hints is None else str(self._hints)
+
     def build(self, piece: Slice) -> ModuleSlice:
         """A slice as a module."""
         with self._context, ir.Location.unknown():

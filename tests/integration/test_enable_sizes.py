@@ -329,3 +329,77 @@ def test_what_cannot_be_left_open_is_compiled_in(monkeypatch: pytest.MonkeyPatch
     assert outcomes == ["compiled", "compiled", "eager"], entries
     assert "no size is left open: CaptureError: capture: this size is special" in entries[1]
     assert "compiled for 1 sets" in entries[2]
+
+
+class InPlace(nn.Module):
+    """Convolutions of images of any size, norms of which some look at their input in another shape, and activations
+    that are written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1),
+            nn.GroupNorm(1, 3),
+            nn.LeakyReLU(0.1, inplace=True),
+            nn.Conv2d(3, 2, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2),
+            nn.Hardtanh(inplace=True),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.long
+def test_images_of_any_size_through_layers_that_work_in_place() -> None:
+    """A backward does not say how large the result of a convolution is, nor that a view has all of its tensor."""
+
+    def loss(model: Any, sizes: tuple[int, int, int]) -> torch.Tensor:
+        images = torch.randn(sizes[0], 3, *sizes[1:])
+        value: torch.Tensor = (model(images) * torch.linspace(0, 1, 2)[:, None, None]).square().mean()
+        return value
+
+    shapes = [(3, 9, 12), (2, 13, 7), (5, 10, 10), (7, 8, 9), (1, 11, 16)]
+    entries = train(InPlace(), loss, shapes, keep=1)
+    assert count(entries) == 2, entries
+
+
+class Strided(nn.Module):
+    """Views of which sizes, steps and starts in memory all go by the number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        count = len(h)
+        table = (h @ h.t()).clone().fill_diagonal_(0.5)
+        table.diagonal().mul_(2)
+        padded = torch.zeros(2, count + 1, 4)
+        padded[0, 1:] = h
+        padded[:, -1] = h[0]
+        padded[:, :-1].add_(padded[:, 1:].detach())
+        padded.view(-1)[::2] *= 3
+        shifted = h.as_strided((count - 1, 4), (4, 1), 4)
+        windows = h.unfold(0, 3, 1).sin()
+        longest = max(count, 7)
+        table = torch.nn.functional.pad(table, (0, longest))
+        found: torch.Tensor = (
+            table.softmax(-1).square().sum() + padded.sin().mean() + shifted.exp().mean() + windows.mean()
+        )
+        return found
+
+
+def test_views_that_go_by_the_number_of_rows() -> None:
+    """What is taken for granted of such a view is a condition of the program."""
+
+    def loss(model: Any, rows: int) -> torch.Tensor:
+        value: torch.Tensor = model(torch.randn(rows, 6))
+        return value
+
+    entries = train(Strided(), loss, [9, 13, 8, 11, 23], keep=1)
+    assert count(entries) == 2, entries

@@ -96,3 +96,27 @@ def test_trials_have_the_numbers_of_constants(monkeypatch: pytest.MonkeyPatch) -
             raise CompileError("iree-compile", "error: no code for it", "", "")
 
     assert find_failed(monkeypatch, CONSTANT, compile_parts, compile_parts) == [("torch.aten.exp", ("refused",))]
+
+
+OPEN = """
+!rows = !torch.vtensor<[?,4],f32>
+module attributes {bwd.sizes = {rows = 6 : i64}} {
+  func.func @forward(%x: !rows {bwd.role = "input", bwd.name = "x", bwd.shape = "rows, 4"},
+      %rows: !torch.int {bwd.role = "size", bwd.name = "rows"})
+      -> (!rows {bwd.role = "output", bwd.name = "out", bwd.shape = "rows, 4"}) {
+    %0 = torch.aten.exp %x {bwd.values = ["refused"], bwd.shapes = ["rows, 4"]} : !rows -> !rows
+    return %0 : !rows
+  }
+}
+"""
+
+
+def test_trials_have_the_sizes_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of open sizes is else refused for their absence."""
+
+    def compile_parts(linalg: str, *_: Any, **__: Any) -> None:
+        module = ir.Module.parse(linalg)
+        if "bwd.sizes" in module.operation.attributes:
+            raise CompileError("iree-compile", "error: no code for it", "", "")
+
+    assert find_failed(monkeypatch, OPEN, compile_parts, compile_parts) == [("torch.aten.exp", ("refused",))]

@@ -27,6 +27,7 @@ from retrograd.frontend.decompositions.convolutions.turned_filters import correl
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.sums import computed, sum_of_channels
+from retrograd.frontend.sizes.taken_conditions import take_equal
 
 aten = torch.ops.aten
 
@@ -119,16 +120,19 @@ def convolution_backward(
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     if x.dim() != window.rank + 2 or _has_too_many_taps(window, x):
         return NotImplemented
+    # Where a backward is traced by itself, nothing else relates the sizes of images and of results.
+    extra, sizes = spread_axes(output_padding, window.rank), x.shape[2:]
+    take_equal(
+        grad.shape[2:], lambda: _transposed_size(sizes, window, extra) if transposed else out_size(sizes, window)
+    )
     gs, xs, ws = computed(grad), computed(x), computed(weight)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
             grad_x = correlate(gs, ws, window, groups)
             # Output padding of a whole stride or more leaves room for windows past the last input.
-            for axis, (extra, step) in enumerate(
-                zip(spread_axes(output_padding, window.rank), window.stride, strict=True)
-            ):
-                if extra >= step:
+            for axis, (more, step) in enumerate(zip(extra, window.stride, strict=True)):
+                if more >= step:
                     grad_x = grad_x.narrow(axis + 2, 0, x.shape[axis + 2])
         else:
             grad_x = input_gradient(gs, weight, window, x.shape[2:], groups)

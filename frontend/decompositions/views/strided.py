@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._sympy.functions import Max
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.places.indexing import put_counted
 from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.sizes.taken_conditions import Conditions, Judge, deciding, known, make_size, may_take_conditions
 
 aten = torch.ops.aten
 
@@ -42,42 +43,52 @@ class Window:
         return [*self.axes, *(axis for axis in range(len(self.counts)) if axis not in self.axes)]
 
 
-def find_window(shape: Sequence[int], size: Sequence[int], stride: Sequence[int], offset: int) -> Window | None:
+def find_window(
+    shape: Sequence[int], size: Sequence[int], stride: Sequence[int], offset: int, holds: Judge = known
+) -> Window | None:
     """The window that ``as_strided(size, stride, offset)`` is of a contiguous tensor of ``shape``; ``None`` where it
-    goes across rows, or over elements more than once."""
+    goes across rows, or over elements more than once. What ``holds`` of open sizes is gone by."""
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     starts, rest = [], offset
     for length in strides:
-        # A step of open length: what there is no telling of is left to the axes further in.
-        start, rest = divmod(rest, length) if _are_numbers(rest, length) else (0, rest)
+        start, rest = _divide(rest, length, holds)
         starts.append(start)
-    if rest or not all(_known(length > start) for start, length in zip(starts, shape, strict=True)):
+    if not holds(rest == 0) or not all(holds(length > start) for start, length in zip(starts, shape, strict=True)):
         return None
     counts, steps, axes = [1] * len(shape), [1] * len(shape), []
     for count, step in zip(size, stride, strict=True):
-        if _known(count == 1):
+        if known(count == 1):
             continue
-        along = next(
-            (
-                axis
-                for axis, (start, length) in enumerate(zip(starts, strides, strict=True))
-                if axis not in axes
-                and _known(step % length == 0)
-                and _known(step > 0)
-                and _known(shape[axis] - start - (count - 1) * (step // length) > 0)
-            ),
-            None,
+        taken = (
+            (axis, times)
+            for axis, (start, length) in enumerate(zip(starts, strides, strict=True))
+            if axis not in axes
+            and (times := _times(step, length, holds))
+            and holds(shape[axis] - start - (count - 1) * times > 0)
         )
+        along, times = next(taken, (None, 1))
         if along is None:
             return None
-        counts[along], steps[along] = count, step // strides[along]
+        counts[along], steps[along] = count, times
         axes.append(along)
     return Window(tuple(starts), tuple(counts), tuple(steps), tuple(axes))
 
 
-def _known(condition: Any) -> bool:
-    """Whether a condition holds, of open sizes for all that they may be: nothing is taken for granted."""
-    return statically_known_true(condition)
+def _times(step: int, length: int, holds: Judge) -> int:
+    """How many steps along an axis a step of a view is; 0 where there is no telling."""
+    if known(step % length == 0) and holds(step > 0):
+        return step // length
+    return int(not _are_numbers(step, length) and holds(step == length))
+
+
+def _divide(rest: int, length: int, holds: Judge) -> tuple[int, int]:
+    """Split a way through memory into whole steps along an axis and the rest. Of steps of open length, what there is no
+    telling of is left to the axes further in."""
+    if _are_numbers(rest, length):
+        return divmod(rest, length)
+    if holds is known or holds(length > rest):
+        return 0, rest
+    return rest // length, rest % length
 
 
 def _are_numbers(*sizes: Any) -> bool:
@@ -91,6 +102,7 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     Raises:
         CaptureError: it looks at memory that is not the tensor's own.
     """
+    x = _settle(x, size, stride)
     place = find_place(x, size, stride, storage_offset)
     if place is None:
         if is_outside(x, size, stride, storage_offset):
@@ -113,12 +125,11 @@ def as_strided_scatter(
 ) -> Any:
     """``aten.as_strided_scatter``: ``x`` with ``src`` where ``as_strided`` looks; ``NotImplemented`` as there, and
     where it looks at an element more than once."""
-    place = find_place(x, size, stride, storage_offset)
+    x = _settle(x, size, stride)
+    place = find_place(x, size, stride, storage_offset, scatters=True)
     if place is None:
         return NotImplemented
     if place.window is None:
-        if is_overlapping(size, stride):
-            return NotImplemented
         rows, places = x.permute(place.order), _places(x, size, stride, place.offset)
         row = put_counted(rows.reshape(-1), [places.reshape(-1)], src.expand(size).reshape(-1))
         return row.reshape(rows.shape).permute([place.order.index(axis) for axis in range(x.dim())])
@@ -143,15 +154,25 @@ def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
     return sum((count - 1) * step for count, step in zip(size, stride, strict=True))
 
 
-def is_overlapping(size: Sequence[int], stride: Sequence[int]) -> bool:
+def is_overlapping(size: Sequence[int], stride: Sequence[int], holds: Judge = known) -> bool:
     """Whether a view by these sizes and strides may look at an element more than once. In doubt it may: a view whose
     axes, the shortest steps first, each step over all that those before reach does not."""
-    reached = 0
-    for step, count in sorted((step, count) for count, step in zip(size, stride, strict=True) if count > 1):
-        if step <= reached:
+    reached: Any = 0
+    steps = [(step, count) for count, step in zip(size, stride, strict=True) if not known(count <= 1)]
+
+    def compare(one: tuple[int, int], other: tuple[int, int]) -> int:
+        return _compare(one[0], other[0], holds)
+
+    for step, count in sorted(steps, key=cmp_to_key(compare)):
+        if not holds(step > reached):
             return True
         reached += step * (count - 1)
     return False
+
+
+def _compare(one: int, other: int, holds: Judge) -> int:
+    """As for ``cmp_to_key``; what there is no telling of is equal."""
+    return holds(one > other) - holds(other > one)
 
 
 @dataclass(frozen=True)
@@ -166,48 +187,86 @@ class Place:
     window: Window | None
 
 
-def find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Place | None:
+def find_place(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None, *, scatters: bool = False
+) -> Place | None:
     """The place of ``as_strided(x, size, stride, storage_offset)``; ``None`` where it looks at memory that is not the
-    tensor's own, or there is no telling for open sizes."""
+    tensor's own, or, if it ``scatters``, at an element more than once; or where there is no telling for open sizes.
+
+    What holds for the sizes of the example is taken as a condition of the program where nothing else tells."""
     # What open sizes are compared by is no part of a graph that is being traced.
     with disable_proxy_modes_tracing():
-        return _find_place(x, size, stride, storage_offset)
+        place = _find_place(x, size, stride, storage_offset, scatters, known)
+        if place is not None or not may_take_conditions():
+            return place
+        conditions = Conditions()
+        place = _find_place(x, size, stride, storage_offset, scatters, conditions.hold)
+        if place is None:
+            return None
+        conditions.take()
+    # Once more, for what is computed on the way to be part of the graph.
+    return _find_place(x, size, stride, storage_offset, scatters, conditions.hold)
 
 
-def _find_place(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Place | None:
+def _find_place(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None, scatters: bool, holds: Judge
+) -> Place | None:
     numbers = [*x.shape, *x.stride(), x.storage_offset(), *size, *stride, storage_offset or 0]
-    if not all(_known(count > 0) for count in (*x.shape, *size)):
+    if not all(known(count > 0) for count in (*x.shape, *size)):
         return None
     # An open one stays what it is.
     offset: Any = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    order = _order_in_memory(x)
+    order = _order_in_memory(x, holds)
     whole = tuple(x.shape[axis] for axis in order)
-    inside = _known(offset >= 0) and _known(x.numel() - offset - _reach(size, stride) > 0)
-    if not inside or not _are_contiguous(whole, [x.stride()[axis] for axis in order]):
+    inside = holds(offset >= 0) and holds(x.numel() - offset - _reach(size, stride) > 0)
+    if not inside or not _are_contiguous(whole, [x.stride()[axis] for axis in order], holds):
         return None
     # A step through a row of all elements need be none along an axis, nor the view's axes the tensor's.
     for shape in (whole, (x.numel(),), _shape_of_strides(x.numel(), stride)):
-        window = find_window(shape, size, stride, offset)
+        window = find_window(shape, size, stride, offset, holds)
         if window is not None:
             return Place(order, offset, shape, window)
-    return Place(order, offset, whole, None) if _are_numbers(*numbers) else None
+    if (holds is known and not _are_numbers(*numbers)) or (scatters and is_overlapping(size, stride, holds)):
+        return None
+    return Place(order, offset, whole, None)
 
 
-def _order_in_memory(x: Tensor) -> list[int]:
+def _settle(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A row of elements as long as the longer of two tensors that lie in it, which the gradient of a view has, as long
+    as one of them: which one is a condition of the program. Of equal ones, that which such a view fills."""
+    longest: Any = x.shape[0] if x.dim() == 1 else 0
+    if not isinstance(longest, torch.SymInt) or not isinstance(longest.node.expr, Max) or not may_take_conditions():
+        return x
+    with disable_proxy_modes_tracing():
+        env, choices = longest.node.shape_env, longest.node.expr.args
+        lengths = [make_size(env, expr) for expr in choices]
+        conditions = Conditions()
+        needed = _reach(size, stride) + 1
+        place = next(
+            place
+            for place, length in sorted(enumerate(lengths), key=lambda found: not known(found[1] == needed))
+            if all(conditions.hold(length == other) or conditions.hold(length > other) for other in lengths)
+        )
+        conditions.take()
+    # A condition may have said what a symbol is.
+    settled: Any = make_size(env, env.replace(choices[place]))
+    return _slice(x, Window((0,), (settled,), (1,), (0,)), 0)
+
+
+def _order_in_memory(x: Tensor, holds: Judge) -> list[int]:
     """The axes of ``x``, the longest steps first; those of equal steps, and of which there is no telling, as they
     are."""
 
     def compare(one: int, other: int) -> int:
-        first, second = x.stride()[one], x.stride()[other]
-        return _known(second > first) - _known(first > second)
+        return _compare(x.stride(other), x.stride(one), holds)
 
     return sorted(range(x.dim()), key=cmp_to_key(compare))
 
 
-def _are_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def _are_contiguous(shape: Sequence[int], stride: Sequence[int], holds: Judge) -> bool:
     """Whether a tensor of this shape and these strides has no gaps, and its last axis steps by one element."""
     return all(
-        _known(count == 1) or _known(step == prod(shape[axis + 1 :]))
+        known(count == 1) or holds(step == prod(shape[axis + 1 :]))
         for axis, (count, step) in enumerate(zip(shape, stride, strict=True))
     )
 
@@ -216,16 +275,17 @@ def _shape_of_strides(numel: int, stride: Sequence[int]) -> tuple[int, ...]:
     """The shape of so many elements whose axes have these strides, if there is one; else that of a row."""
     steps = sorted({step for step in stride if step > 0}, reverse=True) if _are_numbers(*stride) else stride
     lengths = [numel, *steps, 1]
-    if not all(_known(shorter > 0) and _known(longer % shorter == 0) for longer, shorter in pairwise(lengths)):
+    if not all(known(shorter > 0) and known(longer % shorter == 0) for longer, shorter in pairwise(lengths)):
         return (numel,)
     return tuple(longer // shorter for longer, shorter in pairwise(lengths))
 
 
 def _slice(x: Tensor, window: Window, axis: int) -> Tensor:
     start, count, step = window.starts[axis], window.counts[axis], window.steps[axis]
-    if _known(count == x.shape[axis]):
+    if known(count == x.shape[axis]):
         return x
-    sliced: Tensor = aten.slice.Tensor(x, axis, start, _end(start, count, step), step)
+    with deciding():
+        sliced: Tensor = aten.slice.Tensor(x, axis, start, _end(start, count, step), step)
     return sliced
 
 
@@ -234,7 +294,7 @@ def _end(start: int, count: int, step: int) -> int:
     trace, be its own operand."""
     if step != 1:
         return start + (count - 1) * step + 1
-    return start + count if start else count
+    return count if known(start == 0) else start + count
 
 
 def _write(x: Tensor, values: Tensor, window: Window, axis: int) -> Tensor:
@@ -243,9 +303,10 @@ def _write(x: Tensor, values: Tensor, window: Window, axis: int) -> Tensor:
         return values
     part = _write(_slice(x, window, axis), values, window, axis + 1)
     start, count, step = window.starts[axis], window.counts[axis], window.steps[axis]
-    if _known(count == x.shape[axis]):
+    if known(count == x.shape[axis]):
         return part
-    written: Tensor = aten.slice_scatter.default(x, part, axis, start, _end(start, count, step), step)
+    with deciding():
+        written: Tensor = aten.slice_scatter.default(x, part, axis, start, _end(start, count, step), step)
     return written
 
 

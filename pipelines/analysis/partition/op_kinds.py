@@ -88,6 +88,8 @@ KINDS: dict[str, OpKind] = (
         "torch.retrograd.max_pool_last": OpKind.REDUCTION,
         "torch.retrograd.max_pool_last_backward": OpKind.SCATTER,
         "torch.prim.NumToTensor.Scalar": OpKind.CONSTANT,
+        "torch.prim.max.int": OpKind.CONSTANT,
+        "torch.prim.min.int": OpKind.CONSTANT,
     }
     | {
         f"torch.retrograd.{layer}{half}": OpKind.COMPUTE
