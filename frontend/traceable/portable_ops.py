@@ -24,6 +24,7 @@ from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 from retrograd.frontend.traceable.matrix_checks import plain_checks
 from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
+from retrograd.frontend.traceable.resized_images import own_resizing_gradients
 
 
 @contextlib.contextmanager
@@ -52,6 +53,7 @@ def portable_ops() -> Iterator[None]:
             OverlappingWrites(),
             dropout_between_layers(),
             plain_checks(),
+            own_resizing_gradients(),
             torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
         ):
             yield

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -44,12 +45,21 @@ def resized_exactly(w: Tensor) -> Tensor:
     return (F.interpolate(w[None, None], size=(7, 3), mode="nearest-exact") * torch.arange(21.0).view(7, 3)).sum()
 
 
-@pytest.mark.short_cases("solved_for_both", "resized")
-@pytest.mark.parametrize("function", [solved, solved_for_both, solved_for_one, resized, resized_exactly])
+def resized_by_lines(w: Tensor) -> Tensor:
+    image = F.interpolate(w[None, None], scale_factor=2.0, mode="bilinear")
+    return (F.interpolate(image, size=(5, 3), mode="bicubic", align_corners=True) * torch.arange(15.0).view(5, 3)).sum()
+
+
+@pytest.mark.short_cases("solved_for_both", "resized", "resized_by_lines")
+@pytest.mark.parametrize(
+    "function", [solved, solved_for_both, solved_for_one, resized, resized_exactly, resized_by_lines]
+)
 def test_later_backwards_are_eagers(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     w = torch.randn(4, 4, requires_grad=True)
     before = len(retrograd.explain_recompiles())
+    if function is resized_by_lines:
+        warnings.simplefilter("error", retrograd.EagerIslandWarning)
     for _ in range(3):
         (expected,) = torch.autograd.grad(function(w), w)
         w.grad = None
@@ -59,3 +69,44 @@ def test_later_backwards_are_eagers(function: Callable[[Tensor], Tensor]) -> Non
         with torch.no_grad():
             w.add_(0.1)
     assert [entry.outcome for entry in retrograd.explain_recompiles()[before:]] == ["compiled"]
+
+
+@pytest.mark.filterwarnings("error::retrograd.EagerIslandWarning")
+@pytest.mark.parametrize("backend", ["compile_backward", "torch.compile"])
+def test_gradients_of_resized_images_are_sums_of_what_reads_each_element(backend: str) -> None:
+    """Of lines, curves and nearest elements, for one size and for those of other images."""
+
+    def function(x: Tensor) -> Tensor:
+        whole = F.interpolate(x, scale_factor=2.0, mode="bilinear").sin()
+        curved = F.interpolate(whole, size=(5, 7), mode="bicubic").cos()
+        near = F.interpolate(curved, scale_factor=(3.0, 2.0), mode="nearest").sin()
+        return F.interpolate(near, size=(4, 9), mode="bilinear", align_corners=True).square().sum()
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 4, requires_grad=True)
+    step = (
+        torch.compile(function, backend="retrograd", options={"cache": False}, dynamic=False)
+        if backend == "torch.compile"
+        else retrograd.compile_backward(function, (x,), cache=False)
+    )
+    (expected,) = torch.autograd.grad(function(x), x)
+    (found,) = torch.autograd.grad(step(x), x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    if isinstance(step, retrograd.CompiledBackward):
+        assert "index_put" not in step.mlir("partitioned")
+
+
+@pytest.mark.long
+def test_images_of_any_size_are_resized() -> None:
+    def function(x: Tensor) -> Tensor:
+        near = F.interpolate(F.interpolate(x, size=(9, 5), mode="bicubic").sin(), size=(5, 7), mode="nearest")
+        return near.square().sum() + F.interpolate(x, scale_factor=2.0, mode="bilinear").square().sum()
+
+    x = torch.randn(2, 3, 8, 6, requires_grad=True)
+    size = torch.export.Dim("size", min=2, max=64)
+    step = retrograd.compile_backward(function, (x,), dynamic_shapes=({2: size},), cache=False)
+    for length in (8, 9, 13):
+        x = torch.randn(2, 3, length, 6, requires_grad=True)
+        (expected,) = torch.autograd.grad(function(x), x)
+        (found,) = torch.autograd.grad(step(x), x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -63,7 +63,7 @@ def grid_sampler_backward(
 
 def _bicubic(x: Tensor, spots: Sequence[Tensor], padding: int, align_corners: bool) -> Tensor:
     low = [torch.floor(s.detach()) for s in spots]
-    shares = [[_cubic(s - at, step) for step in range(-1, 3)] for s, at in zip(spots, low, strict=True)]
+    shares = [[cubic_weight(s - at, step) for step in range(-1, 3)] for s, at in zip(spots, low, strict=True)]
     total = x.new_zeros(())
     for corner in itertools.product(range(4), repeat=len(spots)):
         places = [
@@ -75,7 +75,7 @@ def _bicubic(x: Tensor, spots: Sequence[Tensor], padding: int, align_corners: bo
     return total
 
 
-def _cubic(t: Tensor, step: int) -> Tensor:
+def cubic_weight(t: Tensor, step: int) -> Tensor:
     """The weight of the element ``step`` from the one below a place that is ``t`` past that one."""
     distance = t + 1 if step == -1 else t if step == 0 else 1 - t if step == 1 else 2 - t
     if step in (0, 1):
