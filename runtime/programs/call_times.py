@@ -22,14 +22,17 @@ class CallTimes:
     slower; two calls that take twice as long there are enough. One that turns out to be long there, several times in a
     row (its sizes may differ from call to call), goes back for good. ``prefers_caller``: the next call should run in
     the calling thread; ``is_long``: it is worth a preparation of 50 us, which is assumed of the first.
+    One worker, ``is_alone``, does nothing that the calling thread does not do as fast: nothing is tried, and the calling
+    thread has every call.
     """
 
-    def __init__(self) -> None:
-        self.prefers_caller = False
+    def __init__(self, *, is_alone: bool = False) -> None:
+        self.prefers_caller = is_alone
         self.is_long = True
+        self._is_alone = is_alone
         self._workers: list[float] = []
         self._caller: list[float] = []
-        self._is_settled = False
+        self._is_settled = is_alone
         self._long_calls = 0
 
     @property
@@ -40,6 +43,8 @@ class CallTimes:
     def record(self, in_caller: bool, seconds: float) -> None:
         """A call took so long."""
         self.is_long = seconds >= _LONG_SECONDS
+        if self._is_alone:
+            return
         if self._is_settled:
             # Not one alone: other processes take the thread's core for as long.
             self._long_calls = self._long_calls + 1 if in_caller and self.is_long else 0

@@ -87,6 +87,7 @@ class _ProcessState:
         self.open: weakref.WeakValueDictionary[str, Device] = weakref.WeakValueDictionary()
         self.kept: list[Device] = []
         self.is_configured = False
+        self.has_one_worker = False
 
 
 _state = _ProcessState()
@@ -171,6 +172,11 @@ def list_devices() -> list[DeviceInfo]:
     return found
 
 
+def has_one_worker() -> bool:
+    """Whether local-task works with one thread, as torch did when the first device was opened."""
+    return _state.has_one_worker
+
+
 def process_lock() -> threading.RLock:
     """The lock under which this process opens devices and loads programs; a forked child has a new one."""
     return _state.lock
@@ -190,6 +196,7 @@ def _configure() -> None:
         given = os.environ.get(_FLAGS_VARIABLE, "")
         if "task_topology" not in given:
             iree_binding.parse_flags(f"--task_topology_max_group_count={torch.get_num_threads()}")
+            _state.has_one_worker = torch.get_num_threads() == 1
         # CUDA's own pool gives all that is free back to the driver whenever somebody waits for the device, which every
         # call does: to map its scratch memory anew took a call about a millisecond.
         if "cuda_async_allocations" not in given and "cuda" in iree_runtime.query_available_drivers():

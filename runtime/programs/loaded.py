@@ -21,7 +21,7 @@ from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.declaration import DeclaredTensor, parse_results
-from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, made_current
+from retrograd.runtime.programs.devices import DEFAULT_DRIVER, Device, abandon_after_fork, has_one_worker, made_current
 from retrograd.runtime.programs.errors import ExecutionError, first_line
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.staging import ResidentError, Staging
@@ -233,7 +233,7 @@ class Loaded:
                 copied,
             )
             if self.is_timed:
-                function.times = CallTimes()
+                function.times = CallTimes(is_alone=has_one_worker())
             self._functions[name] = function
         return function
 

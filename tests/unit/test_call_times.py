@@ -62,3 +62,11 @@ def test_the_first_call_and_long_ones_are_long() -> None:
     assert CallTimes().is_long
     assert recorded((False, 1500)).is_long
     assert not recorded((False, 1500), (False, 60)).is_long
+
+
+def test_one_worker_is_no_faster_than_the_caller() -> None:
+    times = CallTimes(is_alone=True)
+    assert times.prefers_caller and times.is_short
+    for _ in range(5):
+        times.record(in_caller=True, seconds=1.0)
+    assert times.prefers_caller and times.is_short
