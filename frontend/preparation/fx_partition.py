@@ -34,6 +34,8 @@ from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
 from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
 
 Tensors = Sequence[torch.Tensor]
+# In place of arguments that nothing reads.
+_STAND_IN = torch.empty(0)
 
 
 def bind(
@@ -102,16 +104,28 @@ def _wrap(
     spec = captured.joint.out_spec
     is_flat = spec is not None and spec.type in (list, tuple) and spec.num_nodes == spec.num_leaves + 1
     run = found[-1] if found and is_flat else lambda tensors: wrapped(*tensors)
+    # The graph as it was traced checks first calls.
+    unread = _find_unread(captured.graph_module) & _find_unread(captured.as_traced.module)
 
     def call(tensors: Tensors) -> Tensors:
         if torch.is_grad_enabled():
-            return run([*tensors])
+            given = [*tensors]
+            for place in unread:
+                given[place] = _STAND_IN
+            return run(given)
         # AOTAutograd records its calls in any mode: there is nothing to record where no argument requires grad.
         detached = [t.detach() if t.requires_grad else t for t in tensors]
-        given = {id(d): t for d, t in zip(detached, tensors, strict=True)}
-        return [given.get(id(output), output) for output in run(detached)]
+        known = {id(d): t for d, t in zip(detached, tensors, strict=True)}
+        return [known.get(id(output), output) for output in run(detached)]
 
     return call
+
+
+def _find_unread(graph_module: torch.fx.GraphModule) -> set[int]:
+    """The places of arguments that neither half reads nor gives: of a model of several towers, the parameters of those
+    that a step leaves out. Autograd would visit each of them in each backward, to find that it has no gradient."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    return {place for place, node in enumerate(placeholders) if not node.users and not is_tangent(node)}
 
 
 @contextmanager

@@ -22,8 +22,8 @@ class CallTimes:
     slower; two calls that take twice as long there are enough. One that turns out to be long there, several times in a
     row (its sizes may differ from call to call), goes back for good. ``prefers_caller``: the next call should run in
     the calling thread; ``is_long``: it is worth a preparation of 50 us, which is assumed of the first.
-    One worker, ``is_alone``, does nothing that the calling thread does not do as fast: nothing is tried, and the calling
-    thread has every call.
+    One worker, ``is_alone``, does nothing that the calling thread does not do as fast: nothing is tried, and the latter
+    has every call.
     """
 
     def __init__(self, *, is_alone: bool = False) -> None:

@@ -235,3 +235,50 @@ def test_model_is_not_kept_by_anything_else() -> None:
     del model, step
     gc.collect()
     assert [reference() for reference in watched] == [None, None]
+
+
+class TwoTowers(nn.Module):
+    """Of a pair it looks at the left, and gives the right back where it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, left: Tensor, right: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
+        return self.left(left).tanh(), extra
+
+
+def test_what_a_step_does_not_read_is_no_part_of_its_backward() -> None:
+    """Parameters and arguments that it leaves out have no gradient, and autograd does not visit them; what is handed
+    through has one."""
+    torch.manual_seed(3)
+    model = TwoTowers()
+    left, right, extra = argument(), argument(), argument()
+    step = retrograd.compile_backward(model, (left, right, extra), cache=False)
+    for call in (model, step, step, step):
+        for tensor in (*model.parameters(), left, right, extra):
+            tensor.grad = None
+        found, given = call(left, right, extra)
+        visited = [node.variable for node in _nodes(found.sum() + given.sum()) if hasattr(node, "variable")]
+        (found.sum() + given.square().sum()).backward()
+        names = {id(tensor) for tensor in visited}
+        assert id(model.left.weight) in names and id(left) in names and id(extra) in names
+        assert not names & {id(model.right.weight), id(model.right.bias), id(right)}
+        assert model.right.weight.grad is None and right.grad is None
+        gradient = [model.left.weight.grad, model.left.bias.grad, left.grad, extra.grad]
+        if call is model:
+            expected = gradient
+        torch.testing.assert_close(gradient, expected)
+
+
+def _nodes(tensor: Tensor) -> list[Any]:
+    """The nodes of a tensor's graph."""
+    found: list[Any] = []
+    waiting: list[Any] = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.append(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
