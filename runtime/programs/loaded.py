@@ -91,7 +91,9 @@ class Loaded:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self.function(name)
         imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
-        if not function.copies:
+        on_host = self.device.torch_device.type == "cpu"
+        # Only memory of the host can be imported for copies.
+        if not function.copies and (on_host or not function.copied):
             storages = [
                 self._import_for_copies(name, len(imported) + i, tensor)
                 if i in function.copied
@@ -102,7 +104,7 @@ class Loaded:
                 self._call(function, [*imported, *storages])
                 function.is_tried = True
                 return None
-        if self.device.torch_device.type == "cpu":
+        if on_host:
             self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
         else:
             self._deliver(function, imported, results)
