@@ -41,6 +41,12 @@ _NAMED_IN_F64 = (
     torch.ops.aten.atan.default,
     torch.ops.aten.atan2.default,
 )
+# What lies between its layers and takes torch a few microseconds, where a compiled function takes fifty: parts of
+# tensors, and sums of the gradients that two directions give, up to this many bytes, which an island has until its
+# end.
+_PARTS = (torch.ops.aten.slice.Tensor, torch.ops.aten.permute.default)
+_SUMS = (torch.ops.aten.add.Tensor,)
+_MOST_BETWEEN = 1 << 18
 _WHY_WHOLE = {
     ROUNDING: "whole numbers hang on its rounding",
     CHOICE: "it chooses among equal values, as eager does",
@@ -129,9 +135,31 @@ def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple
     asked = {n.args[0] if n.target is operator.getitem else n for n in nodes if n.name in reasons}
     for node in asked:
         _refuse_reach(node)
-    members = {n for n in nodes if n in asked or (n.target is operator.getitem and n.args[0] in asked)}
+    between = _find_between(nodes, asked)
+    members = {n for n in nodes if n in asked or n in between or (n.target is operator.getitem and n.args[0] in asked)}
     groups = _merge(nodes, members)
-    return tuple(_describe(group, reasons) for group in groups)
+    return tuple(_describe(group, reasons, between) for group in groups)
+
+
+def _find_between(nodes: Sequence[Node], asked: Collection[Node]) -> set[Node]:
+    """The small ops that lie between islands of a library's layers."""
+    layers = {node for node in asked if node.target in _OF_LIBRARIES}
+    between: set[Node] = set()
+    # From the last on: an op belongs there if all that takes what it gives does.
+    for node in reversed(nodes):
+        if node.target not in (*_PARTS, *_SUMS) or not node.users or not all(u in layers | between for u in node.users):
+            continue
+        value = node.meta["val"]
+        is_small = not isinstance(value.numel(), SYMBOLIC) and value.nbytes <= _MOST_BETWEEN
+        if node.target in _PARTS or (is_small and all(_maker(n) in layers for n in node.all_input_nodes)):
+            between.add(node)
+    return between
+
+
+def _maker(node: Node) -> Node | None:
+    """The op that a node is a result of."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, Node) else None
 
 
 def _is_ours(node: Node) -> bool:
@@ -169,8 +197,8 @@ def _at(node: Node) -> str:
     return f" at {place}" if place else ""
 
 
-def _describe(group: Sequence[Node], reasons: Mapping[str, str]) -> Island:
-    ops = [n for n in group if n.target is not operator.getitem]
+def _describe(group: Sequence[Node], reasons: Mapping[str, str], between: Collection[Node]) -> Island:
+    ops = [n for n in group if n.target is not operator.getitem and n not in between]
     # The views of an op go with it, and say nothing.
     ops = [n for n in ops if WITH not in n.meta] or ops
     named = next(n for n in [*ops, *group] if n.name in reasons)
@@ -183,6 +211,7 @@ def _describe(group: Sequence[Node], reasons: Mapping[str, str]) -> Island:
         place.rpartition("/")[2],
         reasons[named.name],
         is_library,
+        # What lies between such ops is a part of what one takes, and no result.
         by_values=is_library or all(n.target in _OF_LIBRARIES for n in ops),
     )
 

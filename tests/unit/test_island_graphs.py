@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +108,33 @@ def test_what_reads_a_librarys_notes_is_known_at_once() -> None:
     assert reasons == {node.name: "it reads what oneDNN's forward left for it"}
     (island,) = plan_islands(torch.fx.GraphModule({}, graph), reasons)
     assert island.by_values and not island.is_library
+
+
+@pytest.mark.parametrize("rows", [2, 1 << 16])
+def test_what_lies_between_layers_of_a_library_goes_with_them(rows: int) -> None:
+    """Parts of tensors always, and sums that are small: what an island takes it has until its end."""
+    graph, layer = torch.fx.Graph(), torch.ops.aten.mkldnn_rnn_layer_backward.default
+    whole, part = torch.empty(rows, 8, device="meta"), torch.empty(rows, 4, device="meta")
+
+    def add(target: Any, *arguments: Any, val: Any) -> torch.fx.Node:
+        node = graph.call_function(target, arguments)
+        node.meta["val"] = val
+        return node
+
+    def halves(x: torch.fx.Node) -> list[torch.fx.Node]:
+        parts = [add(torch.ops.aten.slice.Tensor, x, 1, start, start + 4, val=part) for start in (0, 4)]
+        return [add(operator.getitem, add(layer, p, val=(whole,)), 0, val=whole) for p in parts]
+
+    x = graph.placeholder("x")
+    x.meta["val"] = whole
+    total = add(torch.ops.aten.add.Tensor, *halves(x), val=whole)
+    graph.output(tuple(halves(total)))
+    graph_module = torch.fx.GraphModule({}, graph)
+    islands = plan_islands(graph_module, find_uncompiled(graph_module))
+    assert all(island.by_values and island.ops == ("aten.mkldnn_rnn_layer_backward",) for island in islands)
+    held = [name for island in islands for name in island.nodes]
+    assert sum(name.startswith("slice") for name in held) == 4
+    assert (len(islands), total.name in held) == ((1, True) if rows == 2 else (4, False))
 
 
 def test_a_view_of_part_of_a_tensor_by_strides_is_no_island() -> None:
