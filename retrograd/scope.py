@@ -8,8 +8,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Literal
 
 from retrograd.build import build_backward
 from retrograd.compilation import COMPILING
@@ -37,19 +38,17 @@ class _Client:
         return bool(_ACTIVE.get())
 
     def receive(self, capture: RuntimeCapture) -> CapturedFunction:
-        run = CapturedBackward(capture, self.history, _active_options, build_backward).run
-
-        def run_with_libraries(*args: Any, **kwargs: Any) -> Any:
-            with library_ops(_active_options().libraries):
-                return run(*args, **kwargs)
-
-        return run_with_libraries
+        return CapturedBackward(capture, self.history, _active_options, build_backward, _with_libraries).run
 
     def refuse(self, error: Exception) -> None:
         self.history.add_reason("runs eagerly", f"PyTorch cannot capture it: {error}")
 
     def leave(self, reason: str) -> None:
         self.history.add_reason("is left to PyTorch's engine", reason)
+
+
+def _with_libraries(options: BackwardRequest) -> AbstractContextManager[None]:
+    return library_ops(options.libraries)
 
 
 _CLIENT = _Client()

@@ -10,8 +10,7 @@ errors that name the user's lines, and the traced graph into one that the import
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +39,7 @@ from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
+from retrograd.frontend.python.quiet_logs import without_stacks_of_fakes
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     CaptureError,
@@ -163,7 +163,13 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
     """AOTAutograd's joint export; whatever it raises becomes an error that names the user's line."""
     flat.tracing = True
     try:
-        with fx_traceback.preserve_node_meta(), AskedArguments(), portable_ops(), tagged_checkpoints(), _quiet():
+        with (
+            fx_traceback.preserve_node_meta(),
+            AskedArguments(),
+            portable_ops(),
+            tagged_checkpoints(),
+            without_stacks_of_fakes(),
+        ):
             return aot_export_joint_with_descriptors(
                 stack, flat, tensors, decompositions=refusing_written_windows(tracing_table())
             )
@@ -175,18 +181,6 @@ def _trace(stack: contextlib.ExitStack, flat: FlatModule, tensors: tuple[torch.T
         raise kept if kept is not None and not is_about_contents(error) else capture_error(error) from error
     finally:
         flat.tracing = False
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging the stack of an error that is about to be raised, as one of ours."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _open_inputs(

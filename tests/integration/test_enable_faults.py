@@ -711,6 +711,24 @@ def test_what_fails_after_like_roots_ran_compiled_the_engine_finishes(
         torch.testing.assert_close(w.grad, 2 / (w.detach() ** 2 + 1).sqrt())
 
 
+def test_a_cause_that_is_there_whatever_the_sizes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And what torch itself has to say of a trace that fails, not at all."""
+    w = leaf(7, 3)
+    before = len(retrograd.explain_recompiles())
+    for rows in (2, 3, 5):
+        w.grad = None
+        with retrograd.enable():
+            h = torch.nn.functional.embedding(torch.arange(rows), w, sparse=True).sin()
+            (h @ w.t()).square().sum().backward()
+    (entry,) = retrograd.explain_recompiles()[before:]
+    assert entry.outcome == "runs eagerly" and "sparse" in str(entry)
+    layer = nn.Linear(3, 3)
+    for power in (2, 3):
+        with retrograd.enable():
+            torch.nn.functional.leaky_relu(layer(torch.ones(2, 3)), power / 10).pow(power).sum().backward()
+    assert not [record for record in caplog.records if record.name == "torch._subclasses.fake_tensor"]
+
+
 def test_flops_are_counted_under_enable() -> None:
     m = torch.nn.Linear(8, 4)
 

@@ -53,9 +53,10 @@ class FamilyLock:
 
     def _taken(self) -> list[bool]:
         """For each time that this thread entered and has not left: whether it took the lock then."""
-        if not hasattr(self._local, "taken"):
-            self._local.taken = []
-        taken: list[bool] = self._local.taken
+        try:
+            taken: list[bool] = self._local.taken
+        except AttributeError:
+            taken = self._local.taken = []
         return taken
 
     def _family(self) -> object | None:

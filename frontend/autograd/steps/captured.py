@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,19 +49,31 @@ MOST_SET_UPS = 2
 # Compiles a graph as these options say; also tells whether it was compiled before, for another capture.
 # Takes the options of a scope, of which it knows more than is to be known here.
 Builder = Callable[[TracedBackward, Any], tuple[Compiled, bool]]
+# Takes such options as well.
+Tracing = Callable[[Any], AbstractContextManager[Any]]
+
+
+def _as_it_is(_options: Any) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 class CapturedBackward:
     """One capture, and what was compiled of it for each (options, shapes, sizes, scalars).
 
     ``options`` gives those of the scope that a backward is in, which ``build`` compiles for; where they say
-    ``background``, a backward runs compiled only if it is by then.
+    ``background``, a backward runs compiled only if it is by then. ``tracing`` is entered where a backward may be
+    traced, which costs more than it takes to see that a step is like the one before.
     """
 
     def __init__(
-        self, capture: RuntimeCapture, history: History, options: Callable[[], StepOptions], build: Builder
+        self,
+        capture: RuntimeCapture,
+        history: History,
+        options: Callable[[], StepOptions],
+        build: Builder,
+        tracing: Tracing = _as_it_is,
     ) -> None:
-        self._options, self._build = options, build
+        self._options, self._build, self._tracing = options, build, tracing
         self._module = make_runnable(capture.graph_module)
         self._nodes, self._history = capture.nodes, history
         self._sites = tuple(find_sites(self._module.graph).values())
@@ -112,7 +125,7 @@ class CapturedBackward:
             return last.run(frame)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined)
-        with torch.no_grad():
+        with self._tracing(options), torch.no_grad():
             use = self._uses.get(key) or self._find(key, frame)
             if use is not None and use.is_right:
                 use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
@@ -328,4 +341,4 @@ class CapturedBackward:
 
     def _refuse(self, key: StepKey, reason: str) -> None:
         self._remember(key, None)
-        self._history.add("runs eagerly", self._nodes, (reason,))
+        self._history.add_reason("runs eagerly", reason, self._nodes)

@@ -64,7 +64,7 @@ class History:
     # What was compiled, the last of it.
     situations: deque[Situation] = field(default_factory=lambda: deque(maxlen=MOST_SITUATIONS))
     # What was told of backwards that were not captured.
-    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _told: set[tuple[str, str, str, int]] = field(default_factory=set)
     _structures: OrderedDict[Hashable, CompiledStructure] = field(default_factory=OrderedDict)
     # By what structures have in common that differ in where their numbers come from: the last sample, and its skeleton.
     _last: OrderedDict[Hashable, tuple[Sample, Skeleton]] = field(default_factory=OrderedDict)
@@ -76,12 +76,13 @@ class History:
         self.entries.append(Recompile(len(self.entries), outcome, tuple(nodes), told, find_user_line()))
         self.log.info("%s", self.entries[-1])
 
-    def add_reason(self, outcome: str, reason: str) -> None:
-        """Add a backward that was not captured; the same reason is told once for each line that runs one."""
-        key = (outcome, reason, find_user_line())
+    def add_reason(self, outcome: str, reason: str, nodes: Sequence[str] = ()) -> None:
+        """Add a backward that was not captured, or cannot be compiled; the same reason is told once for each line that
+        runs one, whatever its sizes are."""
+        key = (outcome, reason, find_user_line(), len(nodes))
         if key not in self._told:
             self._told.add(key)
-            self.add(outcome, (), (reason,))
+            self.add(outcome, nodes, (reason,))
 
     def structure(self, key: Hashable) -> CompiledStructure:
         """Look up a structure; begins one if there is none."""

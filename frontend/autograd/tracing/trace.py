@@ -35,6 +35,7 @@ from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.preparation.prepare import Traced, prepare
+from retrograd.frontend.python.quiet_logs import without_stacks_of_fakes
 from retrograd.frontend.python.source_locations import CaptureError, capture_error
 from retrograd.frontend.sizes.dynamic_shapes import size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_size
@@ -83,10 +84,17 @@ class TracedBackward:
         layout = self.layouts.get(number)
         return tensor if layout is None else layout.base(tensor)
 
+    @cached_property
+    def _laid_out(self) -> tuple[tuple[int, Layout], ...]:
+        """Which of the tensors that the graph takes are brought to another form, by their places."""
+        return tuple([(place, self.layouts[n]) for place, n in enumerate(self.inputs) if n in self.layouts])
+
     def arguments(self, frame: Frame) -> list[torch.Tensor | int]:
         """The tensors that the graph takes, at one step, and the sizes."""
         given = [*frame.inputs, *[find(frame) for find in self.extras]] if self.extras else frame.inputs
-        tensors: list[torch.Tensor | int] = [self.lay_out(number, given[number]) for number in self.inputs]
+        tensors = [given[number] for number in self.inputs]
+        for place, layout in self._laid_out:
+            tensors[place] = layout.base(tensors[place])
         return [*tensors, *[frame.sizes[name] for name in self.sizes]] if self.sizes else tensors
 
 
@@ -114,10 +122,11 @@ def trace_backward(
     # Where sizes are open, a part of memory would be another at each step.
     layouts = {n: how for n, how in found.items() if how and (places is None or isinstance(how, Permuted))}
     try:
-        if places is None:
-            graph_module = _trace_fixed(interpreter, inputs, layouts)
-        else:
-            graph_module = _trace_open(interpreter, inputs, places, layouts)
+        with without_stacks_of_fakes():
+            if places is None:
+                graph_module = _trace_fixed(interpreter, inputs, layouts)
+            else:
+                graph_module = _trace_open(interpreter, inputs, places, layouts)
         guard, names = (None, {}) if places is None else _find_sizes(graph_module, interpreter, places.sizes)
     except CaptureError:
         raise
