@@ -194,6 +194,7 @@ LOWERING: tuple[Step, ...] = (
     Step("bwd-share-matrices", CPU_ALONE, "IREE copies a shared matrix for each product of a batch"),
     Step("bwd-accumulate-products", CPU_ALONE, "sums of products without memory for each term, unless it packs"),
     Step("bwd-expand-tanh", CPU_ALONE, "IREE's tanh is off by four units in the last place: too many for its gradient"),
+    Step("bwd-isolate-softmaxes", CPU_ALONE, "IREE has no vectors for a softmax along rows that 16 does not divide"),
     Step("bwd-fold-widenings", NOT_CPU_ALONE, "on a GPU IREE's threads read what others did not write yet"),
     Step("bwd-isolate-products", PACKING, "IREE would pack all that the ops behind a packed product read"),
     Step("bwd-expand-sines", F64_CPU, "IREE's sines lose digits with the size of the argument; this form is in f64"),

@@ -158,3 +158,25 @@ def test_constants_that_are_cut_to_whole_numbers_are_eagers(door: str) -> None:
         step = torch.compile(model, backend="retrograd", options={"fallback": "error"})
     (gradient,) = torch.autograd.grad(step(x).sum(), x)
     assert torch.equal(gradient, buckets(2048).float())
+
+
+class Softmaxes(nn.Module):
+    """Along rows that vectors of 16 divide and others, masked and not, along another axis, and in bfloat16."""
+
+    def forward(self, x: Tensor, scores: Tensor) -> Tensor:
+        masked = scores.masked_fill(torch.ones(37, 37, dtype=torch.bool).triu(1), -torch.inf)
+        attended = torch.softmax(masked / 3, -1) @ torch.softmax(scores, -2)
+        narrow = torch.softmax(x.bfloat16(), -1).float()
+        rows = torch.softmax(x, -1).square().sum() + torch.softmax(x[:, :96] * 2, -1).cos().sum()
+        return rows + attended.sin().sum() + narrow.square().sum()
+
+
+def test_softmaxes_of_rows_of_any_length() -> None:
+    torch.manual_seed(5)
+    model = Softmaxes()
+    x, scores = torch.randn(6, 197, requires_grad=True), torch.randn(2, 37, 37, requires_grad=True)
+    step = retrograd.compile_backward(model, (x, scores), cache=False)
+    expected = torch.autograd.grad(model(x, scores), (x, scores))
+    for _ in range(2):
+        found = torch.autograd.grad(step(x, scores), (x, scores))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)

@@ -24,6 +24,7 @@ from retrograd.frontend.libraries.ops import (
     WORTH_ON_CPU,
     Libraries,
     library_ops,
+    product_excess,
 )
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.options import BackwardRequest, Request, find_libraries
@@ -227,3 +228,30 @@ def test_heads_are_widened_for_flash_kernels_with_zeros() -> None:
     assert {t.shape[-1] for t in wide} == {8}
     out = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], scale=score_scale(q, None))
     torch.testing.assert_close(out[..., :5], F.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("width", "uneven"),
+    [
+        *((width, False) for width in (16, 56, 64, 112, 192, 224, 384)),
+        *((width, True) for width in (17, 50, 100, 176, 196, 200, 208, 250, 1009)),
+    ],
+)
+def test_products_of_uneven_rows_are_sooner_a_librarys(width: int, uneven: bool) -> None:
+    """By the widest part of a row, of 64 numbers at most, that a workgroup of IREE's can have."""
+    assert (product_excess(width) > 1) == uneven
+    known = LIBRARY_OPS[aten.mm.default]
+    a, b = torch.randn(4, 8), torch.randn(8, width)
+    least = Libraries(cpu=WORTH_ON_CPU).least(a.device, known.excess(a, b))
+    assert least is not None and (least < WORTH_ON_CPU) == uneven
+
+
+def test_a_product_is_marked_by_its_width() -> None:
+    """Two of one size, but for how far vectors divide their rows."""
+    marked = []
+    for width in (192, 196):
+        x, w = torch.randn(1024, 192), torch.randn(192, width, requires_grad=True)
+        with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=WORTH_ON_CPU)):
+            graph = capture_joint(stack, torch.mm, (x, w)).graph_module.graph
+            marked.append([LIBRARY in n.meta for n in graph.nodes if n.target is aten.mm.default])
+    assert marked == [[False, False], [True, True]]
