@@ -104,8 +104,9 @@ def _wrap(
     spec = captured.joint.out_spec
     is_flat = spec is not None and spec.type in (list, tuple) and spec.num_nodes == spec.num_leaves + 1
     run = found[-1] if found and is_flat else lambda tensors: wrapped(*tensors)
-    # The graph as it was traced checks first calls.
+    # The graph as it was traced checks first calls. AOTAutograd copies to what is written, read or not.
     unread = _find_unread(captured.graph_module) & _find_unread(captured.as_traced.module)
+    unread -= {*captured.signature.mutated}
 
     def call(tensors: Tensors) -> Tensors:
         if torch.is_grad_enabled():

@@ -272,6 +272,36 @@ def test_what_a_step_does_not_read_is_no_part_of_its_backward() -> None:
         torch.testing.assert_close(gradient, expected)
 
 
+class Remembers(nn.Module):
+    """Writes to a buffer and to an argument whose values before it does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.last: Tensor
+        self.register_buffer("last", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor, log: Tensor) -> Tensor:
+        y: Tensor = self.inner(x).tanh()
+        with torch.no_grad():
+            torch.add(y, 0, out=self.last)
+            torch.mul(y, 2, out=log)
+        return y
+
+
+def test_what_is_written_and_not_read_is_written() -> None:
+    torch.manual_seed(4)
+    model, x, log = Remembers(), argument(), torch.zeros(2, 3)
+    step = retrograd.compile_backward(model, (x, log), cache=False)
+    for _ in range(3):
+        with torch.no_grad():
+            x.add_(1)
+        expected = model.inner(x).tanh()
+        step(x, log).sum().backward()
+        torch.testing.assert_close(model.last, expected.detach())
+        torch.testing.assert_close(log, 2 * expected.detach())
+
+
 def _nodes(tensor: Tensor) -> list[Any]:
     """The nodes of a tensor's graph."""
     found: list[Any] = []
