@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from retrograd.frontend.doors.checkpoints import save
     from retrograd.frontend.hooks.hook_marks import communication, inlineable
     from retrograd.frontend.python.source_locations import CaptureError
-    from retrograd.frontend.verification.first_comparison import VerificationError
+    from retrograd.frontend.verification.errors import VerificationError
     from retrograd.loading import load
     from retrograd.pipelines.analysis.partition.pareto import InfeasibleBudget
     from retrograd.pipelines.devices.device_targets import UnknownTarget
@@ -71,7 +71,7 @@ _EXPORTS = {
     "SavePolicy": "retrograd.pipelines.stages.save_policy",
     "SpecializationWarning": "retrograd.specializations",
     "UnknownTarget": "retrograd.pipelines.devices.device_targets",
-    "VerificationError": "retrograd.frontend.verification.first_comparison",
+    "VerificationError": "retrograd.frontend.verification.errors",
     "ZeroTangentWarning": "retrograd.variants",
     "bisect": "retrograd.api",
     "communication": "retrograd.frontend.hooks.hook_marks",

@@ -8,25 +8,28 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from retrograd.bisection import Bisection
-from retrograd.build import build_functions
-from retrograd.compilation import Compilation
 from retrograd.contract.collectives import Collectives
+from retrograd.contract.modes import MEASURING, MODES
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
-from retrograd.frontend.doors.dynamo import MEASURING, MODES, compile_with_dynamo
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request, check_choice, check_flag, target_on
 from retrograd.pipelines.kernels.choice import AUTO, OFF, find_obstacle
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
+from retrograd.specializations import Specializations
+from retrograd.tracing_lock import COMPILING
 from retrograd.tuning import MEASURE
+
+if TYPE_CHECKING:
+    from retrograd.bisection import Bisection
 
 
 def compile_backward(
@@ -147,7 +150,42 @@ def compile_backward(
         cuda_graphs=cuda_graphs,
         collectives=collectives,
     )
-    return Compilation(model, request, dynamic_shapes, progress).compile(args, kwargs, portable=portable)
+    question = None
+    if not portable and dynamic_shapes is None:
+        question = ModelInQuestion.of(model, request, args, kwargs)
+        known = None if question is None else _open_known(question, progress)
+        if known is not None:
+            return known
+    # Imported where it is needed: what compiles takes longer to import than a known model to open.
+    from retrograd.compilation import Compilation
+
+    compilation = Compilation(model, request, dynamic_shapes, progress)
+    return compilation.compile(args, kwargs, portable=portable, question=question)
+
+
+def _open_known(question: ModelInQuestion, progress: Callable[[str], None] | None) -> CompiledBackward | None:
+    """The model as another process compiled it, if one has and nothing is in doubt."""
+    # What is kept as long as the result is not to hold the arguments.
+    model, request = question.model, question.request
+
+    def compile_anew(
+        args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, as_in_eager: bool = False
+    ) -> CompiledBackward:
+        from retrograd.compilation import Compilation
+
+        return Compilation(model, request, as_in_eager=as_in_eager).compile(args, kwargs)
+
+    tell = progress or (lambda _: None)
+    with COMPILING:
+        tell("look up")
+        kept = question.find()
+        if kept is None:
+            return None
+        tell("load")
+        known = question.open(kept, compile_anew)
+    in_eager = partial(compile_anew, as_in_eager=True)
+    known.specializations = Specializations(model, question.python, compile_anew, in_eager, None, request.fallback)
+    return known
 
 
 def bisect(
@@ -175,6 +213,8 @@ def bisect(
         are saved in narrower types, which are not eager's.
         ArtifactError: ``artifact`` cannot be read, or was compiled from another model.
     """
+    from retrograd.compilation import Compilation
+
     request = Request(
         target=target,
         partition=partition,
@@ -218,6 +258,9 @@ def dynamo_backend(
         CaptureError: the graph has sizes that depend on data.
         PipelineError, CompileError, UnknownTarget, ValueError: as for :func:`compile_backward`.
     """
+    from retrograd.build import build_functions
+    from retrograd.frontend.doors.dynamo import compile_with_dynamo
+
     check_choice("mode", mode or "default", MODES)
     tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
     chosen = Request.read({**options_of(mode, tensors, options or {}), **(options or {})}).on(tensors)

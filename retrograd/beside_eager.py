@@ -16,24 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.verification.as_traced import OtherThanTraced
 from retrograd.frontend.verification.beside_eager import BesideEager
-from retrograd.runtime.arguments.calling import OtherProgramError
+from retrograd.parting import PartsFromEagerError
 from retrograd.runtime.steps.compiled import Call
 
 _LOG = logging.getLogger(__name__)
 _NOT_COMPARED = "not compared with the model in eager"
-PARTS_REMEDY = (
-    "retrograd.enable() compiles the backward of the model as it runs in eager; verify=False compiles what the model "
-    "computes while it is compiled, as torch.compile does"
-)
-
-
-class PartsFromEagerError(OtherProgramError):
-    """The model computes something else in eager than what was compiled; nothing has run, as can be seen afterwards.
-    ``parting`` says what; ``is_last`` that to compile it as it runs in eager does not help; ``remedy`` what does."""
-
-    def __init__(self, parting: str, is_last: bool, remedy: str = PARTS_REMEDY) -> None:
-        super().__init__(f"{parting}; {remedy}")
-        self.parting, self.is_last, self.remedy = parting, is_last, remedy
 
 
 def parting_from_trace(call: Call) -> Call:

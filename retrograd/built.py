@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from retrograd.contract.plan import RunIsland, RunStage, StagePlan, StartCollective, whole_plan
-from retrograd.contract.roles import BACKWARD, INTO, OUTPUT, SAVED
+from retrograd.contract.plan import RunStage, StagePlan, whole_plan
+from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.first_calls import Checks
 from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
@@ -22,10 +22,9 @@ from retrograd.runtime.cuda.captured_calls import CapturedCall, CudaRecorder
 from retrograd.runtime.cuda.host_share import CudaClock, HostShare
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.reports.peak import Half
-from retrograd.runtime.steps.bound_function import BoundFunction
 from retrograd.runtime.steps.compiled import Portable
 from retrograd.runtime.steps.islands import IslandTimes
-from retrograd.runtime.steps.stage_executor import StageExecutor
+from retrograd.runtime.steps.step_calls import StepCalls
 from retrograd.stagers import Work
 
 
@@ -108,19 +107,9 @@ class Build:
         return all(island.is_library for island in self.times.islands) and self.program.queues(stages)
 
     def _plain_call(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-        if not self.times.islands and name not in self.staged.plans:
-            return BoundFunction(self.program, self.specs[name], same_step=name == BACKWARD)
-        plan = self.staged.plans.get(name) or whole_plan(self.staged.function(name))
-        taken = {
-            v
-            for p in self.staged.plans.values()
-            for s in p.steps
-            if isinstance(s, RunIsland | StartCollective)
-            for v in s.arguments
-        }
-        stages = [_within_reach(f, taken) for f in self.staged.stages]
-        executor = StageExecutor(plan, self.program, stages, self.times.islands)
-        return self.times.timed(executor.run) if self.times.islands else executor.run
+        staged = self.staged
+        functions = {f.name: f for f in staged.functions} | self.specs
+        return StepCalls(self.program, functions, staged.plans, staged.stages, self.times).call_of(name)
 
 
 def function_specs(staged: StagedModule, executable: Executable) -> dict[str, FunctionSpec]:
@@ -133,10 +122,3 @@ def _scratch(name: str, staged: StagedModule, executable: Executable) -> int:
     """Scratch bytes of a function; of one that was cut, the most that a stage of it takes."""
     stages = staged.plans[name].stages if name in staged.plans else (name,)
     return max((executable.transients.get(stage + INTO, 0) for stage in stages), default=0)
-
-
-def _within_reach(interface: FunctionSpec, taken: Collection[str]) -> FunctionSpec:
-    """A function whose results of these names torch can read: residuals may stay where it cannot, in the memory of a
-    device."""
-    results = tuple(replace(r, role=OUTPUT) if r.role == SAVED and r.value in taken else r for r in interface.results)
-    return replace(interface, results=results)

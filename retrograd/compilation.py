@@ -20,11 +20,11 @@ from retrograd.built import Build
 from retrograd.contract.partitions import BUDGET, MIN_CUT
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
-from retrograd.frontend.autograd.engine.family_lock import make_lock
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.doors.eager_peak import eager_peak_of_model
 from retrograd.frontend.doors.function_changes import CAN_CHANGE
 from retrograd.frontend.doors.graph_calls import CompiledFunction
+from retrograd.frontend.doors.kept_binding import BindingRecord
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, under_hooks
 from retrograd.frontend.islands.eager_values import find_primals, record_values
 from retrograd.frontend.islands.island_choice import draws_numbers
@@ -35,6 +35,8 @@ from retrograd.frontend.preparation.fx_partition import bind, bind_traced
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.sizes.size_one import admit_ones
 from retrograd.frontend.verification.first_comparison import verified
+from retrograd.keeping import keep_model
+from retrograd.known_models import ModelInQuestion
 from retrograd.options import Options, Request, tensors_of
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.staged import (
@@ -49,10 +51,8 @@ from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.compiled import Call, CompiledBackward, Parts, Unchecked
 from retrograd.specializations import Specializations, asking
 from retrograd.stagers import AheadOfTime, Work
+from retrograd.tracing_lock import COMPILING
 from retrograd.variants import BackwardVariants, variants_of
-
-# PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
-COMPILING = make_lock()
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,15 @@ class Compilation:
     as_in_eager: bool = False
 
     def compile(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, portable: bool = False
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        portable: bool = False,
+        question: ModelInQuestion | None = None,
     ) -> CompiledBackward:
-        """Compile for arguments like these; returns and raises what :func:`retrograd.compile_backward` does."""
+        """Compile for arguments like these; returns and raises what :func:`retrograd.compile_backward` does. By
+        ``question`` other processes may know what was compiled."""
         options, phases, hooks = self._options(args, kwargs), Progress(self.progress), find_open_pair()
         with COMPILING, contextlib.ExitStack() as stack, recurrent_loops(options.loops):
             with phases.phase("capture"), library_ops(options.libraries.compiled() if portable else options.libraries):
@@ -92,7 +98,8 @@ class Compilation:
             tell_notes(built)
             variants = variants_of(built)
             backward = built.function(BACKWARD) if variants is None else variants.all_outputs()
-            bound = parting_from_trace(bind(captured, built.function(FORWARD), backward))
+            record = None if question is None else BindingRecord()
+            bound = parting_from_trace(bind(captured, built.function(FORWARD), backward, record))
             call = filling_repeated(bound, captured.signature.mutated)
             if self.request.verify is True:
                 call = self._verified(call, captured, built, backward, args, kwargs)
@@ -105,6 +112,9 @@ class Compilation:
             with COMPILING, recurrent_loops(options.loops), phases.phase("check sizes of 1"):
                 captured = admit_ones(captured, self.model, args, kwargs)
         compiled = CompiledBackward(self._parts(captured, built, variants, call))
+        if question is not None and record is not None:
+            with COMPILING:
+                keep_model(question, captured, built, record, compiled.manifest)
         in_eager = replace(self, as_in_eager=True)
         compiled.specializations = Specializations(
             self.model, python, self.compile, in_eager.compile, hooks, self.request.fallback

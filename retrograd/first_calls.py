@@ -15,8 +15,8 @@ import torch
 from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
 from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.as_traced import AsTraced
+from retrograd.frontend.verification.errors import VerificationError
 from retrograd.frontend.verification.first_call import Fault, FirstCall, Graph
-from retrograd.frontend.verification.first_comparison import VerificationError
 from retrograd.frontend.verification.from_inputs import Forwards
 from retrograd.options import Options
 from retrograd.pipelines.stages.staged import ExecutableStore, StagedModule
@@ -88,17 +88,17 @@ class Keeper:
     def is_known(self) -> bool:
         """Whether this executable passed before."""
         store = self.checks.store
-        return store is not None and store.get(self._parts()) == _RIGHT
+        return store is not None and store.get(self.parts()) == _RIGHT
 
     def remember(self) -> None:
         """It passed."""
         if self.checks.store is not None:
-            self.checks.store.put(self._parts(), _RIGHT)
+            self.checks.store.put(self.parts(), _RIGHT)
 
     def forget(self) -> None:
         """It passed, and is wrong: what it saved led to wrong gradients."""
         if self.checks.store is not None:
-            self.checks.store.put(self._parts(), _WRONG)
+            self.checks.store.put(self.parts(), _WRONG)
 
     def repair(self, fault: Fault) -> RepairWork | None:
         """Warn, and start a repair beside the training.
@@ -137,7 +137,8 @@ class Keeper:
             raise VerificationError(f"{said}; the model is not compiled correctly, please report it")
         warn_user(f"{said}. {instead}", MiscompiledWarning)
 
-    def _parts(self) -> dict[str, str]:
+    def parts(self) -> dict[str, str]:
+        """What it is remembered by."""
         return {
             "entry": "verified",
             "check": _VERSION,

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from typing import Literal
 
 from retrograd.build import build_backward
-from retrograd.compilation import COMPILING
 from retrograd.contract.collectives import Collectives
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
@@ -22,6 +21,7 @@ from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.options import BackwardRequest
 from retrograd.pipelines.analysis.hooks.hook_schedule import HookSchedule
+from retrograd.tracing_lock import COMPILING
 
 _LOG = logging.getLogger("retrograd")
 # Of the scopes that the thread is in, from the outermost to the one that counts.

@@ -8,21 +8,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from retrograd.beside_eager import PartsFromEagerError
-from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.hooks.pack_hooks import HookPair
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.python.user_lines import warn_user
-from retrograd.frontend.verification.first_comparison import VerificationError
+from retrograd.frontend.verification.errors import VerificationError
+from retrograd.parting import PartsFromEagerError
 from retrograd.pipelines.infra.diagnostics import PipelineError
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.runtime.arguments.calling import ArgumentError, OtherAnswersError, OtherProgramError
 from retrograd.runtime.steps.compiled import CompiledBackward
+
+if TYPE_CHECKING:
+    from retrograd.frontend.doors.capture import CapturedGraph
 
 # As many as PyTorch's compiler makes of one function before it gives up (torch._dynamo.config.recompile_limit).
 LIMIT = 8

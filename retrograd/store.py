@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from retrograd.options import Options
-from retrograd.pipelines.stages.staged import ExecutableStore
 from retrograd.pipelines.toolchain.fingerprint import source_fingerprint
 from retrograd.runtime.cache import Cache, cache_key
+
+if TYPE_CHECKING:
+    from retrograd.options import Options
 
 
 class Store:
@@ -20,21 +22,25 @@ class Store:
 
     def get(self, parts: dict[str, str]) -> bytes | None:
         """Returns what was put there for ``parts``."""
-        return self._cache.get(self._key(parts))
+        return self._cache.get(self.key_of(parts))
 
     def put(self, parts: dict[str, str], data: bytes) -> None:
         """Keep ``data`` for ``parts``."""
-        self._cache.put(self._key(parts), data)
+        self._cache.put(self.key_of(parts), data)
 
     def making(self, parts: dict[str, str]) -> AbstractContextManager[None]:
         """Let no other process make what is kept for ``parts`` meanwhile."""
-        return self._cache.making(self._key(parts))
+        return self._cache.making(self.key_of(parts))
 
-    @staticmethod
-    def _key(parts: dict[str, str]) -> str:
+    def get_by_key(self, key: str) -> bytes | None:
+        """Returns what was put there for the parts that :meth:`key_of` gave ``key`` for."""
+        return self._cache.get(key)
+
+    def key_of(self, parts: dict[str, str]) -> str:
+        """The key of what is kept for ``parts``."""
         return cache_key({**parts, "sources": source_fingerprint()})
 
 
-def open_store(options: Options) -> ExecutableStore | None:
+def open_store(options: Options) -> Store | None:
     """The on-disk cache, if it is wanted."""
     return Store() if options.cache else None

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,10 +23,10 @@ from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 from retrograd.pipelines.kernels.ptx import find_triton, try_kernels
 from retrograd.pipelines.kernels.questions import Question, Trial, find_questions, read_question
 from retrograd.pipelines.kernels.tile_table import Entry, Table, keep, read_kept, read_table
-from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
-from retrograd.pipelines.toolchain.lowering import lower_to_linalg
-from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.runtime.cache import Cache, cache_key
+
+if TYPE_CHECKING:
+    from retrograd.pipelines.stages.staged import ExecutableStore, Progress, StagedModule
 
 AUTO, MEASURE = "auto", "measure"
 _PROGRAM = "retrograd.tools.measure"
@@ -89,6 +89,9 @@ def tune(
 
 def _find_questions(staged: StagedModule, target: Target, store: ExecutableStore | None) -> list[Question]:
     """Which tiles the kernels of a module could have: known from the store, or from lowering it for that alone."""
+    from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+    from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
+
     plain = replace(target, tiles=())
     pipeline = lowering_pipeline(plain, asking=True)
     parts = {"entry": "questions", "module": staged.texts["scheduled"], "lowering": pipeline, "target": repr(plain)}

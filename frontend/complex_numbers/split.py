@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.complex_numbers import arithmetic, fourier, partwise
 from retrograd.frontend.complex_numbers.pair import REAL_DTYPES, Pair
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.preparation.graph_writer import GraphWriter
 

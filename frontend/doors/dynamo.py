@@ -18,8 +18,8 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
-from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, boxed, graph_caller, size_values
@@ -34,11 +34,6 @@ from retrograd.frontend.python.source_locations import CaptureError, LeftToEager
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.portable_ops import portable_ops
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced
-
-# Inductor's modes trade compile time for speed. Here the fastest code is tried first in any case; CUDA graphs, which
-# keep memory, are those of "reduce-overhead" alone, and "max-autotune" measures the tiles of kernels on the device.
-MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
-MODES = ("default", "reduce-overhead", *MEASURING)
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
-from retrograd.contract.sizes import evaluate_size
 from retrograd.frontend.doors.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
-from retrograd.frontend.doors.outputs import AxisOrder, find_order, hint, is_contiguous, result_strides
+from retrograd.frontend.doors.call_plan import Caller, CallPlan, Layout, Tensors, boxed
+from retrograd.frontend.doors.outputs import find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.preparation.narrowing import Packer
 from retrograd.frontend.sizes.size_expressions import to_expression
@@ -24,11 +24,8 @@ from retrograd.frontend.sizes.size_nodes import find_axis, find_heads
 from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.first_call import Graph
 
-# Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
-Layout: TypeAlias = "tuple[int, ...] | AxisOrder"
-Tensors = Sequence[torch.Tensor]
-# What calls a function on a graph's arguments, in one list that it may empty, so that each is freed after its last use.
-Caller: TypeAlias = "Callable[[list[Any]], list[Any]]"
+__all__ = ["Caller", "Check", "CompiledFunction", "Tensors", "backward_caller", "boxed", "fixed_plan", "graph_caller"]
+
 _CPU = torch.device("cpu")
 
 
@@ -144,7 +141,25 @@ def _plain_caller(
     sizes: Mapping[str, torch.SymInt] | None = None,
 ) -> Caller:
     """As :func:`graph_caller`, without a check."""
-    places, more = _argument_places(graph_module.graph, function.device, sizes or {})
+    plan, more = _plan_call(graph_module, function, restride, sizes or {})
+    return plan.caller(function.call, more)
+
+
+def fixed_plan(
+    graph_module: torch.fx.GraphModule, function: CompiledFunction, restride: int
+) -> tuple[CallPlan, bool] | None:
+    """How ``function`` is called in the place of a graph without open sizes, as data, and whether it takes a seed;
+    ``None`` where the graph has open sizes."""
+    if find_heads(graph_module.graph):
+        return None
+    plan, more = _plan_call(graph_module, function, restride, {})
+    return (plan, bool(more)) if not plan.heads else None
+
+
+def _plan_call(
+    graph_module: torch.fx.GraphModule, function: CompiledFunction, restride: int, sizes: Mapping[str, torch.SymInt]
+) -> tuple[CallPlan, list[Callable[[Sequence[Any]], Any]]]:
+    places, more = _argument_places(graph_module.graph, function.device, sizes)
     (output,) = graph_module.graph.find_nodes(op="output")
     nodes = torch.utils._pytree.arg_tree_leaves(*output.args)
     taken = [places[name] for name in function.arguments]
@@ -153,60 +168,17 @@ def _plain_caller(
     handed = {name: place for name, place in places.items() if name not in function.copied}
     absent = handed.keys() | function.dropped
     through = [handed.get(node.name) if isinstance(node, torch.fx.Node) else None for node in nodes]
-    numbers = [_number_expression(node, sizes or {}) for node in nodes]
+    numbers = [_number_expression(node, sizes) for node in nodes]
     computed = [
         index[n.name] if isinstance(n, torch.fx.Node) and n.name not in absent and number is None else None
         for n, number in zip(nodes, numbers, strict=True)
     ]
     has_numbers = any(number is not None for number in numbers)
-    heads = {name: places[name] for name in sizes or {} if name in places} if has_numbers else {}
+    heads = {name: places[name] for name in sizes if name in places} if has_numbers else {}
     # None where there is no gradient, or a size that the graph was specialized on.
     constants = [None if isinstance(node, torch.fx.Node) else node for node in nodes]
     strides = [_strides_of(node) if i < restride else None for i, node in enumerate(nodes)]
-
-    kept = sorted({place for place in through if place is not None})
-    if not (kept or heads) and all(place is not None for place in computed):
-        # What the function gives, and nothing else.
-        given = [(place, stride) for place, stride in zip(computed, strides, strict=True) if place is not None]
-        return _results_caller(function.call, taken, more, given)
-
-    def call(tensors: list[Any]) -> list[Any]:
-        tensors.extend([read(tensors) for read in more])
-        given, known = [tensors[i] for i in taken], {name: tensors[place] for name, place in heads.items()}
-        passed = {place: tensors[place] for place in kept}
-        tensors.clear()
-        results = function.call(given)
-        out: list[Any] = []
-        for argument, result, stride, constant, number in zip(
-            through, computed, strides, constants, numbers, strict=True
-        ):
-            if argument is not None:
-                out.append(passed[argument])
-            elif number is not None:
-                out.append(evaluate_size(number, known))
-            else:
-                out.append(constant if result is None else _with_strides(results[result], stride))
-        return out
-
-    return call
-
-
-def _results_caller(
-    run: Callable[[Tensors], Tensors],
-    taken: Sequence[int],
-    more: Sequence[Callable[[Sequence[Any]], Any]],
-    given: Sequence[tuple[int, Layout | None]],
-) -> Caller:
-    """As :func:`_plain_caller`, where each result of the graph is one of the function's."""
-
-    def call(tensors: list[Any]) -> list[Any]:
-        tensors.extend([read(tensors) for read in more])
-        arguments = [tensors[i] for i in taken]
-        tensors.clear()
-        results = run(arguments)
-        return [results[i] if stride is None else _with_strides(results[i], stride) for i, stride in given]
-
-    return call
+    return CallPlan(taken, through, computed, numbers, constants, strides, heads), more
 
 
 def _argument_places(
@@ -254,23 +226,3 @@ def _strides_of(node: Any) -> Layout | None:
     if all(isinstance(stride, int) for stride in strides):
         return tuple(hint(stride) for stride in strides)
     return find_order(strides)
-
-
-def _with_strides(tensor: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    if layout is None:
-        return tensor
-    if isinstance(layout, AxisOrder):
-        return layout.apply(tensor)
-    once = tensor[tuple(slice(None) if step else slice(1) for step in layout)]
-    copy = torch.empty_strided(once.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(once)
-    return copy.expand(tensor.shape)
-
-
-def boxed(call: Caller) -> Caller:
-    """``call`` as AOTAutograd's runtime knows it to take its arguments in one list."""
-
-    def run(tensors: list[Any]) -> list[Any]:
-        return call(tensors)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run

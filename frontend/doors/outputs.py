@@ -6,7 +6,6 @@ constants."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -25,6 +24,7 @@ from retrograd.contract.signature import (
     OutputSpec,
     TensorType,
 )
+from retrograd.frontend.doors.axis_order import AxisOrder
 from retrograd.frontend.doors.signature import type_of
 from retrograd.frontend.doors.unregistered_objects import is_handed_on
 from retrograd.frontend.python.source_locations import CaptureError
@@ -98,22 +98,6 @@ def is_contiguous(value: torch.Tensor) -> bool:
     expected = contiguous_strides(value.shape)
     steps = zip(value.stride(), expected, value.shape, strict=True)
     return all(hint(a) == hint(b) for a, b, n in steps if hint(n) != 1) or 0 in map(hint, value.shape)
-
-
-@dataclass(frozen=True)
-class AxisOrder:
-    """How the elements of a tensor lie, whatever its sizes: ``outer_to_inner`` are its axes by descending stride,
-    ``expanded`` those of stride 0."""
-
-    outer_to_inner: tuple[int, ...]
-    expanded: frozenset[int]
-
-    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy that lies so."""
-        once = tensor[tuple(slice(1) if axis in self.expanded else slice(None) for axis in range(tensor.dim()))]
-        inverse = [self.outer_to_inner.index(axis) for axis in range(tensor.dim())]
-        copy = once.permute(self.outer_to_inner).contiguous().permute(inverse)
-        return copy.expand(tensor.shape)
 
 
 def find_order(strides: Sequence[int | torch.SymInt]) -> AxisOrder:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.roles import SAVED
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS, PACKED_BY, HookPair
 from retrograd.frontend.layers.random_ops import DRAW_SEED

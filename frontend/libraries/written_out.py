@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
 from retrograd.frontend.libraries.ops import (

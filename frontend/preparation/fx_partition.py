@@ -27,22 +27,31 @@ from torch._logging._internal import trace_log
 from retrograd.frontend.doors.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.doors.graph_calls import CompiledFunction, backward_caller, boxed, graph_caller, size_values
+from retrograd.frontend.doors.graph_calls import (
+    CompiledFunction,
+    backward_caller,
+    boxed,
+    fixed_plan,
+    graph_caller,
+    size_values,
+)
+from retrograd.frontend.doors.kept_binding import BindingRecord, recording_what_is_needed
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
 from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
 
 Tensors = Sequence[torch.Tensor]
-# In place of arguments that nothing reads.
-_STAND_IN = torch.empty(0)
 
 
 def bind(
-    captured: CapturedGraph, forward: CompiledFunction, backward: CompiledFunction
+    captured: CapturedGraph,
+    forward: CompiledFunction,
+    backward: CompiledFunction,
+    record: BindingRecord | None = None,
 ) -> Callable[[Tensors], Tensors]:
     """A differentiable function of the graph's primals (params, buffers, tensor inputs) that gives the model's tensor
-    outputs.
+    outputs. What another process needs to make the same is written to ``record``.
 
     Must be called while the stack that the graph was captured in is open.
     """
@@ -53,16 +62,20 @@ def bind(
         return halves
 
     def compile_forward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        if record is not None:
+            record.forward = fixed_plan(gm, forward, captured.num_forward_outputs)
         return boxed(graph_caller(gm, forward, restride=captured.num_forward_outputs, sizes=sizes, traced=traced))
 
     def compile_backward(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         keep_residuals()
+        if record is not None:
+            record.backward = fixed_plan(gm, backward, 0)
         return boxed(backward_caller(gm, backward, sizes, undefined.may_be_undefined, traced))
 
     sizes, undefined, traced = size_values(captured.graph_module), UndefinedTangents(), captured.as_traced
     whole = undefined.open() if backward.without is not None else nullcontext()
     with SecondDerivatives(captured.module.name).open(), whole:
-        return _wrap(captured, partition, compile_forward, compile_backward)
+        return _wrap(captured, partition, compile_forward, compile_backward, record)
 
 
 def bind_traced(
@@ -94,32 +107,30 @@ def bind_traced(
 
 
 def _wrap(
-    captured: CapturedGraph, partition: Callable[..., Any], compile_forward: Any, compile_backward: Any
+    captured: CapturedGraph,
+    partition: Callable[..., Any],
+    compile_forward: Any,
+    compile_backward: Any,
+    record: BindingRecord | None = None,
 ) -> Callable[[Tensors], Tensors]:
     _leave_unread_logs_out(captured)
-    with hidden_hooks(), _flat_functions() as found:
+    with hidden_hooks(), _flat_functions() as found, nullcontext() if record is None else record.open():
         wrapped = aot_compile_joint_with_descriptors(
             captured.joint, partition_fn=partition, fw_compiler=compile_forward, bw_compiler=compile_backward
         )
     spec = captured.joint.out_spec
     is_flat = spec is not None and spec.type in (list, tuple) and spec.num_nodes == spec.num_leaves + 1
-    run = found[-1] if found and is_flat else lambda tensors: wrapped(*tensors)
     # The graph as it was traced checks first calls. AOTAutograd copies to what is written, read or not.
     unread = _find_unread(captured.graph_module) & _find_unread(captured.as_traced.module)
     unread -= {*captured.signature.mutated}
-
-    def call(tensors: Tensors) -> Tensors:
-        if torch.is_grad_enabled():
-            given = [*tensors]
-            for place in unread:
-                given[place] = _STAND_IN
-            return run(given)
-        # AOTAutograd records its calls in any mode: there is nothing to record where no argument requires grad.
-        detached = [t.detach() if t.requires_grad else t for t in tensors]
-        known = {id(d): t for d, t in zip(detached, tensors, strict=True)}
-        return [known.get(id(output), output) for output in run(detached)]
-
-    return call
+    if found and is_flat:
+        if record is not None:
+            record.unread = frozenset(unread)
+        return recording_what_is_needed(found[-1], unread)
+    if record is not None:
+        # What flattens its results is in no record.
+        record.forward = None
+    return recording_what_is_needed(lambda tensors: wrapped(*tensors), unread)
 
 
 def _find_unread(graph_module: torch.fx.GraphModule) -> set[int]:

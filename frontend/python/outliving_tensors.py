@@ -27,11 +27,13 @@ class MadeTensors:
     line."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[weakref.ref[FunctionalTensor], str]] = []
+        self._made: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        # What the tensors of a trace are; a forward that is only recorded has none of these.
+        self.kind: type[torch.Tensor] = FunctionalTensor
 
     def note(self, result: Any, line: str | None) -> None:
         """Note what a function returned that a line of the model's code called."""
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, FunctionalTensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, self.kind)]
         if tensors:
             place = "" if line is None else f", computed at {line}"
             self._made += [(weakref.ref(tensor), place) for tensor in tensors]

@@ -26,6 +26,11 @@ class OwnHooks:
     def __init__(self) -> None:
         self._noted: dict[int, tuple[Hashable, ...]] = {}
 
+    @property
+    def has_noted(self) -> bool:
+        """Whether any was registered."""
+        return bool(self._noted)
+
     @contextlib.contextmanager
     def noting(self, model: torch.nn.Module | None) -> Iterator[None]:
         """Note the hooks that the block registers on modules of ``model``."""

@@ -33,7 +33,8 @@ from retrograd.frontend.preparation.graph_memory import available_bytes, peak_by
 from retrograd.frontend.python.source_locations import source_place
 from retrograd.frontend.verification.as_traced import AsTraced, OtherThanTraced, arguments_of, has_effects
 from retrograd.frontend.verification.compared_numbers import find_comparisons
-from retrograd.frontend.verification.first_comparison import VerificationError, tolerance_of
+from retrograd.frontend.verification.errors import VerificationError
+from retrograd.frontend.verification.first_comparison import tolerance_of
 from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join, join_traced
 from retrograd.frontend.verification.judgement import (
     Difference,

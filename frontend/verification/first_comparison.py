@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
-from retrograd.contract.errors import RetrogradError
 from retrograd.contract.signature import CONSTANT
 from retrograd.frontend.doors.capture import CapturedGraph
+from retrograd.frontend.verification.errors import VerificationError
 from retrograd.frontend.verification.rounding import find_tolerances
 
 # Largest relative error (norm of the difference over the norm of eager's) that rounding explains, by dtype; 0 for the
@@ -20,10 +20,6 @@ from retrograd.frontend.verification.rounding import find_tolerances
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-class VerificationError(RetrogradError, RuntimeError):
-    """A compiled output, buffer or gradient differs from eager's by more than rounding; the message names it."""
 
 
 def verified(

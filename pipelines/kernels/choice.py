@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES
 from retrograd.pipelines.devices.targets import Target
+from retrograd.pipelines.kernels.family_names import NAMES
 from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 
@@ -28,10 +28,10 @@ def with_kernels(target: Target, wanted: str | Sequence[str]) -> Target:
     """
     names, obstacle = [name for name in check_kernels(wanted) if name != LIBRARY], find_obstacle(target)
     if wanted == AUTO:
-        return target if obstacle else replace(target, kernels=tuple(FAMILIES))
+        return target if obstacle else replace(target, kernels=NAMES)
     if obstacle and names:
         raise ValueError(f"kernels {', '.join(names)} cannot be had: {obstacle}; use kernels='auto' or 'off'")
-    return replace(target, kernels=tuple(name for name in FAMILIES if name in names))
+    return replace(target, kernels=tuple(name for name in NAMES if name in names))
 
 
 def check_kernels(wanted: str | Sequence[str]) -> list[str]:
@@ -41,14 +41,14 @@ def check_kernels(wanted: str | Sequence[str]) -> list[str]:
         ValueError: there is none of a name; lists those there are.
         TypeError: it is neither text nor several texts.
     """
-    known = [AUTO, OFF, *FAMILIES, LIBRARY]
+    known = [AUTO, OFF, *NAMES, LIBRARY]
     if not isinstance(wanted, Iterable):
         raise TypeError(f"kernels is one of {', '.join(map(repr, known))} or a list of families, got {wanted!r}")
     if wanted in (AUTO, OFF):
         return []
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
-        if name not in (*FAMILIES, LIBRARY):
+        if name not in (*NAMES, LIBRARY):
             similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(name), known, 1))
             raise ValueError(f"kernels {name!r} is not one of {', '.join(known)}{similar}")
     return names

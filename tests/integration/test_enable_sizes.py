@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import retrograd
 from retrograd.fallback import EagerIslandWarning
-from retrograd.frontend import decompositions
+from retrograd.frontend.decompositions import table as decompositions
 from retrograd.frontend.python.source_locations import CaptureError
 
 # Takes a model and sizes, and gives its loss.

@@ -18,7 +18,7 @@ from torch import nn
 import retrograd
 from retrograd import EagerIslandWarning, compile_backward
 from retrograd.contract.environment import CACHE_FOLDER
-from retrograd.frontend import decompositions
+from retrograd.frontend.decompositions import table as decompositions
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.toolchain import executable
 from retrograd.pipelines.toolchain.subprocesses import ToolResult

@@ -12,7 +12,7 @@ import torch
 from decomposition_checks import assert_close, check, traced
 from torch import Tensor
 
-from retrograd.frontend.decompositions import (
+from retrograd.frontend.decompositions.table import (
     DECOMPOSITIONS,
 )
 

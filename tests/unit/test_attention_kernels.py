@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.attention import ELEMENTS, WIDEST, Attention
-from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.libraries.attention_calls import take_attention
 from retrograd.frontend.libraries.kernel_calls import REFUSED, note_refusals
 from retrograd.frontend.libraries.ops import LIBRARY_OPS, Libraries, library_ops

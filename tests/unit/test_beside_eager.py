@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.beside_eager import PartsFromEagerError, beside_eager
+from retrograd.beside_eager import beside_eager
 from retrograd.contract.errors import RetrogradError
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.doors.flat_module import compiling
 from retrograd.frontend.verification.beside_eager import find_fork
 from retrograd.frontend.verification.first_comparison import run_eager
+from retrograd.parting import PartsFromEagerError
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.layers.class_losses import shorten_class_losses
 
 aten = torch.ops.aten

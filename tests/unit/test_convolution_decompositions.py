@@ -13,8 +13,8 @@ from decomposition_checks import assert_close, check, targets, trace, traced
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.convolutions import convolution, correlation, im2col
+from retrograd.frontend.decompositions.table import decomposition_table
 
 aten = torch.ops.aten
 

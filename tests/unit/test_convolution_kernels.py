@@ -13,7 +13,7 @@ from torch.fx import Interpreter
 from torch.utils._pytree import tree_leaves
 
 from retrograd.contract.convolution import ELEMENTS, Convolution
-from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.layers.convolution_ops import (
     CONVOLUTION_LAST,

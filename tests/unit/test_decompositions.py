@@ -15,7 +15,7 @@ from decomposition_checks import assert_close, check, traced
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-from retrograd.frontend.decompositions import (
+from retrograd.frontend.decompositions.table import (
     DECOMPOSITIONS,
     decomposition_table,
 )

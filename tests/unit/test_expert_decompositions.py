@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import decomposition_table
 from retrograd.frontend.decompositions.matrices import experts
+from retrograd.frontend.decompositions.table import decomposition_table
 
 SIZES = [(16, 4), (7, 3), (5, 8), (1, 1), (64, 5), (3, 1)]
 

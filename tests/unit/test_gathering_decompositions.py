@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS
+from retrograd.frontend.decompositions.table import DECOMPOSITIONS
 from retrograd.frontend.decompositions.views import copies
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors
 from retrograd.frontend.traceable.matrix_checks import plain_checks
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrograd import options
-from retrograd.frontend.decompositions import tracing_table
 from retrograd.frontend.decompositions.attention import score_scale
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries import attention
 from retrograd.frontend.libraries.layouts import WITH
@@ -28,7 +28,9 @@ from retrograd.frontend.libraries.ops import (
 )
 from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.options import BackwardRequest, Request, find_libraries
+from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES
 from retrograd.pipelines.devices.targets import find_target
+from retrograd.pipelines.kernels.family_names import NAMES
 
 aten = torch.ops.aten
 
@@ -255,3 +257,7 @@ def test_a_product_is_marked_by_its_width() -> None:
             graph = capture_joint(stack, torch.mm, (x, w)).graph_module.graph
             marked.append([LIBRARY in n.meta for n in graph.nodes if n.target is aten.mm.default])
     assert marked == [[False, False], [True, True]]
+
+
+def test_names_of_families_are_those_there_are() -> None:
+    assert tuple(FAMILIES) == NAMES

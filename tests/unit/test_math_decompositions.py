@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import DECOMPOSITIONS, decomposition_table
 from retrograd.frontend.decompositions.functions import elementary, error_functions, gamma
 from retrograd.frontend.decompositions.places import scans, sorting
+from retrograd.frontend.decompositions.table import DECOMPOSITIONS, decomposition_table
 
 aten = torch.ops.aten
 

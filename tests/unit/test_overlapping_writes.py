@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, draw_seed, find_seed, philox, uniform
 from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.python.source_locations import CaptureError

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from retrograd.frontend.doors.capture import capture_joint
-from retrograd.frontend.verification.first_comparison import VerificationError, compare_with_eager
+from retrograd.frontend.verification.errors import VerificationError
+from retrograd.frontend.verification.first_comparison import compare_with_eager
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.contract.roles import SAVED
-from retrograd.frontend.decompositions import decomposition_table
+from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.python.source_locations import CaptureError, capture_error
 from retrograd.frontend.traceable.portable_ops import portable_ops

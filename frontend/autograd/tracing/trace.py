@@ -31,7 +31,7 @@ from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes, 
 from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
 from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
-from retrograd.frontend.decompositions import tracing_table
+from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.preparation.prepare import Traced, prepare

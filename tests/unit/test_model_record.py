@@ -1,0 +1,437 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What makes a model another one than was kept: each part of its key, and what no key describes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import retrograd
+from retrograd import situation
+from retrograd.known_models import ModelInQuestion
+from retrograd.options import Request
+
+SCALE = 2.0
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path))
+
+
+class Model(nn.Module):
+    """Two layers with what a model may read from itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.25)
+        self.factor = 1.5
+        self.activation: Callable[[Tensor], Tensor] = torch.tanh
+        self.part: Callable[[Tensor], Tensor] = lambda hidden: hidden
+
+    def forward(self, x: Tensor, power: int = 2) -> Tensor:
+        hidden = self.part(self.dropout(self.activation(self.first(x))) * self.factor * SCALE)
+        loss: Tensor = self.second(hidden).pow(power).mean()
+        return loss
+
+
+def key_of(model: Callable[..., Any], *args: Any, **given: Any) -> str | None:
+    """The key of a model called with these arguments, with options of its request; ``None`` where it has none."""
+    question = ModelInQuestion.of(model, Request(**given), args, {})
+    digest = None if question is None else question._record()
+    return None if question is None or digest is None else question.store.key_of(question._place({"does": digest}))
+
+
+def _name_of(part: Any) -> str:
+    """The same in each process that runs tests."""
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def argument(**given: Any) -> Tensor:
+    return torch.ones(5, 4, **given)
+
+
+def test_same_model_has_the_same_key() -> None:
+    first, second = key_of(Model(), argument()), key_of(Model(), argument())
+    assert first is not None
+    assert first == second
+
+
+def freeze(model: Model) -> None:
+    model.first.bias.requires_grad_(False)
+
+
+def tie(model: Model) -> None:
+    model.second.bias = nn.Parameter(torch.zeros(6))
+    model.second.weight = nn.Parameter(torch.zeros(6, 6))
+    model.first.bias = model.second.bias
+
+
+def untie(model: Model) -> None:
+    tie(model)
+    model.first.bias = nn.Parameter(torch.zeros(6))
+
+
+def set_factor(model: Model) -> None:
+    model.factor = 1.25
+
+
+def relu(model: Model) -> None:
+    model.activation = torch.relu
+
+
+def less_dropout(model: Model) -> None:
+    model.dropout.p = 0.125
+
+
+def transpose_weight(model: Model) -> None:
+    model.first.weight = nn.Parameter(torch.zeros(4, 6).t())
+
+
+def patch_forward(model: Model) -> None:
+    model.second.forward = torch.sin  # type: ignore[method-assign]
+
+
+def detach(model: Model) -> None:
+    model.part = Tensor.detach
+
+
+def turn_off_gradients(model: Model) -> None:
+    def part(hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            return hidden.clone()
+
+    model.part = part
+
+
+def mark(model: Model) -> None:
+    model.part = lambda hidden: retrograd.save(hidden, "hidden")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.eval(),
+        lambda model: model.double().float().first.bfloat16(),
+        lambda model: model.register_buffer("more", torch.zeros(1)),
+        freeze,
+        tie,
+        set_factor,
+        relu,
+        less_dropout,
+        transpose_weight,
+        patch_forward,
+        detach,
+        turn_off_gradients,
+        mark,
+    ],
+    ids=_name_of,
+)
+def test_changed_model_has_another_key(change: Callable[[Model], Any]) -> None:
+    changed = Model()
+    change(changed)
+    assert key_of(changed, argument()) != key_of(Model(), argument())
+
+
+def test_tied_parameters_are_told_from_equal_ones() -> None:
+    tied, untied = Model(), Model()
+    tie(tied)
+    untie(untied)
+    assert key_of(tied, argument()) != key_of(untied, argument())
+
+
+def test_other_mark_has_another_key() -> None:
+    marked, other = Model(), Model()
+    mark(marked)
+    other.part = lambda hidden: retrograd.save(hidden, "other")
+    assert key_of(marked, argument()) != key_of(other, argument())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (argument(requires_grad=True),),
+        (torch.ones(6, 4),),
+        (torch.ones(4, 5).t(),),
+        (torch.ones(6, 4)[1:],),
+        (argument() * argument(requires_grad=True),),
+        (argument(), 3),
+        (argument(), 2.0),
+        (argument(), True),
+    ],
+    ids=_name_of,
+)
+def test_other_arguments_have_another_key(args: tuple[Any, ...]) -> None:
+    assert key_of(Model(), *args) != key_of(Model(), argument())
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.float16),
+        torch.inference_mode,
+        torch.no_grad,
+        deterministic,
+        precision,
+        default_dtype,
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+        lambda: torch._functorch.config.patch(functionalize_rng_ops=True),
+    ],
+)
+def test_other_settings_of_pytorch_have_another_key(
+    setting: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    model, x = Model(), argument()
+    plain = key_of(model, x)
+    with setting():
+        assert key_of(model, x) != plain
+    assert key_of(model, x) == plain
+
+
+def test_two_formats_of_autocast_have_two_keys() -> None:
+    keys = []
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            keys.append(key_of(Model(), argument()))
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partition": "default"},
+        {"save_policy": retrograd.must_save(op="tanh")},
+        {"fallback": "error"},
+        {"kernels": "off"},
+        {"verify": False},
+        {"free_early": True},
+        {"target": "cpu:x86-64-v3"},
+    ],
+    ids=_name_of,
+)
+def test_other_options_have_another_key(options: dict[str, Any]) -> None:
+    assert key_of(Model(), argument(), **options) != key_of(Model(), argument())
+
+
+def test_other_surroundings_have_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [key_of(Model(), argument())]
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_SCHEDULE", "static")
+        keys.append(key_of(Model(), argument()))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.13.1")
+        situation._releases.cache_clear()
+        keys.append(key_of(Model(), argument()))
+    situation._releases.cache_clear()
+    for name, value in (("package_fingerprint", "other sources"), ("host_cpu", "another CPU")):
+        with monkeypatch.context() as patch:
+            patch.setattr(situation, name, lambda value=value: value)
+            keys.append(key_of(Model(), argument()))
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    keys.append(key_of(Model(), argument()))
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+
+
+def _load(path: Path, source: str) -> ModuleType:
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("written_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+SOURCE = """
+import torch
+
+class Written(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return (y * x).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("(y * x).sum()", "(y + x).sum()"), ("(y * x).sum()", "(x * y).sum()"), ("(y * x).sum()", "(y * y).sum()")],
+)
+def test_other_code_has_another_key(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "written_model.py"
+    first = key_of(_load(path, SOURCE).Written(), argument())
+    assert first == key_of(_load(path, SOURCE).Written(), argument())
+    assert first != key_of(_load(path, SOURCE.replace(old, new)).Written(), argument())
+
+
+# -- What no key describes --------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    """Has a gradient in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def hook_values(hidden: Tensor) -> Tensor:
+    hidden.register_hook(lambda gradient: gradient * 2)
+    return hidden
+
+
+def pack(hidden: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        return hidden.exp()
+
+
+def catch(hidden: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        hook_values(hidden)
+    return hidden
+
+
+def own_op(hidden: Tensor) -> Tensor:
+    @torch.library.custom_op("test_model_record::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    result: Tensor = twice(hidden)
+    return result
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Doubled.apply,
+        hook_values,
+        catch,
+        pack,
+        own_op,
+        lambda hidden: checkpoint(torch.sin, hidden, use_reentrant=False),
+        lambda hidden: checkpoint(torch.sin, hidden, use_reentrant=True),
+        lambda hidden: torch.vmap(torch.sin)(hidden),
+        lambda hidden: hidden * torch.ones(6).add(1) if torch.compiler.is_compiling() else hidden,
+        lambda hidden: hidden.neg() if bool((hidden > 0).all()) else hidden,
+    ],
+    ids=_name_of,
+)
+def test_what_a_record_does_not_show_has_no_key(part: Callable[[Tensor], Tensor]) -> None:
+    model = Model()
+    model.part = part
+    assert key_of(model, argument()) is None
+
+
+def test_models_that_keep_tensors_have_no_key() -> None:
+    model = Model()
+    kept: dict[str, Tensor] = {}
+
+    def keep(hidden: Tensor) -> Tensor:
+        kept["hidden"] = hidden
+        return hidden
+
+    model.part = keep
+    assert key_of(model, argument()) is None
+    assert not kept
+
+
+def test_tensors_that_are_no_state_have_no_key() -> None:
+    model, constant = Model(), torch.ones(6)
+    model.part = lambda hidden: hidden * constant
+    assert key_of(model, argument()) is None
+
+
+@pytest.mark.parametrize(
+    "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+)
+def test_hooked_modules_have_no_key(register: str) -> None:
+    model = Model()
+    getattr(model.first, register)(lambda *_: None)
+    assert key_of(model, argument()) is None
+
+
+def test_subclasses_and_modes_have_no_key() -> None:
+    class Named(Tensor):
+        pass
+
+    assert key_of(Model(), argument().as_subclass(Named)) is None
+    with torch.device("cpu"):
+        assert key_of(Model(), argument()) is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert key_of(Model(), argument()) is None
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert key_of(Model(), argument()) is None
+    finally:
+        handle.remove()
+    assert key_of(Model(), argument()) is not None
+
+
+def test_a_record_leaves_the_model_as_it_is() -> None:
+    model = Model()
+    model.bn = nn.BatchNorm1d(6)
+    model.part = model.bn
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes = {*vars(model)}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    assert key_of(model, argument()) is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {*vars(model)} == attributes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
