@@ -151,7 +151,8 @@ def compile_backward(
         collectives=collectives,
     )
     question = None
-    if not portable and dynamic_shapes is None:
+    # What is no listener is refused by who tells it of phases.
+    if not portable and dynamic_shapes is None and (progress is None or callable(progress)):
         question = ModelInQuestion.of(model, request, args, kwargs)
         known = None if question is None else _open_known(question, progress)
         if known is not None:

@@ -76,7 +76,7 @@ class Store:
 
 
 class Told(Keeper):
-    def _parts(self) -> dict[str, str]:
+    def parts(self) -> dict[str, str]:
         return {}
 
 
