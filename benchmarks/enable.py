@@ -1,0 +1,110 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A backward inside of ``retrograd.enable()`` beside eager's: processor time of both in turn, on one thread, and peaks.
+
+``python benchmarks/enable.py vit "LSTM classifier"`` takes models of this folder and programs of the corpus by name.
+The time is that which a third of the steps are faster than. The peak of a step is what torch's profiler sees, with the
+scratch memory of a compiled function as a tensor while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / folder) for folder in ("tests/corpus", "tests/fuzz") if str(ROOT / folder) not in sys.path]
+
+from corpus_programs import PROGRAMS  # noqa: E402
+from measure_memory import held_at_most  # noqa: E402
+from models import MODELS  # noqa: E402
+
+import retrograd  # noqa: E402
+from retrograd.runtime.steps.bound_function import BoundFunction  # noqa: E402
+
+Forward = Callable[[], torch.Tensor]
+
+
+def make(name: str) -> tuple[Any, Forward]:
+    """The model of a name, and what computes its loss."""
+    if name in MODELS:
+        case = MODELS[name].make("bench")
+        return case.model, lambda: case.loss(case.model(*case.args))
+    sample = PROGRAMS[name].make()
+    inputs = sample.inputs(0)
+    return sample.model, lambda: sample.loss(sample.model(**inputs))
+
+
+def time_backward(model: Any, forward: Forward, enabled: bool) -> float:
+    """Seconds of processor time that one takes, from gradients that there are not yet."""
+    model.zero_grad()
+    with retrograd.enable() if enabled else nullcontext():
+        loss = forward()
+        start = time.process_time()
+        loss.backward()
+        return time.process_time() - start
+
+
+def weigh(model: Any, forward: Forward, enabled: bool) -> int:
+    """The most bytes that a step holds."""
+    model.zero_grad()
+    run = BoundFunction._invoke
+
+    def with_scratch(function: Any, arguments: Any, results: Any) -> Any:
+        scratch = torch.empty(function._function.transient_bytes, dtype=torch.uint8)
+        given = run(function, arguments, results)
+        del scratch
+        return given
+
+    BoundFunction._invoke = with_scratch  # type: ignore[method-assign, assignment]
+    try:
+        with retrograd.enable() if enabled else nullcontext():
+            return held_at_most(lambda: forward().backward())
+    finally:
+        BoundFunction._invoke = run  # type: ignore[method-assign]
+
+
+def measure(name: str, repeats: int) -> str:
+    """A line about one model."""
+    model, forward = make(name)
+    before = len(retrograd.explain_recompiles())
+    for _ in range(4):
+        time_backward(model, forward, True)
+    ours, eager = (weigh(model, forward, enabled) for enabled in (True, False))
+    gc.collect()
+    gc.disable()
+    times = [[time_backward(model, forward, enabled) for enabled in (True, False)] for _ in range(repeats)]
+    gc.enable()
+    mine, theirs = (sorted(column)[len(column) // 3] for column in zip(*times, strict=True))
+    compiled = sum(entry.outcome == "compiled" for entry in retrograd.explain_recompiles()[before:])
+    return (
+        f"| {name} | {theirs * 1e3:.2f} | {mine / theirs:.2f} | {eager / 2**20:.2f} | {ours / eager:.2f} | {compiled} |"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--repeats", type=int, default=40)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    print("| model | eager ms | to eager's | eager MiB | to eager's | compiled |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for name in options.names:
+        print(measure(name, options.repeats), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
