@@ -156,10 +156,8 @@ class CallingConvention:
         self._autocast = signature.autocast
         self._in_spec = in_spec or _load_tree(signature.in_tree)
         self._out_spec = out_spec or _load_tree(signature.out_tree)
-        # Whether the arguments are tensors alone, each by its place.
-        places = pytree.tree_structure((tuple([0] * len(self.inputs)), {}))
-        is_flat = self._in_spec == places
-        self._takes_tensors = is_flat and all(isinstance(i, ExpectedTensor) for i in self.inputs)
+        takes_tensors = all(isinstance(i, ExpectedTensor) for i in self.inputs)
+        self._keywords = _find_keywords(self._in_spec) if takes_tensors else None
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments, in order.
@@ -191,10 +189,11 @@ class CallingConvention:
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The values in the arguments, in order."""
-        is_flat = self._takes_tensors and not kwargs and len(args) == len(self.inputs)
-        if is_flat and all(isinstance(value, torch.Tensor) for value in args):
-            # To walk through trees takes longer than all the rest.
-            return args
+        if tuple(kwargs) == self._keywords:
+            values = (*args, *kwargs.values())
+            if len(values) == len(self.inputs) and all(isinstance(value, torch.Tensor) for value in values):
+                # To walk through trees takes longer than all the rest.
+                return values
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         return leaves if self._in_spec is None or spec == self._in_spec else self._reorder(args, kwargs)
 
@@ -309,6 +308,16 @@ class CallingConvention:
 
     def _names(self) -> str:
         return ", ".join(i.name if isinstance(i, ExpectedTensor) else i for i in self.inputs)
+
+
+def _find_keywords(spec: pytree.TreeSpec | None) -> tuple[str, ...] | None:
+    """The names of the arguments by name, in order, of a call whose arguments are leaves, each by itself; ``None`` of
+    others."""
+    if spec is None:
+        return None
+    args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    is_flat = spec == pytree.tree_structure((tuple([0] * len(args)), dict.fromkeys(kwargs, 0)))
+    return tuple(kwargs) if is_flat else None
 
 
 def _equal(found: Any, constant: Any) -> bool:

@@ -32,7 +32,7 @@ class CallTimes:
         self._is_alone = is_alone
         self._workers: list[float] = []
         self._caller: list[float] = []
-        self._is_settled = is_alone
+        self._is_settled = False
         self._long_calls = 0
 
     @property
@@ -44,6 +44,11 @@ class CallTimes:
         """A call took so long."""
         self.is_long = seconds >= _LONG_SECONDS
         if self._is_alone:
+            # From when it is short on, tensors are looked for as they were then: in the first call, which is checked,
+            # they are not as later.
+            if not self._is_settled:
+                self._caller.append(seconds)
+                self._is_settled = len(self._caller) >= _TRIALS
             return
         if self._is_settled:
             # Not one alone: other processes take the thread's core for as long.

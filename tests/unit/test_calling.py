@@ -23,8 +23,8 @@ def expected(name: str, device: str, shape: tuple[int, ...] = ()) -> InputSpec:
     return InputSpec(name, TensorType(shape, "float32", (), device, requires_grad=True))
 
 
-def make_convention(*inputs: InputSpec, mutated: tuple[int, ...] = ()) -> CallingConvention:
-    _, tree = pytree.tree_flatten((tuple(range(len(inputs))), {}))
+def make_convention(*inputs: InputSpec, mutated: tuple[int, ...] = (), given: Any = None) -> CallingConvention:
+    _, tree = pytree.tree_flatten(given or (tuple(range(len(inputs))), {}))
     outputs = (OutputSpec("out", TENSOR, expected("out", "cpu").type),)
     _, out_tree = pytree.tree_flatten(0)
     signature = Signature(params=(), buffers=(), inputs=inputs, outputs=outputs, mutated=mutated)
@@ -68,3 +68,15 @@ def test_functions_take_numbers_of_the_cpu() -> None:
     there: Any = SimpleNamespace(torch_device=torch.device("cpu"), is_staged=False, uri="local")
     with pytest.raises(ExecutionError, match="argument 0 is on meta, and the program runs on 'local'"):
         as_argument("f", 0, argument, there, set())
+
+
+def test_tensors_by_name_are_taken_in_the_order_of_the_program() -> None:
+    shapes = {"args[0]": (1,), "kwargs['x']": (2,), "kwargs['y']": (3,)}
+    inputs = [expected(name, "meta", shape) for name, shape in shapes.items()]
+    convention = make_convention(*inputs, given=((0,), {"x": 1, "y": 2}))
+    first, x, y = (torch.empty(shape, device=GPU) for shape in shapes.values())
+    for kwargs in ({"x": x, "y": y}, {"y": y, "x": x}):
+        assert [*map(id, convention.flatten((first,), kwargs))] == [id(first), id(x), id(y)]
+    for args, kwargs in (((first, x), {"y": y}), ((first,), {"x": x, "z": y}), ((first,), {"x": x, "y": [y]})):
+        with pytest.raises(ArgumentError, match="arguments differ in structure"):
+            convention.flatten(args, kwargs)
