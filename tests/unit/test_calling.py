@@ -75,8 +75,13 @@ def test_tensors_by_name_are_taken_in_the_order_of_the_program() -> None:
     inputs = [expected(name, "meta", shape) for name, shape in shapes.items()]
     convention = make_convention(*inputs, given=((0,), {"x": 1, "y": 2}))
     first, x, y = (torch.empty(shape, device=GPU) for shape in shapes.values())
-    for kwargs in ({"x": x, "y": y}, {"y": y, "x": x}):
-        assert [*map(id, convention.flatten((first,), kwargs))] == [id(first), id(x), id(y)]
-    for args, kwargs in (((first, x), {"y": y}), ((first,), {"x": x, "z": y}), ((first,), {"x": x, "y": [y]})):
+    for given in ({"x": x, "y": y}, {"y": y, "x": x}):
+        assert [*map(id, convention.flatten((first,), given))] == [id(first), id(x), id(y)]
+    others: list[tuple[Any, Any]] = [
+        ((first, x), {"y": y}),
+        ((first,), {"x": x, "z": y}),
+        ((first,), {"x": x, "y": [y]}),
+    ]
+    for args, kwargs in others:
         with pytest.raises(ArgumentError, match="arguments differ in structure"):
             convention.flatten(args, kwargs)
