@@ -15,12 +15,11 @@ from retrograd.contract.collectives import Collectives, CollectivesError
 from retrograd.options import Request
 from retrograd.pipelines.analysis.hooks.collectives import (
     find_buckets,
-    find_following,
     find_moves,
     order_joined,
     without_chain,
 )
-from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, HookGraph
+from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, HookGraph, find_following
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, find_order_problem
 from retrograd.scope import enable
 

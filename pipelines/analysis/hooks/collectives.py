@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, HookGraph, Task
+from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, HookGraph, Task, find_following
 from retrograd.pipelines.analysis.hooks.hook_schedule import Order
 
 
@@ -68,26 +68,14 @@ def find_buckets(graph: HookGraph, kinds: Mapping[int, Hashable], limit: int, fi
         kind = kinds[number]
         bucket = opened.get(kind)
         most = min(first, limit) if counts.get(kind, 1) == 1 else limit
-        if bucket is None or _bytes(graph, [*bucket, number]) > most or number in following[kind]:
+        if bucket is None or given_bytes(graph, [*bucket, number]) > most or number in following[kind]:
             bucket = opened[kind] = []
             following[kind] = set()
             buckets.append(bucket)
             counts[kind] = counts.get(kind, 0) + 1
         bucket.append(number)
         following[kind] |= find_following(loose, [number])
-    return tuple(Bucket(tuple(b), _bytes(graph, b)) for b in buckets if len(b) > 1)
-
-
-def find_following(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
-    """What depends on any of these tasks, and on what depends on them."""
-    found: set[int] = set()
-    pending = [user for task in tasks for user in graph.successors[task]]
-    while pending:
-        number = pending.pop()
-        if number not in found:
-            found.add(number)
-            pending += graph.successors[number]
-    return found
+    return tuple(Bucket(tuple(b), given_bytes(graph, b)) for b in buckets if len(b) > 1)
 
 
 def order_joined(graph: HookGraph, bucket: Bucket) -> Order:
@@ -117,7 +105,7 @@ def find_moves(graph: HookGraph, gatherings: Iterable[int], limit: int) -> tuple
         if found is None:
             continue
         stage, computed, passed = found
-        size = _bytes(graph, [number])
+        size = given_bytes(graph, [number])
         alive = {task: early.get(task, 0) + size for task in passed}
         if max(alive.values()) > limit:
             continue
@@ -172,6 +160,7 @@ def _calls(task: Task) -> bool:
     return task.effect is not None and task.effect.communication and task.effect.kind != COLLECTIVE
 
 
-def _bytes(graph: HookGraph, tasks: Iterable[int]) -> int:
+def given_bytes(graph: HookGraph, tasks: Iterable[int]) -> int:
+    """The bytes that the effects of these tasks give."""
     effects = (graph.tasks[n].effect for n in tasks)
     return sum(effect.bytes for effect in effects if effect is not None)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -216,3 +216,21 @@ class HookGraph:
         elif kind == FINAL_CALLBACKS:
             needed |= self.live
         return {n for n in needed if n < number}
+
+
+def find_following(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
+    """What depends on any of these tasks, and on what depends on them."""
+    found: set[int] = set()
+    pending = [user for task in tasks for user in graph.successors[task]]
+    while pending:
+        number = pending.pop()
+        if number not in found:
+            found.add(number)
+            pending += graph.successors[number]
+    return found
+
+
+def with_following(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
+    """The tasks and all that depends on them."""
+    wanted = set(tasks)
+    return wanted | find_following(graph, wanted)

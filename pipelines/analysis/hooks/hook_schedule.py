@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from retrograd.contract.hooks import POST, POST_ACCUMULATE, UNPACK
-from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, WAIT, HookGraph
+from retrograd.pipelines.analysis.hooks.hook_graph import ACCUMULATE, UPDATE, WAIT, HookGraph, with_following
 
 Order = tuple[int, ...]
 _Key = tuple[float, ...]
@@ -67,7 +67,7 @@ def find_overlap_order(graph: HookGraph) -> Order:
     """
     ready = _ready_times(graph)
     urgent = _with_ancestors(graph, (e for e in graph.effects if _communicates(graph, e)))
-    awaited = _with_successors(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
+    awaited = with_following(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
     keys = {e: (e not in urgent, e in awaited, _first_use(graph, e, ready[e]), e) for e in graph.effects}
     return _schedule(graph, keys, lambda group, e: e in urgent and _sends_on(graph, group, e))
 
@@ -165,7 +165,7 @@ def _schedule(
     ``may_join`` says whether a group may have the next effect too, where it need not."""
     placed: dict[int, None] = {}
     groups = _group_effects(graph, _order_effects(graph, keys), may_join)
-    awaited = _with_successors(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
+    awaited = with_following(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
     for place, group in enumerate(groups):
         wanted: Iterable[int] = group
         if group is groups[-1] and graph.kind(group[-1]) == ACCUMULATE:
@@ -267,18 +267,6 @@ def _with_ancestors(graph: HookGraph, tasks: Iterable[int], without: Mapping[int
         if number not in found and (without is None or number not in without):
             found.add(number)
             pending += graph.dependencies[number]
-    return found
-
-
-def _with_successors(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
-    """The tasks and all that depends on them."""
-    found: set[int] = set()
-    pending = list(tasks)
-    while pending:
-        number = pending.pop()
-        if number not in found:
-            found.add(number)
-            pending += graph.successors[number]
     return found
 
 

@@ -72,6 +72,10 @@ class ReadHooks:
                 ]
         return sorted(found)
 
+    def start_of(self, task: int) -> ir.Operation | None:
+        """The op of a task that starts a collective; None of another task."""
+        return next((op for n in self.ops[task] if (op := self.source.ops[n]).name == START_OP), None)
+
 
 def read_hooks(func: ir.Operation, name: str) -> ReadHooks:
     """Read a ``func.func`` for the pass called `name`.

@@ -14,16 +14,17 @@ from retrograd.dialects import builders, ir
 from retrograd.pipelines.analysis.hooks.collectives import (
     Bucket,
     find_buckets,
-    find_following,
+    given_bytes,
     order_joined,
     without_chain,
 )
+from retrograd.pipelines.analysis.hooks.hook_graph import find_following
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, value_names
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.collective_notes import add_collective_notes
-from retrograd.pipelines.transforms.helpers.hook_reader import START_OP, ReadHooks, has_collectives, read_hooks
+from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, has_collectives, read_hooks
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 _Kind = tuple[str, ...]
@@ -55,7 +56,10 @@ class BwdBucketReductions(ModulePass):
         kinds = {n: kind for n in read.graph.effects if (kind := _kind_of(read, n)) is not None}
         buckets = find_buckets(read.graph, kinds, self.bucket_bytes, self.first_bucket_bytes)
         # By the ops, which keep what they are while others are joined.
-        planned = [([_start_of(read, n) for n in bucket.tasks], kinds[bucket.tasks[0]]) for bucket in buckets]
+        planned = [
+            ([start for n in bucket.tasks if (start := read.start_of(n)) is not None], kinds[bucket.tasks[0]])
+            for bucket in buckets
+        ]
         notes = []
         for starts, kind in planned:
             read = read_hooks(func, self.name)
@@ -68,25 +72,16 @@ class BwdBucketReductions(ModulePass):
         return notes
 
 
-def _start_of(read: ReadHooks, task: int) -> ir.Operation:
-    return next(read.source.ops[op] for op in read.ops[task] if read.source.ops[op].name == START_OP)
-
-
 def _bucket_of(read: ReadHooks, starts: Sequence[ir.Operation]) -> Bucket:
-    tasks = tuple(n for n in read.graph.effects if _is_start(read, n) and _start_of(read, n) in starts)
-    effects = (read.graph.tasks[n].effect for n in tasks)
-    return Bucket(tasks, sum(effect.bytes for effect in effects if effect is not None))
-
-
-def _is_start(read: ReadHooks, task: int) -> bool:
-    return any(read.source.ops[op].name == START_OP for op in read.ops[task])
+    tasks = tuple(n for n in read.graph.effects if (start := read.start_of(n)) is not None and start in starts)
+    return Bucket(tasks, given_bytes(read.graph, tasks))
 
 
 def _kind_of(read: ReadHooks, task: int) -> _Kind | None:
     """What has to be the same of two starts that are joined; None of what is no reduction of one tensor."""
-    if not _is_start(read, task) or len(read.graph.tasks[task].takes) != 1:
+    op = read.start_of(task)
+    if op is None or len(read.graph.tasks[task].takes) != 1:
         return None
-    op = _start_of(read, task)
     what, type_ = builders.read_collective(op), parse_tensor_type(str(op.operands[0].type))
     if what.collective not in REDUCTIONS or type_ is None:
         return None

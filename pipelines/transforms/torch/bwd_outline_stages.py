@@ -33,7 +33,7 @@ from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import write_plan
 from retrograd.pipelines.transforms.helpers.function_builder import FunctionSketch, Port, build_function
-from retrograd.pipelines.transforms.helpers.hook_reader import START_OP, ReadHooks, read_hooks, returned_values
+from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, read_hooks, returned_values
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,9 @@ def _effect_step(read: ReadHooks, number: int, names: Sequence[str]) -> Step:
             sizes = tuple(read.source.graph.values[v].bytes for v in task.gives[: len(given)])
             return RunIsland(effect.number, arguments, tuple(given), sizes)
         case "start_collective":
-            op = next(op for o in read.ops[number] if (op := read.source.ops[o]).name == START_OP)
-            what = asdict(builders.read_collective(op))
+            start = read.start_of(number)
+            assert start is not None
+            what = asdict(builders.read_collective(start))
             sizes = tuple(read.source.graph.values[v].bytes for v in task.gives[: len(given)])
             return StartCollective(**what, arguments=arguments, results=tuple(given), bytes=sizes)
         case "wait_collective":

@@ -13,7 +13,7 @@ from retrograd.pipelines.analysis.hooks.collectives import find_moves
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.collective_notes import add_collective_notes
-from retrograd.pipelines.transforms.helpers.hook_reader import START_OP, ReadHooks, has_collectives, read_hooks
+from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, has_collectives, read_hooks
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 
@@ -46,5 +46,5 @@ class BwdPrefetchGathers(ModulePass):
 
 
 def _gathers(read: ReadHooks, task: int) -> bool:
-    starts = (op for n in read.ops[task] if (op := read.source.ops[n]).name == START_OP)
-    return any(builders.read_collective(op).collective == ALL_GATHER for op in starts)
+    start = read.start_of(task)
+    return start is not None and builders.read_collective(start).collective == ALL_GATHER
