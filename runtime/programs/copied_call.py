@@ -80,4 +80,9 @@ def is_worth_copying(arguments: Sequence[Any], results: Sequence[torch.Tensor]) 
 
 def _is_small(value: Any) -> bool:
     is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-    return is_tensor and 0 < value.nbytes <= MOST_BYTES and is_importable(value)
+    return is_tensor and 0 < value.nbytes <= MOST_BYTES and _is_exchanged(value.dtype) and is_importable(value)
+
+
+def _is_exchanged(dtype: torch.dtype) -> bool:
+    """Whether tensors of a type go to IREE by dlpack, which has no floats of eight bits."""
+    return dtype.itemsize > 1 or not dtype.is_floating_point

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.programs import copied_call, devices
+from retrograd.runtime.programs.copied_call import is_worth_copying
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import ALIGNMENT, OutOfDeviceMemory, Program, allocate_results, is_importable
 from retrograd.runtime.reports.memory import track_peak
@@ -592,3 +593,10 @@ def test_track_peak_gives_the_device_back(program: Program) -> None:
     with pytest.raises(ExecutionError, match="no function 'nothing'"), track_peak(program):
         program.invoke("nothing", [], [])
     assert torch.equal(square(program, torch.full((SIDE, SIDE), 2.0)), torch.full((SIDE, SIDE), 4.0))
+
+
+def test_floats_of_eight_bits_are_not_copied_for_a_call() -> None:
+    """dlpack has none: such a call failed from when it was found to be short."""
+    wide = torch.ones(4)
+    assert is_worth_copying([wide.to(torch.int8)], [wide])
+    assert not is_worth_copying([wide.to(torch.float8_e4m3fn)], [wide])
