@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 import torch
 from iree.runtime import VmVariantList
-from torch._C._dynamo.guards import TensorGuards
 from torch.utils.dlpack import to_dlpack
 
+from retrograd.runtime.programs.known_forms import guard_forms
 from retrograd.runtime.programs.plain_call import PlainCall
 from retrograd.runtime.programs.tensors import BINDING_ERRORS, CopyDenied, is_importable
 
@@ -39,11 +39,8 @@ class CopiedCall(PlainCall):
     def __init__(self, plain: PlainCall, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """``arguments`` and ``results`` of a call that ``plain`` made; see :func:`is_worth_copying`."""
         super().__init__(*plain.parts)
-        # PyTorch declares one list for both, where it takes one for each tensor.
-        shapes: Any = [list(tensor.shape) for tensor in arguments]
-        strides: Any = [list(tensor.stride()) for tensor in arguments]
         with torch.no_grad():
-            self._guard = TensorGuards(*arguments, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+            self._guard = guard_forms(arguments)
         self._storage = [torch.empty(t.shape, dtype=t.dtype) for t in (*arguments, *results)]
         self._packed = VmVariantList(len(self._storage))
         for tensor in self._storage:

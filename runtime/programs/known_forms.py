@@ -24,6 +24,14 @@ class _Forms(NamedTuple):
     note: tuple[int, ...]
 
 
+def guard_forms(tensors: Sequence[torch.Tensor]) -> guards.TensorGuards:
+    """Dynamo's guards, which let tensors of the forms of these through."""
+    # A list for each tensor, which PyTorch's stub says otherwise.
+    sizes: Any = [list(tensor.shape) for tensor in tensors]
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
+    return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+
+
 class KnownForms:
     """Knows the forms of tensors that were found right: type in Python, dtype, device, sizes, strides, whether it
     requires grad, and whether it is a view that is read with other signs, zeros without memory, or a transform's; and
@@ -65,8 +73,4 @@ class KnownForms:
                 repeated.append((place, first))
         places = (*firsts.values(),)
         kept = [tensors[place] for place in places]
-        # A list for each tensor, which PyTorch's stub says otherwise.
-        sizes: Any = [list(tensor.shape) for tensor in kept]
-        strides: Any = [list(tensor.stride()) for tensor in kept]
-        forms = guards.TensorGuards(*kept, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        self._known = _Forms(forms, len(tensors), places, tuple(repeated), note)
+        self._known = _Forms(guard_forms(kept), len(tensors), places, tuple(repeated), note)
