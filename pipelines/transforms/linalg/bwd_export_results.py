@@ -12,7 +12,7 @@ from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_given_up
 from retrograd.contract.roles import BACKWARD, INTO, TANGENT, is_own_residual
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.partition.read_graph import function_type
+from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, function_type
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
@@ -133,14 +133,14 @@ def mark_donated(twin: ir.Operation, freed: Collection[int] | None = None) -> No
         [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
     )
     marked = []
-    for number, attribute in enumerate(given):
-        own = {named.name: named.attr for named in ir.DictAttr(attribute)}
-        role, name = (ir.StringAttr(own[key]).value if key in own else "" for key in (BWD_ROLE, BWD_NAME))
-        is_own = role == TANGENT or is_own_residual(role, name)
+    for number, (attributes, own) in enumerate(zip(given, attribute_dicts(twin, "arg_attrs"), strict=True)):
+        role = own.get(BWD_ROLE, "")
+        is_own = role == TANGENT or is_own_residual(role, own.get(BWD_NAME, ""))
         # What a stage gives another has no role.
         if is_own if freed is None else number in freed and (is_own or not role):
-            own[BWD_DONATED] = ir.BoolAttr.get(freed is None)
-        marked.append(ir.DictAttr.get(own))
+            more = {BWD_DONATED: ir.BoolAttr.get(freed is None)}
+            attributes = ir.DictAttr.get({a.name: a.attr for a in ir.DictAttr(attributes)} | more)
+        marked.append(attributes)
     twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
 
 
