@@ -60,8 +60,7 @@ def apply(module: Any, *, loose: bool = True, hosts: bool = True) -> None:
     Raises:
         PassFailure: lifetimes that end before they begin.
     """
-    carry_out(plan_packings(module, loose=loose, hosts=hosts))
-    tell_copied(module)
+    carry_out(module, plan_packings(module, loose=loose, hosts=hosts))
 
 
 def plan_packings(module: Any, *, loose: bool = True, hosts: bool = True) -> list[Packing]:
@@ -78,18 +77,22 @@ def plan_packings(module: Any, *, loose: bool = True, hosts: bool = True) -> lis
     return packings
 
 
-def carry_out(packings: Iterable[Packing]) -> None:
-    """Rewrite what was planned."""
+def carry_out(module: Any, packings: Iterable[Packing]) -> None:
+    """Rewrite what was planned of a module; its functions then say what their callers have to know."""
     for packing in packings:
         _replace(packing)
+    _tell_copied(module)
 
 
-def tell_copied(module: Any) -> None:
+def _tell_copied(module: Any) -> None:
     """Have each function of a module say which of its results are not written by kernels alone: whoever gives storage
     for them has to let it be copied to."""
     for execute in find_ops(module, "stream.cmd.execute"):
         function = execute.parent
-        if function.name.endswith(".func") and (copied := find_copied(execute)):
+        # Commands may stand in a branch, or in a loop.
+        while function is not None and not function.name.endswith(".func"):
+            function = function.parent
+        if function is not None and (copied := find_copied(execute)):
             _say(function, {BWD_COPIED: sorted(copied)})
 
 
@@ -114,9 +117,15 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
     except ValueError as error:
         raise PassFailure(NAME, pack, str(error), "run it right after iree-stream-schedule-allocation") from error
     scratch = read_scratch(pack) if hosts else None
-    found = [_host(pack, slices, loose, scratch, {})]
-    if scratch is not None and (placed := _place_results(scratch.storages)):
-        found.append(_host(pack, slices, loose, scratch, placed))
+    if scratch is None:
+        layout = lay_out(slices, loose=loose)
+        return Packing(pack, layout, (*layout.offsets,), None, {}, {})
+    # IREE's steps are others: they count ops that are no command in the end.
+    slices = [_alive(part, scratch.lives.get(number)) for number, part in enumerate(slices)]
+    movable = [scratch.is_computed(number) for number in range(len(slices))]
+    found = [_host(scratch, slices, movable, loose, {})]
+    if placed := _place_results(scratch.storages):
+        found.append(_host(scratch, slices, movable, loose, placed))
     best = min(found, key=lambda packing: packing.size)
     if best.hosted:
         pack.attributes[HOSTED] = ir.DenseI64ArrayAttr.get(sorted(best.hosted), pack.context)
@@ -133,25 +142,23 @@ def _place_results(storages: Sequence[Storage]) -> dict[int, Place]:
     return place_results(results, {number: s.host for number, s in enumerate(storages) if s.takes_results})
 
 
-def _host(pack: Any, slices: list[Slice], loose: bool, scratch: Scratch | None, placed: Mapping[int, Place]) -> Packing:
-    """Plan a pack, with results at the places ``placed``."""
-    hosted: dict[int, Place] = {}
-    if scratch is not None:
-        # IREE's steps are others: they count ops that are no command in the end.
-        slices = [_alive(part, scratch.lives.get(number)) for number, part in enumerate(slices)]
-        movable = [scratch.is_computed(number) for number in range(len(slices))]
-        taken: dict[int, list[tuple[int, Slice]]] = {}
-        for number, place in placed.items():
-            host = scratch.storages[number].host
-            taken.setdefault(place.host, []).append((place.offset, Slice(host.first, host.last, host.size)))
-        # Storage that a result does not have holds nothing.
-        rooms = [Host(0, 0, 0) if number in placed else s.host for number, s in enumerate(scratch.storages)]
-        hosted = find_hosts(slices, rooms, movable, taken)
+def _host(
+    scratch: Scratch, slices: list[Slice], movable: Sequence[bool], loose: bool, placed: Mapping[int, Place]
+) -> Packing:
+    """Plan a pack whose buffers may lie in storages where they are ``movable``, with results at the places
+    ``placed``."""
+    taken: dict[int, list[tuple[int, Slice]]] = {}
+    for number, place in placed.items():
+        host = scratch.storages[number].host
+        taken.setdefault(place.host, []).append((place.offset, Slice(host.first, host.last, host.size)))
+    # Storage that a result does not have holds nothing.
+    rooms = [Host(0, 0, 0) if number in placed else s.host for number, s in enumerate(scratch.storages)]
+    hosted = find_hosts(slices, rooms, movable, taken)
     numbers = [number for number in range(len(slices)) if number not in hosted]
     layout = lay_out([slices[number] for number in numbers], loose=loose)
     offsets = dict(zip(numbers, layout.offsets, strict=True))
     block = tuple(offsets.get(number) for number in range(len(slices)))
-    return Packing(pack, layout, block, scratch, hosted, dict(placed))
+    return Packing(scratch.pack, layout, block, scratch, hosted, dict(placed))
 
 
 def _alive(part: Slice, steps: tuple[int, int] | None) -> Slice:

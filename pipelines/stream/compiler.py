@@ -118,8 +118,7 @@ def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:
     packings = bwd_pack_scratch.plan_packings(module, loose=layouts.loose, hosts=layouts.hosts)
     if dumps.allocation is not None:
         _write(dumps.allocation, module)
-    bwd_pack_scratch.carry_out(packings)
-    bwd_pack_scratch.tell_copied(module)
+    bwd_pack_scratch.carry_out(module, packings)
     _run(invocation, _TO_COMMANDS)
     if layouts.overlaps:
         bwd_overlap_commands.apply(module)

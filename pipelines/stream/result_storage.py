@@ -39,8 +39,7 @@ class Access:
 class Storage:
     """Storage that the caller gave for a result, or gave up: when it is free, the value that it is in a region of
     commands, that of its size, and who accesses it. ``number`` is that of the result, or of the argument that was given
-    up, ``is_given_up``; of these, ``takes_results`` says
-    whether results may lie there too."""
+    up, ``is_given_up``; of these, ``takes_results`` says whether results may lie there too."""
 
     host: Host
     resource: Any

@@ -115,6 +115,36 @@ util.func public @copied(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !h
   util.return %given_back : !hal.buffer_view
 }
 
+// In a branch too.
+// CHECK-LABEL: util.func public @copied_in_a_branch(
+// CHECK-SAME: iree.reflection = {bwd.copied = "1"}
+util.func public @copied_in_a_branch(%is_so: i1, %arg0: !hal.buffer_view, %arg1: !hal.buffer_view, %arg2: !hal.buffer_view) -> (!hal.buffer_view, !hal.buffer_view) {
+  %c0 = arith.constant 0 : index
+  %c64 = arith.constant 64 : index
+  %zero = arith.constant 0 : i32
+  %given = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<16xf32> in !stream.resource<external>{%c64}
+  %first = stream.tensor.import consume %arg1 : !hal.buffer_view -> tensor<16xf32> in !stream.resource<external>{%c64}
+  %second = stream.tensor.import consume %arg2 : !hal.buffer_view -> tensor<16xf32> in !stream.resource<external>{%c64}
+  %done = stream.cmd.execute with(%given as %a: !stream.resource<external>{%c64}, %first as %r: !stream.resource<external>{%c64}) {
+    stream.cmd.dispatch @kernels::@one {
+      ro %a[%c0 for %c64] : !stream.resource<external>{%c64},
+      wo %r[%c0 for %c64] : !stream.resource<external>{%c64}
+    }
+  } => !stream.timepoint
+  %filled = scf.if %is_so -> (!stream.timepoint) {
+    %now = stream.cmd.execute await(%done) => with(%second as %r: !stream.resource<external>{%c64}) {
+      stream.cmd.fill %zero, %r[%c0 for %c64] : i32 -> !stream.resource<external>{%c64}
+    } => !stream.timepoint
+    scf.yield %now : !stream.timepoint
+  } else {
+    scf.yield %done : !stream.timepoint
+  }
+  %one = stream.tensor.export %first : tensor<16xf32> in !stream.resource<external>{%c64} -> !hal.buffer_view
+  %ready = stream.timepoint.await %filled => %second : !stream.resource<external>{%c64}
+  %other = stream.tensor.export %ready : tensor<16xf32> in !stream.resource<external>{%c64} -> !hal.buffer_view
+  util.return %one, %other : !hal.buffer_view, !hal.buffer_view
+}
+
 // An argument that is imported twice, or that is handed on, or that nobody gave up is written to by nobody.
 // CHECK-LABEL: util.func public @kept(
 // CHECK-NOT: bwd.donated = "
