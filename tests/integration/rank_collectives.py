@@ -92,11 +92,16 @@ def averaged(model: nn.Module, hook: Callable[[Tensor], Tensor]) -> nn.Module:
     return model
 
 
-def train_averaged(hook: Callable[[Tensor], Tensor] = average, **options: Any) -> str:
-    """Train beside eager; says how it ran, in which order, and what was joined."""
+def averaged_twins(hook: Callable[[Tensor], Tensor] = average) -> tuple[nn.Module, nn.Module]:
+    """Two models of the same parameters, whose gradients are averaged: to run in eager, and with ``hook`` inlined."""
     torch.manual_seed(0)
     plain = make_model().to(device())
-    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(hook)))
+    return averaged(copy.deepcopy(plain), average), averaged(plain, retrograd.inlineable(hook))
+
+
+def train_averaged(hook: Callable[[Tensor], Tensor] = average, **options: Any) -> str:
+    """Train beside eager; says how it ran, in which order, and what was joined."""
+    eager, ours = averaged_twins(hook)
     before = len(retrograd.explain_recompiles())
     for step in range(STEPS):
         torch.manual_seed(10 * step + dist.get_rank())
@@ -121,9 +126,7 @@ def average_twice(gradient: Tensor) -> Tensor:
 
 def one_rank_refuses() -> str:
     """The first process trains in eager, the other compiled: starts are those of eager, in its order."""
-    torch.manual_seed(0)
-    plain = make_model().to(device())
-    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
+    eager, ours = averaged_twins()
     scope = retrograd.enable(hook_schedule="overlap") if dist.get_rank() else contextlib.nullcontext()
     for step in range(STEPS):
         torch.manual_seed(10 * step + dist.get_rank())

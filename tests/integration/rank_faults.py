@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_collectives import BUCKETS, ShardedLayers, average, averaged
+from rank_collectives import BUCKETS, ShardedLayers, averaged_twins
 from rank_programs import COMPILED, compare, ddp, describe, joined, make_model, ran
 from torch import Tensor
 
@@ -92,10 +92,7 @@ def disagree() -> None:
     stage_executor.SECONDS_TO_AGREE = SECONDS_LATE
     if dist.get_rank():
         build_with(build)
-    torch.manual_seed(0)
-    plain = make_model()
-    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
-    train_beside(eager, ours, partial(retrograd.enable, collectives=BUCKETS))
+    train_beside(*averaged_twins(), partial(retrograd.enable, collectives=BUCKETS))
 
 
 def compile_later_than_the_other() -> None:
@@ -107,23 +104,17 @@ def compile_later_than_the_other() -> None:
 
     if dist.get_rank():
         build_with(build)
-    torch.manual_seed(0)
-    plain = make_model()
-    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
-    train_beside(eager, ours, partial(retrograd.enable, collectives=BUCKETS))
+    train_beside(*averaged_twins(), partial(retrograd.enable, collectives=BUCKETS))
 
 
 def other_sizes() -> None:
     """The second process has other rows, which are new to it alone at each other step: hooks' collectives keep eager's
     order in what is compiled, and so in eager beside it."""
-    torch.manual_seed(0)
-    plain = make_model()
-    eager, ours = (averaged(copy.deepcopy(plain), h) for h in (average, retrograd.inlineable(average)))
 
     def rows(step: int) -> int:
         return step + 3 if dist.get_rank() and step % 2 else 5
 
-    train_beside(eager, ours, partial(retrograd.enable, hook_schedule="overlap"), rows, steps=7)
+    train_beside(*averaged_twins(), partial(retrograd.enable, hook_schedule="overlap"), rows, steps=7)
 
 
 def fail_ahead_of_time() -> None:
