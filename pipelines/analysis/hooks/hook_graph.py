@@ -166,7 +166,8 @@ class HookGraph:
         effect = self.tasks[number].effect
         return effect is not None and effect.random
 
-    def _communicates(self, number: int) -> bool:
+    def communicates(self, number: int) -> bool:
+        """Whether a task starts communication."""
         effect = self.tasks[number].effect
         return effect is not None and effect.communication
 
@@ -198,7 +199,7 @@ class HookGraph:
                 needed |= {w for n in started for v in self.tasks[n].gives for w in self.takers.get(v, ())}
         if task.effect.communication:
             sent = {ACCUMULATE} if kind == CALL_BACKWARD else set[str]()
-            needed |= {e for e in self.effects if self._communicates(e) or self.kind(e) in sent}
+            needed |= {e for e in self.effects if self.communicates(e) or self.kind(e) in sent}
         if kind == CALL_BACKWARD:
             needed |= {e for e in self.effects if self.kind(e) == CALL_BACKWARD}
         elif kind == ACCUMULATE:

@@ -66,7 +66,7 @@ def find_overlap_order(graph: HookGraph) -> Order:
     computed from what these calls give, since they give nothing.
     """
     ready = _ready_times(graph)
-    urgent = _with_ancestors(graph, (e for e in graph.effects if _communicates(graph, e)))
+    urgent = _with_ancestors(graph, (e for e in graph.effects if graph.communicates(e)))
     awaited = with_following(graph, (e for e in graph.effects if graph.kind(e) == WAIT))
     keys = {e: (e not in urgent, e in awaited, _first_use(graph, e, ready[e]), e) for e in graph.effects}
     return _schedule(graph, keys, lambda group, e: e in urgent and _sends_on(graph, group, e))
@@ -305,8 +305,3 @@ def _earliest_levels(graph: HookGraph, anchors: Collection[int] = (), free: Coll
         else:
             levels[number] = max((levels[b] for b in needed), default=0)
     return levels
-
-
-def _communicates(graph: HookGraph, number: int) -> bool:
-    effect = graph.tasks[number].effect
-    return effect is not None and effect.communication
