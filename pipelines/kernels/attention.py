@@ -29,7 +29,7 @@ from retrograd.pipelines.kernels.dispatch import create_dispatches
 from retrograd.pipelines.kernels.family import Compiled
 from retrograd.pipelines.kernels.heads import Given, Heads, find_given, find_heads, mask_strides
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
+from retrograd.pipelines.kernels.matrices import find_buffer, find_typed_buffer, is_aligned
 from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick, put_first
 
 ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
@@ -219,15 +219,9 @@ def _write_trial(step: Step, tile: AttentionTile) -> Trial:
     inputs += [find_buffer(value) for value in step.others.values()]
     sums = Buffer("f32", step.first.shape[:3])
     inputs += [sums] * len(step.sums)
-    given = [find_given_buffer(given) for given in step.given.values()] + [sums] * len(step.given_sums)
+    given = [find_typed_buffer(given.type) for given in step.given.values()] + [sums] * len(step.given_sums)
     launch = Launch(write_kernel(step, tile), find_grid(step, tile), tuple(step.numbers.values()))
     return Trial(tuple(inputs), (Run(launch, tuple(range(len(inputs))), tuple(given)),))
-
-
-def find_given_buffer(given: Given) -> Buffer:
-    """What a result is in memory."""
-    type_ = ir.RankedTensorType(given.type)
-    return Buffer(str(type_.element_type), tuple(type_.shape))
 
 
 def find_grid(step: Step, tile: AttentionTile) -> tuple[int, int, int]:

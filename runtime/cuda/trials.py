@@ -31,7 +31,6 @@ _TYPES = {
 }
 # What is written between two timed runs: twice the cache, and never less than takes the host longer to queue a run.
 _LEAST_FLUSHED = 1 << 26
-_LEAST_NORM = 1e-30
 
 
 @dataclass
