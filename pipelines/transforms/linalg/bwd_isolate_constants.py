@@ -12,7 +12,13 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
-from retrograd.pipelines.transforms.helpers.barriers import add_barrier, hide, hide_all_from_fusion, walk
+from retrograd.pipelines.transforms.helpers.barriers import (
+    add_barrier,
+    hide,
+    hide_all_from_fusion,
+    take_behind_barrier,
+    walk,
+)
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
 from retrograd.pipelines.transforms.helpers.views import view_root
@@ -38,7 +44,9 @@ class BwdIsolateConstants(ModulePass):
     do not fit (``'vector.contract' op invalid accumulator/result vector shape``, 3.13 on a CPU).
 
     Barriers on one buffer are no better than none. So that IREE does not find two of these kernels to be the same, each
-    adds a zero of its own, which stands behind a barrier.
+    adds a zero of its own, which stands behind a barrier. What is no kernel, such as a constant that is inserted into
+    another, takes one of them from behind a barrier: IREE would compute it once, as a constant of the program, and not
+    see through the barrier in front of the update that it is one. It then writes into memory that is read-only.
     """
 
     name: ClassVar[str] = "bwd-isolate-constants"
@@ -123,11 +131,11 @@ def make_fill(value: ir.OpResult) -> None:
 
 
 def make_unique(value: ir.OpResult) -> None:
-    """Have the kernel that gives ``value``, if it is one, add a zero that no other kernel has."""
+    """Have the kernel that gives ``value`` add a zero that no other kernel has; what is no kernel has an operand that
+    IREE does not take for a constant."""
     op, element = value.owner, ir.RankedTensorType(value.type).element_type
-    if op.name != "linalg.generic" or not isinstance(
-        element, (ir.IntegerType, ir.F32Type, ir.F64Type, ir.BF16Type, ir.F16Type)
-    ):
+    if op.name != GENERIC or not isinstance(element, (ir.IntegerType, ir.F32Type, ir.F64Type, ir.BF16Type, ir.F16Type)):
+        hide_operand(op)
         return
     is_integer = isinstance(element, ir.IntegerType)
     ip, location = ir.InsertionPoint(op), op.location
@@ -145,3 +153,16 @@ def make_unique(value: ir.OpResult) -> None:
         ip=ir.InsertionPoint(terminator),
     )
     terminator.operands[number] = added.result
+
+
+def hide_operand(op: ir.Operation) -> None:
+    """Have an op take its first operand that it does not write into, if there is one, from behind a barrier."""
+    written = {*find_destinations(op)}
+    number = next((number for number in range(len(op.operands)) if number not in written), None)
+    if number is None:
+        return
+    operand = op.operands[number]
+    if isinstance(operand.type, ir.RankedTensorType):
+        op.operands[number] = take_behind_barrier(operand, op)
+    else:
+        op.operands[number] = add_barrier(operand, ir.InsertionPoint(op), op.location)

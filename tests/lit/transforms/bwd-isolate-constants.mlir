@@ -175,3 +175,21 @@ func.func @expected_places(%x: tensor<4x8xf32>, %zero: tensor<4xf32>) -> tensor<
   } -> tensor<4xf32>
   return %s : tensor<4xf32>
 }
+
+// A constant that is inserted into another is no kernel: IREE would compute it once, into memory that is read-only, and
+// not see through the barrier that it is a constant. The one that is inserted comes from behind a barrier.
+// CHECK-LABEL: func.func @inserted_constants(
+// CHECK-SAME: %[[X:.*]]: tensor<2x1xf32>)
+// CHECK-DAG: %[[PART:.*]] = arith.constant dense<5.000000e-01>
+// CHECK-DAG: %[[WHOLE:.*]] = arith.constant dense<-3.000000e+00>
+// CHECK: %[[HIDDEN:.*]] = "util.optimization_barrier"(%[[PART]])
+// CHECK: %[[ONE:.*]] = tensor.insert_slice %[[HIDDEN]] into %[[WHOLE]]
+// CHECK: %[[OWN:.*]] = "util.optimization_barrier"(%[[ONE]])
+// CHECK: tensor.insert_slice %[[X]] into %[[OWN]]
+func.func @inserted_constants(%x: tensor<2x1xf32>) -> tensor<4x1xf32> {
+  %part = arith.constant dense<5.000000e-01> : tensor<2x1xf32>
+  %whole = arith.constant dense<-3.000000e+00> : tensor<4x1xf32>
+  %one = tensor.insert_slice %part into %whole[0, 0] [2, 1] [1, 1] : tensor<2x1xf32> into tensor<4x1xf32>
+  %two = tensor.insert_slice %x into %one[2, 0] [2, 1] [1, 1] : tensor<2x1xf32> into tensor<4x1xf32>
+  return %two : tensor<4x1xf32>
+}
