@@ -122,7 +122,7 @@ def _wrap(
     is_flat = spec is not None and spec.type in (list, tuple) and spec.num_nodes == spec.num_leaves + 1
     # The graph as it was traced checks first calls. AOTAutograd copies to what is written, read or not.
     unread = _find_unread(captured.graph_module) & _find_unread(captured.as_traced.module)
-    unread -= {*captured.signature.mutated}
+    unread -= {*captured.signature.mutated, *_find_differentiated(captured)}
     if found and is_flat:
         if record is not None:
             record.unread = frozenset(unread)
@@ -138,6 +138,12 @@ def _find_unread(graph_module: torch.fx.GraphModule) -> set[int]:
     that a step leaves out. Autograd would visit each of them in each backward, to find that it has no gradient."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     return {place for place, node in enumerate(placeholders) if not node.users and not is_tangent(node)}
+
+
+def _find_differentiated(captured: CapturedGraph) -> set[int]:
+    """The places of arguments that have a gradient: one without elements has, and nothing reads it."""
+    results: Any = captured.graph_module.graph.output_node().args[0]
+    return {place for place, given in enumerate(results[captured.num_forward_outputs :]) if given is not None}
 
 
 @contextmanager

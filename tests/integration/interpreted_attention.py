@@ -224,7 +224,7 @@ def check(case: Case, dtype: torch.dtype) -> None:
     named = zip(("out", "dq", "dk", "dv"), (exact.detach(), *gradients), strict=True)
     pairs += [(turned({**found, **first}[name]), right) for name, right in named]
     for mine, right in pairs:
-        error = float((mine.double() - right).norm() / right.norm().clamp_min(0.1))
+        error = float((mine.double() - right).norm() / right.norm().clamp_min(0.5))
         assert error < TOLERANCES[dtype], (case, dtype, error)
 
 
