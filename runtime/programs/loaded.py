@@ -91,9 +91,7 @@ class Loaded:
         """Call `name` with every tensor as an argument, results' storage last."""
         function = self.function(name)
         imported = [a if isinstance(a, int) else self._import(name, i, a) for i, a in enumerate(arguments)]
-        on_host = self.device.torch_device.type == "cpu"
-        # Only memory of the host can be imported for copies.
-        if not function.copies and (on_host or not function.copied):
+        if not function.copies:
             storages = [
                 self._import_for_copies(name, len(imported) + i, tensor)
                 if i in function.copied
@@ -104,7 +102,7 @@ class Loaded:
                 self._call(function, [*imported, *storages])
                 function.is_tried = True
                 return None
-        if on_host:
+        if self.device.torch_device.type == "cpu":
             self._call(function, [*imported, *(self._import_for_copies(name, i, t) for i, t in enumerate(results))])
         else:
             self._deliver(function, imported, results)
@@ -221,9 +219,13 @@ class Loaded:
             function = Function(name, handle, declaration, parse_results(declaration))
             function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
             function.placed = tuple(Placed(*map(int, text.split(":"))) for text in _said(handle, BWD_PLACED))
-            function.copied = frozenset(map(int, _said(handle, BWD_COPIED)))
+            copied = frozenset(map(int, _said(handle, BWD_COPIED)))
+            if self.device.torch_device.type == "cpu":
+                function.copied = copied
+            else:
+                # Memory of a device's own cannot be imported for copies.
+                function.copies = bool(copied)
             explain, take_copied = partial(self._explain, function), partial(self._import_for_copies, name, 0)
-            copied = {number: take_copied for number in function.copied if self.device.torch_device.type == "cpu"}
             function.plain_call = PlainCall(
                 self.device,
                 handle,
@@ -232,7 +234,7 @@ class Loaded:
                 self._lock,
                 explain,
                 "complex<" in declaration,
-                copied,
+                dict.fromkeys(function.copied, take_copied),
             )
             if self.is_timed:
                 function.times = CallTimes(is_alone=has_one_worker())
@@ -257,9 +259,9 @@ class Loaded:
 @dataclass
 class Function:
     """An exported function; ``times`` are those of its calls, where they decide which threads it has. ``copied`` are
-    the results that IREE copies to, and ``copies`` says that there are others, which nobody knew; ``is_tried`` that it
-    is known whether there are. It writes over the arguments of the numbers ``donated``, where its results ``placed``
-    then are."""
+    the results that IREE copies to, and ``copies`` says that there are others, which nobody knew, or that such results
+    cannot be handed over; ``is_tried`` that it is known whether there are. It writes over the arguments of the numbers
+    ``donated``, where its results ``placed`` then are."""
 
     name: str
     handle: Any
