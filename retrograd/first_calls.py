@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from retrograd.frontend.doors.graph_calls import Caller, Check, CompiledFunction
+from retrograd.frontend.doors.call_plan import Caller
+from retrograd.frontend.doors.graph_calls import Check, CompiledFunction
 from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.errors import VerificationError

@@ -21,7 +21,8 @@ from torch.fx import GraphModule
 
 from retrograd.bisection import Bisection, find_fault
 from retrograd.frontend.autograd.engine.background import BackgroundWork
-from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.doors.call_plan import Caller
+from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.islands.eager_values import EagerValues, record_run
 from retrograd.frontend.islands.island_choice import can_be_island, draws_numbers
 from retrograd.frontend.python.source_locations import CaptureError

@@ -12,7 +12,8 @@ from typing import Any
 from retrograd.built import Build
 from retrograd.contract.roles import BACKWARD, TANGENT, name_without_role
 from retrograd.fallback import EagerIslandWarning
-from retrograd.frontend.doors.graph_calls import Caller, CompiledFunction
+from retrograd.frontend.doors.call_plan import Caller
+from retrograd.frontend.doors.graph_calls import CompiledFunction
 from retrograd.frontend.python.user_lines import warn_user
 from retrograd.frontend.verification.first_call import Graph
 from retrograd.pipelines.infra.diagnostics import PipelineError

@@ -20,9 +20,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
 from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
 from retrograd.frontend.decompositions.table import tracing_table
+from retrograd.frontend.doors.call_plan import boxed
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
-from retrograd.frontend.doors.graph_calls import CompiledFunction, boxed, graph_caller, size_values
+from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.islands.island_choice import draws_numbers

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.frontend.doors.absent_tangents import ZeroMaker, choosing, is_tangent, without_tangents
-from retrograd.frontend.doors.call_plan import Caller, CallPlan, Layout, Tensors, boxed
+from retrograd.frontend.doors.call_plan import Caller, CallPlan, Layout, Tensors
 from retrograd.frontend.doors.outputs import find_order, hint, is_contiguous, result_strides
 from retrograd.frontend.layers.random_ops import draw_seed, find_seed
 from retrograd.frontend.preparation.narrowing import Packer
@@ -23,8 +23,6 @@ from retrograd.frontend.sizes.size_expressions import to_expression
 from retrograd.frontend.sizes.size_nodes import find_axis, find_heads
 from retrograd.frontend.verification.as_traced import AsTraced
 from retrograd.frontend.verification.first_call import Graph
-
-__all__ = ["Caller", "Check", "CompiledFunction", "Tensors", "backward_caller", "boxed", "fixed_plan", "graph_caller"]
 
 _CPU = torch.device("cpu")
 

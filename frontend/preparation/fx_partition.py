@@ -25,12 +25,12 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_part
 from torch._logging._internal import trace_log
 
 from retrograd.frontend.doors.absent_tangents import UndefinedTangents, ZeroMaker, is_tangent
+from retrograd.frontend.doors.call_plan import Tensors, boxed
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
 from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.doors.graph_calls import (
     CompiledFunction,
     backward_caller,
-    boxed,
     fixed_plan,
     graph_caller,
     size_values,
@@ -40,8 +40,6 @@ from retrograd.frontend.doors.second_derivatives import SecondDerivatives
 from retrograd.frontend.hooks.pack_hooks import hidden_hooks
 from retrograd.frontend.preparation.narrowing import narrow_graphs, part_names
 from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_heads, restore_heads
-
-Tensors = Sequence[torch.Tensor]
 
 
 def bind(
