@@ -179,11 +179,11 @@ def _open_known(question: ModelInQuestion, progress: Callable[[str], None] | Non
     tell = progress or (lambda _: None)
     with COMPILING:
         tell("look up")
-        kept = question.find()
-        if kept is None:
+        found = question.find()
+        if found is None:
             return None
         tell("load")
-        known = question.open(kept, compile_anew)
+        known = question.open(*found, compile_anew)
     in_eager = partial(compile_anew, as_in_eager=True)
     known.specializations = Specializations(model, question.python, compile_anew, in_eager, None, request.fallback)
     return known

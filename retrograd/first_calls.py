@@ -145,6 +145,7 @@ class Keeper:
             "check": _VERSION,
             "function": self.name,
             "traced": "" if self.traced is None else self.traced.digest,
+            "kernels": "" if self.traced is None else self.traced.kernels,
             "module": self.staged.texts["scheduled"],
             "executable": hashlib.sha256(self.executable.vmfb).hexdigest(),
             "device": self.checks.options.device.type,

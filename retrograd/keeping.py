@@ -11,6 +11,8 @@ from retrograd.contract.signature import CONSTANT
 from retrograd.first_calls import Keeper
 from retrograd.frontend.doors.capture import CapturedGraph, find_constants
 from retrograd.frontend.doors.kept_binding import BindingRecord
+from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.verification.registered_kernels import find_ops
 from retrograd.kept_islands import keep_islands
 from retrograd.kept_model import KeptModel
 from retrograd.known_models import ModelInQuestion
@@ -22,7 +24,7 @@ def keep_model(
     """Keep it, unless it has what a record of the model does not show, or what no data says."""
     kept = _describe(question, captured, built, record, manifest) if _is_plain(captured, built) else None
     if kept is not None:
-        question.keep(kept)
+        question.keep(kept, captured.module.python or PythonValues())
 
 
 def _is_plain(captured: CapturedGraph, built: Build) -> bool:
@@ -42,16 +44,17 @@ def _describe(
     question: ModelInQuestion, captured: CapturedGraph, built: Build, record: BindingRecord, manifest: Manifest
 ) -> KeptModel | None:
     islands, binding = keep_islands(built.times.islands), record.read()
-    if islands is None or binding is None:
-        return None
     staged, checks = built.staged, {}
+    code = question.store.key_of(built.work.place_of_code(staged))
+    if islands is None or binding is None or question.find_code(code) != built.executable.vmfb:
+        return None
     if built.checks is not None:
         cared = [call.care for call in built.checks.calls]
         checks = {care.name: question.store.key_of(care.parts()) for care in cared if isinstance(care, Keeper)}
         if len(checks) != 2:
             return None
     return KeptModel(
-        vmfb=built.executable.vmfb,
+        code=code,
         functions={f.name: f for f in staged.functions} | built.specs,
         plans=staged.plans,
         stages=staged.stages,
@@ -60,4 +63,6 @@ def _describe(
         manifest=manifest,
         notes=built.executable.notes,
         checks=checks,
+        ops=find_ops(captured.as_traced.module.graph),
+        kernels=captured.as_traced.kernels,
     )

@@ -21,13 +21,15 @@ from retrograd.kept_islands import KeptIsland
 
 @dataclass(frozen=True)
 class KeptModel:
-    """``vmfb`` is the executable, ``functions`` what it has by name, ``plans`` and ``stages`` how they are cut, with
-    ``islands``, ``binding`` what is around them, ``manifest`` what describes it and ``notes`` what its user is told.
+    """``code`` is the key of the executable's own entry, ``functions`` what it has by name, ``plans`` and ``stages``
+    how they are cut, with ``islands``, ``binding`` what is around them, ``manifest`` what describes it and ``notes``
+    what its user is told.
 
-    ``checks`` are the keys under which the cache knows each function to be right, by name.
+    ``checks`` are the keys under which the cache knows each function to be right, by name; ``ops`` are the names of
+    the ops that it was compiled from, and ``kernels`` tells those that PyTorch had for them from others.
     """
 
-    vmfb: bytes
+    code: str
     functions: Mapping[str, FunctionSpec]
     plans: Mapping[str, StagePlan]
     stages: Sequence[FunctionSpec]
@@ -36,6 +38,8 @@ class KeptModel:
     manifest: Manifest
     notes: Sequence[str]
     checks: Mapping[str, str]
+    ops: Sequence[str]
+    kernels: str
 
     def dump(self) -> bytes:
         """It as bytes."""

@@ -9,7 +9,6 @@ check of its first call before. Whatever is in doubt is traced and compiled as i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pickle
 import time
@@ -25,14 +24,17 @@ from retrograd.contract.partitions import BUDGET
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.frontend.doors.flat_module import FlatModule
 from retrograd.frontend.doors.kept_binding import rebind
-from retrograd.frontend.doors.model_record import Doubt, record_model
+from retrograd.frontend.doors.model_record import record_model
+from retrograd.frontend.doors.recorded_graph import Doubt
 from retrograd.frontend.hooks.pack_hooks import under_hooks
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.user_lines import warn_user
+from retrograd.frontend.verification.registered_kernels import describe_kernels
 from retrograd.kept_model import KeptModel
 from retrograd.options import FIRST, Options, Request, tensors_of
+from retrograd.pipelines.stages.kept_code import code_of
 from retrograd.runtime.arguments.calling import CallingConvention
 from retrograd.runtime.arguments.repeated_memory import filling_repeated
 from retrograd.runtime.arguments.state import ModelState
@@ -65,6 +67,23 @@ class KnownChecks:
         return None
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A model that was recorded, and the digest of what it does."""
+
+    digest: str
+    flat: FlatModule
+
+    @property
+    def python(self) -> PythonValues:
+        """The Python values that it went by."""
+        return self.flat.python or PythonValues()
+
+    def does_same_as(self, other: _Recorded) -> bool:
+        """Whether another record is of the same, by the same Python values."""
+        return self.digest == other.digest and self.python.are_those_of(other.python)
+
+
 @dataclass
 class ModelInQuestion:
     """A model that may be known: ``options`` are those that follow from ``request`` for its arguments."""
@@ -76,8 +95,7 @@ class ModelInQuestion:
     kwargs: Mapping[str, Any]
     store: Store
     _situation: dict[str, str] = field(default_factory=dict)
-    _digest: str | None = None
-    _flat: FlatModule | None = None
+    _recorded: _Recorded | None = None
 
     @classmethod
     def of(
@@ -99,12 +117,10 @@ class ModelInQuestion:
             return None
         return question
 
-    def find(self) -> KeptModel | None:
-        """What is kept of the model; the model is recorded only where something of this situation is kept."""
-        if self.store.get(self._place({})) is None:
-            return None
-        digest = self._record()
-        data = None if digest is None else self.store.get(self._place({"does": digest}))
+    def find(self) -> tuple[KeptModel, bytes] | None:
+        """Record the model; returns what is kept of it, and its code."""
+        self._recorded = self._record()
+        data = None if self._recorded is None else self.store.get(self._place(self._recorded))
         if data is None:
             return None
         try:
@@ -112,32 +128,48 @@ class ModelInQuestion:
         except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, TypeError, ValueError) as error:
             _LOG.warning("what is kept of the model cannot be read: %s", error)
             return None
-        unchecked = self.options.verify is not False and any(
-            self.store.get_by_key(key) != RIGHT for key in kept.checks.values()
+        is_checked = self.options.verify is False or all(
+            self.store.get_by_key(key) == RIGHT for key in kept.checks.values()
         )
-        return None if unchecked else kept
+        code = self.find_code(kept.code)
+        if code is None or not is_checked or kept.kernels != describe_kernels(kept.ops):
+            return None
+        return kept, code
 
-    def keep(self, kept: KeptModel) -> None:
-        """Keep what was compiled of the model, unless it does what no record shows."""
-        digest = self._record()
-        if digest is not None:
-            self.store.put(self._place({"does": digest}), kept.dump())
-            self.store.put(self._place({}), RIGHT)
+    def find_code(self, key: str) -> bytes | None:
+        """The machine code that is kept under a key."""
+        data = self.store.get_by_key(key)
+        return None if data is None else code_of(data)
+
+    def keep(self, kept: KeptModel, python: PythonValues) -> None:
+        """Keep what was compiled of the model, unless it does what no record shows. ``python`` are the values that its
+        trace went by. What was traced is not what was recorded where the model does something else at each run: it
+        must have done the same before, then, and now."""
+        before = self._recorded
+        if before is None or not before.python.are_those_of(python):
+            return
+        now = self._record()
+        if now is not None and now.does_same_as(before):
+            self.store.put(self._place(before), kept.dump())
 
     @property
     def python(self) -> PythonValues:
         """The Python values that the model went by."""
-        return (self._flat and self._flat.python) or PythonValues()
+        return PythonValues() if self._recorded is None else self._recorded.python
 
     def open(
-        self, kept: KeptModel, compile_anew: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward]
+        self,
+        kept: KeptModel,
+        code: bytes,
+        compile_anew: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward],
     ) -> CompiledBackward:
-        """What is kept, ready to be called; ``compile_anew`` compiles the model as if nothing were known."""
-        flat = self._flat
-        if flat is None or flat.out_spec is None:
+        """What is kept, with its code, ready to be called; ``compile_anew`` compiles the model as if nothing were
+        known."""
+        if self._recorded is None or self._recorded.flat.out_spec is None:
             raise AssertionError("a model is known by its record")
+        flat = self._recorded.flat
         start = time.perf_counter()
-        program = Program.load(kept.vmfb, driver=self.options.uri, needs_device=self.options.needs_device)
+        program = Program.load(code, driver=self.options.uri, needs_device=self.options.needs_device)
         times = IslandTimes([island.open() for island in kept.islands])
         calls = StepCalls(program, kept.functions, kept.plans, kept.stages, times)
         run = rebind(kept.binding, calls.call_of(FORWARD), calls.call_of(BACKWARD), program.torch_device, flat.name)
@@ -177,20 +209,21 @@ class ModelInQuestion:
         leaves, _ = pytree.tree_flatten((self.args, self.kwargs))
         return named + [(f"argument {i}", leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
-    def _place(self, parts: Mapping[str, str]) -> dict[str, str]:
-        return {"entry": "a model", **self._situation, **parts}
+    def _place(self, recorded: _Recorded) -> dict[str, str]:
+        return {"entry": "a model", **self._situation, "does": recorded.digest}
 
-    def _record(self) -> str | None:
-        """The digest of what the model does; ``None`` where there is none."""
-        if self._digest is None:
-            leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
-            flat = FlatModule(self.model, spec, leaves)
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            with contextlib.suppress(Doubt), recurrent_loops(self.options.loops), library_ops(self.options.libraries):
-                constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-                self._digest = record_model(flat, tensors, constants)
-                self._flat = flat
-        return self._digest
+    def _record(self) -> _Recorded | None:
+        """What the model does; ``None`` where no record shows it."""
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        flat = FlatModule(self.model, spec, leaves)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        try:
+            with recurrent_loops(self.options.loops), library_ops(self.options.libraries):
+                return _Recorded(record_model(flat, tensors, constants), flat)
+        except Doubt as doubt:
+            _LOG.info("not looked for in the cache: %s", doubt)
+            return None
 
 
 @dataclass

@@ -19,7 +19,7 @@ from torch.nn.modules import module as torch_module
 
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.manifest import PACKAGES
-from retrograd.frontend.doors.model_record import Doubt
+from retrograd.frontend.doors.recorded_graph import Doubt
 from retrograd.options import Options
 from retrograd.pipelines.devices.targets import host_cpu
 from retrograd.pipelines.toolchain.fingerprint import package_fingerprint

@@ -34,6 +34,7 @@ from retrograd.pipelines.stages.staged import (
     Progress,
     StagedModule,
     build_executable,
+    executable_parts,
     mark_module,
     stage_backward,
 )
@@ -95,6 +96,11 @@ class Work:
             standalone=self.portable,
         )
         return staged, executable, cached
+
+    def place_of_code(self, staged: StagedModule) -> dict[str, str]:
+        """What the executable of a staged module is kept under."""
+        target = self.tuned(staged, self.options.target)
+        return executable_parts(staged, target, self.versions, standalone=self.portable and not staged.plans)
 
     def tuned(self, staged: StagedModule, target: Target) -> Target:
         """A target with the tiles that are asked for, for the kernels of a module."""

@@ -44,6 +44,8 @@ class FlatModule(torch.nn.Module):
         self.says_compiling = says_compiling
         # Whether the model asked, while it was traced, if it compiles.
         self.asks_compiling = False
+        # Whether it put hooks on autograd's graph.
+        self.hooks_graph = False
         owner = getattr(model, "__self__", None)
         # A bound method (`model.loss`) differentiates the module it is bound to.
         self.model = (
@@ -131,7 +133,7 @@ class FlatModule(torch.nn.Module):
         recorder, answers = of
         self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
         self.python = find_values(self._call, modules, seen, changed)
-        self.asks_compiling = seen.asks_compiling
+        self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
         if self.model is not None and changed:
             with (
                 HookTracker(),

@@ -7,30 +7,35 @@ call of its functions with arguments and the user's line, each aten op below aut
 of them, with what its nodes keep. A joint graph follows from these. A trace has the backward as well, and goes through
 decompositions: it takes ten times as long.
 
-What such a record does not show is refused: hooks, Python in a backward, ops of other libraries, objects of unknown
-kinds. There is then no digest, and the model is traced.
+What such a record does not show is refused: hooks, a look at autograd's graph, where hooks can be put, Python and C++
+of others in a backward, ops of other libraries, objects of unknown kinds. There is then no digest, and the model is
+traced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd.graph import Node
+from torch.autograd import Function
 from torch.fx import traceback as fx_traceback
 from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule
+from retrograd.frontend.doors.recorded_graph import Doubt, describe_graph, is_ours
 from retrograd.frontend.hooks.pack_hooks import find_open_hooks
 from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.traceable.portable_ops import portable_ops
@@ -39,11 +44,9 @@ from retrograd.frontend.traceable.portable_ops import portable_ops
 _NAMESPACES = {"aten", "prim", "prims", "retrograd"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
+# The attribute of tensors that leads to it.
+_GRAPH = "grad_fn.__get__"
 _FOLDERS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, enum.__file__))
-
-
-class Doubt(Exception):
-    """A model does what no record shows; the message says what."""
 
 
 def record_model(flat: FlatModule, examples: Sequence[torch.Tensor], constants: Sequence[Any]) -> str:
@@ -79,7 +82,7 @@ def _write(flat: FlatModule, examples: Sequence[torch.Tensor], constants: Sequen
         arguments = [mode.from_tensor(tensor) for tensor in examples]
         record.write(repr(flat.in_spec), *map(record.encode, [*fakes.values(), *arguments, *constants]))
         outputs = _run(flat, fakes, arguments, mode, record)
-        record.write_graph([*outputs, *fakes.values(), *arguments])
+        record.write(*describe_graph([*outputs, *fakes.values(), *arguments], record.encode))
 
 
 def _run(
@@ -96,6 +99,7 @@ def _run(
         AskedArguments(),
         mode,
         portable_ops(),
+        _functions_refused(record),
         _Ops(record),
         _Calls(record),
     ):
@@ -103,10 +107,28 @@ def _run(
     return outputs
 
 
+@contextlib.contextmanager
+def _functions_refused(record: _Record) -> Iterator[None]:
+    """While this is open, this thread applies no ``autograd.Function`` but ours: one that writes to a view is hidden
+    in the node of that write."""
+    original, thread = vars(Function)["apply"].__func__, threading.get_ident()
+
+    def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not is_ours(kind):
+            record.refuse(f"Python of the user's computes a gradient: {kind.__qualname__}")
+        return original(kind, *args, **kwargs)
+
+    with mock.patch.object(Function, "apply", classmethod(apply)):
+        yield
+
+
 def _refuse_what_trace_asks(flat: FlatModule) -> None:
-    """Raise where the trace asked the arguments' contents, or the model whether it compiles, or saw it hook itself."""
+    """Raise where the trace asked the arguments' contents, or the model whether it compiles, or saw it put hooks on
+    itself or on what it computes."""
     if flat.checks or flat.answers or flat.asks_compiling or flat.own_hooks.has_noted:
         raise Doubt("it asks what arguments contain, or whether it compiles, or hooks its own modules")
+    if flat.hooks_graph:
+        raise Doubt("it puts hooks on autograd's graph")
     for module in flat.modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             raise Doubt("a module has hooks")
@@ -184,51 +206,6 @@ class _Record:
             f"{tensor.requires_grad} {tensor.is_leaf} {tensor.is_conj()} {tensor.is_neg()} {tensor.is_inference()}"
         )
 
-    # -- Autograd's graph ---------------------------------------------------------------------------------------------
-
-    def write_graph(self, roots: Iterable[torch.Tensor]) -> None:
-        """Write down the graph behind some tensors: its nodes, what they keep, and what each hands gradients to."""
-        numbers: dict[Node, int] = {}
-        waiting: list[Node] = []
-        for root in roots:
-            node = root.grad_fn
-            self.write("root", "none" if node is None else f"{self._number(node, numbers, waiting)} {root.output_nr}")
-        while waiting:
-            node = waiting.pop()
-            edges = [
-                "none" if child is None else f"{self._number(child, numbers, waiting)} {place}"
-                for child, place in node.next_functions
-            ]
-            self.write(node.name(), *edges, *self._kept(node))
-
-    @staticmethod
-    def _number(node: Node, numbers: dict[Node, int], waiting: list[Node]) -> int:
-        if node not in numbers:
-            numbers[node] = len(numbers)
-            waiting.append(node)
-        return numbers[node]
-
-    def _kept(self, node: Any) -> list[str]:
-        function = getattr(type(node), "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("retrograd."):
-            self.refuse(f"Python of the user's computes a gradient: {function.__qualname__}")
-        if node.name() == "torch::autograd::AccumulateGrad":
-            return [self.encode(node.variable)]
-        kept = []
-        for name in sorted(name for name in dir(node) if name.startswith("_saved_")):
-            value = getattr(node, name)
-            # What a node keeps is unpacked to another tensor at each look.
-            kept.append(f"{name} {_describe(value)}")
-        return kept
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.requires_grad}"
-    if isinstance(value, tuple | list):
-        return f"({','.join(map(_describe, value))})"
-    return f"{type(value).__name__} {value!r}"
-
 
 class _Calls(TorchFunctionMode):
     """Writes down each call of a function of PyTorch's, the modes that it is made in and the user's line."""
@@ -252,6 +229,9 @@ class _Calls(TorchFunctionMode):
         name = _name_of(func)
         if name is None:
             record.refuse(f"it calls {func!r} by way of PyTorch")
+        if name == _GRAPH:
+            # Hooks can be put on its nodes, and on what these keep, which nothing shows.
+            record.refuse("it looks at autograd's graph")
         marks = record.encode(fx_traceback.current_meta.get("custom"))
         record.write(name, modes, marks, _place(sys._getframe(1)), *arguments, *named)
         return func(*args, **kwargs)
@@ -269,6 +249,8 @@ class _Ops(TorchDispatchMode):
     ) -> Any:
         if not isinstance(func, OpOverload) or func.namespace not in _NAMESPACES:
             self._record.refuse(f"it calls {func}, of whose gradient nothing is known")
+        if torch._C._is_torch_function_all_disabled():
+            self._record.refuse("it calls PyTorch where no mode sees its functions")
         kwargs = kwargs or {}
         record = self._record
         named = [f"{name}={record.encode(kwargs[name])}" for name in sorted(kwargs)]

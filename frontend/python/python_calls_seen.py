@@ -18,18 +18,27 @@ import re
 import sys
 import sysconfig
 from _lsprof import Profiler
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils import checkpoint
 
 from retrograd.frontend.python.source_locations import CaptureError, is_user_file
 
+_CHECKPOINT = checkpoint.__file__
 _STDLIB = sysconfig.get_paths()["stdlib"]
 # As the profiler names functions in C.
 _CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom)>")
+# What puts a hook on a node of autograd's graph, or on what one keeps.
+_HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' of '.*' objects>")
+# Of PyTorch's generators, what decides which numbers come next, and what tells them.
+_SEEDS = re.compile(
+    r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
+)
 _REMEDY = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call"
 _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.is_compiling()"
 
@@ -37,11 +46,13 @@ _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.
 @dataclass
 class PythonSeen:
     """The Python that a model ran: the code of its functions, and the variables of the environment that it read, each
-    with what it was then (``None`` where it was not set). ``asks_compiling`` says that it asked whether it compiles."""
+    with what it was then (``None`` where it was not set). ``asks_compiling`` says that it asked whether it compiles,
+    ``hooks_graph`` that hooks were put on autograd's graph."""
 
     codes: set[CodeType] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
     asks_compiling: bool = False
+    hooks_graph: bool = False
 
 
 def is_library(filename: str) -> bool:
@@ -54,10 +65,11 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     draw from, by name, beside those of ``random`` and ``numpy.random``; they are afterwards as they were.
 
     Raises:
-        CaptureError: it drew random numbers from one of them, or asked a clock; names the line.
+        CaptureError: it drew random numbers from one of them, seeded PyTorch's, or asked a clock; names the line.
     """
     known = {"random": random, "numpy.random": np.random, **generators}
     before = {name: _state(generator) for name, generator in known.items()}
+    seeded = torch.default_generator.get_state()
     profiler = Profiler()
     with _alone(), _watched_environment(seen):
         profiler.enable(subcalls=True, builtins=True)
@@ -72,7 +84,10 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
         _restore(known, before)
         if line is not None:
             raise CaptureError(f"the model draws random numbers from Python's {drawn[0]}, {_FROZEN}{line}", _REMEDY)
-    for entry in profiler.getstats():
+    entries = profiler.getstats()
+    seen.hooks_graph |= any(isinstance(entry.code, str) and _HOOKS.fullmatch(entry.code) for entry in entries)
+    _refuse_seeding(run, entries, seeded)
+    for entry in entries:
         if isinstance(entry.code, str) or not _is_users(entry.code):
             continue
         seen.codes.add(entry.code)
@@ -84,6 +99,46 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
             if place is not None:
                 raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", _CLOCK_REMEDY)
     return result
+
+
+def _refuse_seeding(run: Callable[[], Any], entries: Sequence[Any], before: torch.Tensor) -> None:
+    """Refuse a model that sets PyTorch's default generator to a state, or asks for its seed: what is compiled draws
+    numbers from a seed of each call. Of a model that is refused, the generator is given its state ``before``."""
+    names = {entry.code for entry in entries if isinstance(entry.code, str) and _SEEDS.fullmatch(entry.code)}
+    place = _find_seeding(run, names) if names else None
+    if place is not None:
+        torch.default_generator.set_state(before)
+        raise CaptureError(
+            f"the model sets or asks for the state of PyTorch's random numbers, which compiled code does not{place}",
+            "draw them before the model is called and pass them as an argument, or from a torch.Generator of its own",
+        )
+
+
+def _find_seeding(run: Callable[[], Any], names: set[str]) -> str | None:
+    """Run the model once more, up to where it calls one of these methods of a default generator, other than as
+    ``checkpoint`` does; ``None`` where it does not."""
+    defaults = {id(torch.default_generator), *map(id, torch.cuda.default_generators)}
+
+    def on_event(frame: FrameType, event: str, arg: Any) -> None:
+        if event != "c_call" or id(getattr(arg, "__self__", None)) not in defaults:
+            return
+        if f"<method '{arg.__name__}' of 'torch._C.Generator' objects>" in names and not _is_within(frame, _CHECKPOINT):
+            user = _find_user(frame)
+            raise _Found("" if user is None else _place(user, user.f_lineno))
+
+    return _run_profiled(run, on_event)
+
+
+def _is_within(frame: FrameType | None, filename: str) -> bool:
+    while frame is not None and frame.f_code.co_filename != filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _find_user(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and not _is_users(frame.f_code):
+        frame = frame.f_back
+    return frame
 
 
 _FROZEN = "which would be compiled in as they were while tracing"
@@ -232,6 +287,11 @@ def _find_call(run: Callable[[], Any], caller: CodeType, called: Any) -> str | N
         if event == "call" and frame.f_code is called and frame.f_back is not None and frame.f_back.f_code is caller:
             raise _Found(_place(frame.f_back, frame.f_back.f_lineno))
 
+    return _run_profiled(run, on_event)
+
+
+def _run_profiled(run: Callable[[], Any], on_event: Callable[[FrameType, str, Any], None]) -> str | None:
+    """Run the model under a profiler that raises what it found; ``None`` where it does not."""
     with _alone():
         sys.setprofile(on_event)
         try:

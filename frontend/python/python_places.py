@@ -64,6 +64,13 @@ class PythonValues:
                 return False
         return True
 
+    def are_those_of(self, other: PythonValues) -> bool:
+        """Whether the other ones are the same values, at the same places."""
+        found, others = ({place.path: place.value for place in values.places} for values in (self, other))
+        return found.keys() == others.keys() and all(
+            is_same_value(value, others[path]) for path, value in found.items()
+        )
+
     def find_changed(self) -> list[str]:
         """Those that are others now, each with what it was and what it is."""
         return [

@@ -25,7 +25,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 # What calls the model: further out there is none of its code.
-_MODEL = str(Path(_OURS) / "flat_module.py")
+_MODEL = str(Path(_OURS) / "doors" / "flat_module.py")
 # Modes that are active stand between the model's code and torch.
 _MODE = "__torch_function__"
 # Frames of these places are never the user's code.

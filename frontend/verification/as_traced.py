@@ -29,6 +29,7 @@ from retrograd.frontend.doors.absent_tangents import without_tangents
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.layers.random_ops import find_seed
 from retrograd.frontend.layers.streams import share_seed, take_streams
+from retrograd.frontend.verification.registered_kernels import describe_kernels, find_ops
 
 
 class OtherThanTraced(Exception):
@@ -67,6 +68,11 @@ class AsTraced:
             if node.op == "get_attr":
                 found.update(repr(_content(_attribute(self.module, node))).encode())
         return found.hexdigest()
+
+    @cached_property
+    def kernels(self) -> str:
+        """What tells the kernels that it runs with in torch from others."""
+        return describe_kernels(find_ops(self.module.graph))
 
     def has_outputs_of(self, forward: GraphModule) -> bool:
         """Whether the first results of a forward are computed by the same ops from the same arguments: by value

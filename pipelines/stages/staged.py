@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +26,7 @@ from retrograd.pipelines.infra.runner import run_passes
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.stages.collective_passes import collective_passes
 from retrograd.pipelines.stages.interface import read_interface
+from retrograd.pipelines.stages.kept_code import pack_code, unpack_code
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.pipelines.stages.stage_plan import read_island_plans, read_plan
 from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, MARKS, STAGES, passes_of
@@ -332,12 +332,11 @@ def _encode(executable: Executable) -> bytes:
     }
     header["notes"], header["kernels"] = list(executable.notes), list(executable.kernels)
     header["timelines"] = {name: [s.to_list() for s in steps] for name, steps in executable.timelines.items()}
-    return json.dumps(header).encode() + b"\n" + executable.vmfb
+    return pack_code(header, executable.vmfb)
 
 
 def _decode(data: bytes) -> Executable:
-    header, _, vmfb = data.partition(b"\n")
-    fields = json.loads(header)
+    fields, vmfb = unpack_code(data)
     timelines = {name: tuple(Step(*s) for s in steps) for name, steps in fields["timelines"].items()}
     flags, notes = tuple(fields["flags"]), tuple(fields["notes"])
     kernels = tuple(fields["kernels"])

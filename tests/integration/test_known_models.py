@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from retrograd.first_calls import Checks
 from retrograd.kept_model import KeptModel
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request
+from retrograd.runtime.cache import Cache
 from retrograd.store import Store
 
 Model = Callable[..., Any]
@@ -245,6 +247,73 @@ def test_a_known_model_runs_without_gradients_twice_and_under_enable() -> None:
         first.sum().backward()
 
 
+class Wave(nn.Module):
+    """Calls an op that has no decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x).sin().pow(2).mean()
+        return loss
+
+
+def test_what_was_compared_with_other_kernels_is_not_known(traces: list[Any]) -> None:
+    model, x = Wave(), argument()
+    compiled_before(model, x)
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        # PyTorch warns of the one, we of the call that differs from what runs in torch.
+        warnings.simplefilter("ignore")
+        library.impl("sin", lambda x: x.cos() * 2, "CPU")
+        eager = copy.deepcopy(model)
+        found = step(retrograd.compile_backward(model, (x,)), model, x)
+        for a, b in zip(found, step(eager, eager, x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert len(traces) == 2
+
+
+class Fickle(nn.Module):
+    """Does something else the first time that it runs, which is noted in no module."""
+
+    def __init__(self, flags: set[str]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+        self._seen: Callable[[], set[str]] = lambda: flags
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 2.0 if "seen" in self._seen() else 3.0
+        self._seen().add("seen")
+        loss: Tensor = (self.layer(x) * factor).pow(2).mean()
+        return loss
+
+
+def test_a_model_that_changes_as_it_runs_is_not_kept(traces: list[Any]) -> None:
+    x = argument()
+    compiled_before(Fickle(set()), x)
+    model = Fickle({"seen"})
+    eager = copy.deepcopy(model)
+    for a, b in zip(step(retrograd.compile_backward(model, (x,)), model, x), step(eager, eager, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert len(traces) == 2
+
+
+def test_a_model_whose_code_was_evicted_is_traced(traces: list[Any]) -> None:
+    model, x = Layers(), argument()
+    compiled_before(model, x)
+    question = ModelInQuestion.of(model, Request(), (x,), {})
+    assert question is not None
+    found = question.find()
+    assert found is not None
+    kept, code = found
+    assert code not in kept.dump()
+    (Cache().folder / f"{kept.code}.entry").unlink()
+    retrograd.compile_backward(model, (x,))
+    assert len(traces) == 2
+
+
 class Attention(nn.Module):
     """What a library computes in part, in stages."""
 
@@ -328,6 +397,7 @@ def test_a_lookup_finds_what_was_kept_for_this_very_model() -> None:
     compiled_before(model, x)
     question = ModelInQuestion.of(model, Request(), (x,), {})
     assert question is not None
-    kept = question.find()
-    assert kept is not None
+    found = question.find()
+    assert found is not None
+    kept, _ = found
     assert {Store().get_by_key(key) for key in kept.checks.values()} == {b"right"}

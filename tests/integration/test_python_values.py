@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import retrograd
 from retrograd.frontend.doors.capture import capture_joint
@@ -214,6 +215,59 @@ def test_randomness_of_pythons(draw: Callable[[Any], float]) -> None:
     assert f"in {draw.__name__}" in str(caught.value)
     assert random.getstate() == states[0] and model.own.getstate() == states[2]
     assert np.array_equal(np.random.get_state()[1], states[1])  # type: ignore[index]
+
+
+def by_seed(model: Any) -> float:
+    torch.manual_seed(1)  # seeded here
+    return 1.0
+
+
+def by_generator(model: Any) -> float:
+    torch.default_generator.manual_seed(1)  # seeded here
+    return 1.0
+
+
+def by_state(model: Any) -> float:
+    torch.set_rng_state(model.state)  # seeded here
+    return 1.0
+
+
+def by_fork(model: Any) -> float:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)  # seeded here
+    return 1.0
+
+
+def by_asking(model: Any) -> float:
+    return float(torch.initial_seed() % 2)  # seeded here
+
+
+@pytest.mark.parametrize("seed", [by_seed, by_generator, by_state, by_fork, by_asking])
+def test_seeds_of_pytorchs(seed: Callable[[Any], float]) -> None:
+    """In eager the numbers behind them are the same at each call; compiled code would draw others each time."""
+    model, x = Model(seed), torch.randn(2, 3)
+    state = model.state = torch.get_rng_state()
+    refused = pytest.raises(retrograd.CaptureError, match="the state of PyTorch's random numbers")
+    with refused as caught, contextlib.ExitStack() as stack:
+        capture_joint(stack, model, (x,))
+    assert "# seeded here" in str(caught.value)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_of_other_generators() -> None:
+    """A generator of the model's own, and what a checkpoint does with the state of PyTorch's, are none of these."""
+    generator = torch.Generator()
+
+    def part(x: Tensor) -> Tensor:
+        generator.manual_seed(1)
+        return x.sin()
+
+    def by_own(model: Any) -> float:
+        checkpoint(part, torch.ones(2), use_reentrant=False)
+        return 1.0
+
+    with contextlib.ExitStack() as stack:
+        capture_joint(stack, Model(by_own), (torch.randn(2, 3),))
 
 
 def test_clock_that_is_not_the_models() -> None:

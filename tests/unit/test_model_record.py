@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import retrograd
 from retrograd import situation
+from retrograd.frontend.doors.recorded_graph import Doubt, describe_graph
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request
 
@@ -50,8 +52,8 @@ class Model(nn.Module):
 def key_of(model: Callable[..., Any], *args: Any, **given: Any) -> str | None:
     """The key of a model called with these arguments, with options of its request; ``None`` where it has none."""
     question = ModelInQuestion.of(model, Request(**given), args, {})
-    digest = None if question is None else question._record()
-    return None if question is None or digest is None else question.store.key_of(question._place({"does": digest}))
+    recorded = None if question is None else question._record()
+    return None if question is None or recorded is None else question.store.key_of(question._place(recorded))
 
 
 def _name_of(part: Any) -> str:
@@ -345,6 +347,68 @@ def catch(hidden: Tensor) -> Tensor:
     return hidden
 
 
+def sine(hidden: Tensor) -> tuple[Tensor, Any]:
+    made = hidden.sin()
+    return made, made.grad_fn
+
+
+def hook_node(hidden: Tensor) -> Tensor:
+    made, node = sine(hidden)
+    node.register_hook(lambda inputs, _: tuple(None if g is None else g * 2 for g in inputs))
+    return made
+
+
+def hook_node_before(hidden: Tensor) -> Tensor:
+    made, node = sine(hidden)
+    node.next_functions[0][0].register_prehook(lambda outputs: (outputs[0] * 2,))
+    return made
+
+
+def hook_kept(hidden: Tensor) -> Tensor:
+    made = hidden.exp()
+    node: Any = made.grad_fn
+    node._raw_saved_result.register_hooks(lambda kept: kept, lambda kept: kept * 2)
+    return made.view_as(made)
+
+
+def hook_unseen(hidden: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return hook_node(hidden)
+
+
+def hook_unseen_nodes(hidden: Tensor) -> Tensor:
+    made = hidden.sin()
+    with torch._C.DisableTorchFunction():
+        node: Any = made.grad_fn
+        node.register_prehook(lambda outputs: (outputs[0] * 2,))
+    return made
+
+
+class DoubledInPlace(torch.autograd.Function):
+    """Has a gradient in Python, which the write to a view hides."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def write_to_view(hidden: Tensor) -> Tensor:
+    made = hidden * 1
+    write: Any = DoubledInPlace.apply
+    write(made[0])
+    return made
+
+
+def seed(hidden: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return hidden + torch.rand(6)
+
+
 def own_op(hidden: Tensor) -> Tensor:
     @torch.library.custom_op("test_model_record::twice", mutates_args=())
     def twice(x: Tensor) -> Tensor:
@@ -361,6 +425,13 @@ def own_op(hidden: Tensor) -> Tensor:
         Doubled.apply,
         hook_values,
         catch,
+        hook_node,
+        hook_node_before,
+        hook_kept,
+        hook_unseen,
+        hook_unseen_nodes,
+        write_to_view,
+        seed,
         pack,
         own_op,
         lambda hidden: checkpoint(torch.sin, hidden, use_reentrant=False),
@@ -375,6 +446,36 @@ def test_what_a_record_does_not_show_has_no_key(part: Callable[[Tensor], Tensor]
     model = Model()
     model.part = part
     assert key_of(model, argument()) is None
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    """What TorchScript differentiates itself, from its third run on."""
+    return (x.sin() * x.cos()).tanh()
+
+
+def test_a_graph_with_unknown_nodes_is_in_doubt() -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert [*describe_graph([x.sin()], lambda _: "x")][2] == "SinBackward0"
+    for _ in range(4):
+        made = scripted(x)
+    with pytest.raises(Doubt, match="shows nothing of itself"):
+        [*describe_graph([made], lambda _: "x")]
+
+
+def test_functions_of_other_threads_are_applied_while_a_model_is_recorded() -> None:
+    model, found, double = Model(), [], cast(Any, Doubled).apply
+
+    def part(hidden: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: found.append(double(torch.ones(2))))
+        thread.start()
+        thread.join()
+        return hidden
+
+    model.part = part
+    assert key_of(model, argument()) is not None
+    assert all(torch.equal(doubled, torch.full((2,), 2.0)) for doubled in found)
+    assert found
 
 
 def test_models_that_keep_tensors_have_no_key() -> None:
