@@ -89,6 +89,8 @@ def _describe_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> Iterable[str
 
 
 def _describe_torch() -> Iterable[str]:
+    onednn: Any = torch.backends.mkldnn
+    places = (torch.backends, onednn, onednn.matmul, onednn.conv, onednn.rnn)
     for device in ("cpu", "cuda"):
         yield f"autocast {device} {torch.is_autocast_enabled(device)} {torch.get_autocast_dtype(device)}"
     settings: dict[str, Any] = {
@@ -99,7 +101,8 @@ def _describe_torch() -> Iterable[str]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        "products": torch.get_float32_matmul_precision(),
+        # Not by get_float32_matmul_precision, which raises where these were set one by one.
+        "products": [place.fp32_precision for place in places],
         "mkldnn": torch._C._get_mkldnn_enabled(),
         "cudnn": (torch._C._get_cudnn_enabled(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "nnpack": torch._C._get_nnpack_enabled(),

@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -199,6 +200,17 @@ def precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def convolutions() -> Iterator[None]:
+    """As if set by an interface of PyTorch's after which, for the rest of the process, the older one raises."""
+    set_by_itself, mixed = SimpleNamespace(fp32_precision="bf16"), RuntimeError("mix of the legacy and new APIs")
+    with (
+        mock.patch.object(torch.backends.mkldnn, "conv", set_by_itself),
+        mock.patch.object(torch, "get_float32_matmul_precision", side_effect=mixed),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
@@ -216,6 +228,7 @@ def default_dtype() -> Iterator[None]:
         torch.no_grad,
         deterministic,
         precision,
+        convolutions,
         default_dtype,
         lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         lambda: torch.backends.mkldnn.flags(enabled=False),
