@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 from retrograd.dialects import ir
@@ -16,6 +17,7 @@ from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import BARRIER, walk
+from retrograd.pipelines.transforms.helpers.generics import is_elementwise
 from retrograd.pipelines.transforms.helpers.uses import only_user
 from retrograd.pipelines.transforms.helpers.views import is_view
 
@@ -83,12 +85,33 @@ class BwdMarkProducts(ModulePass):
 
 
 def _write_tile(product: ir.Operation) -> str | None:
+    if is_repeated(product.results[0]):
+        return None
     if (tail := choose_tile(product)) is not None:
         return _TILE.format(t=tail)
     if (peeled := choose_peeled_tile(product)) is None:
         return None
     in_batch = product.name == "linalg.batch_matmul"
     return _PEELED.format(t=peeled, one="1, " if in_batch else "", zero="0, " if in_batch else "")
+
+
+def is_repeated(value: ir.Value) -> bool:
+    """Whether something elementwise has each element of ``value`` several times, as the gradient of one row among many
+    has it. IREE computes both in one kernel, of whose loops a tile for the product leaves the others whole: vectors of
+    32 x 8 x 32 numbers, which it refuses."""
+    pending, seen = [value], set[ir.Operation]()
+    while pending:
+        value = pending.pop()
+        for user in (use.owner for use in value.uses):
+            if user in seen or not (is_elementwise(user) or is_view(user)):
+                continue
+            seen.add(user)
+            before, after = (ir.RankedTensorType(v.type) for v in (value, user.results[0]))
+            is_known = before.has_static_shape and after.has_static_shape
+            if is_known and prod(after.shape) > prod(before.shape):
+                return True
+            pending.append(user.results[0])
+    return False
 
 
 def choose_peeled_tile(product: ir.Operation) -> PeeledTile | None:

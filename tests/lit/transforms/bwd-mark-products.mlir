@@ -149,3 +149,41 @@ func.func @unpeeled(%a: tensor<1x401x32xf32>, %b: tensor<1x32x401xf32>, %y: tens
       -> tensor<512x512xf32>
   return %0, %1, %2, %3 : tensor<1x401x401xf32>, tensor<6x7x64xf32>, tensor<6x40x64xf64>, tensor<512x512xf32>
 }
+
+// -----
+
+#row = affine_map<(t, m, n) -> (m, n)>
+#all = affine_map<(t, m, n) -> (t, m, n)>
+#id = affine_map<(m, n) -> (m, n)>
+// Each element is in 32 places of what is computed with it: no tile. Where it is in one, there is one.
+// TAILS-LABEL: func.func @repeated(
+// TAILS: linalg.matmul ins(%{{.*}}, %{{.*}} : tensor<16x5xf32>, tensor<5x64xf32>)
+// TAILS-LABEL: func.func @not_repeated(
+// TAILS: linalg.matmul {compilation_info = #iree_codegen.compilation_info<
+func.func @repeated(%a: tensor<16x5xf32>, %b: tensor<5x64xf32>, %y: tensor<16x64xf32>, %z: tensor<32x16x64xf32>)
+    -> tensor<32x16x64xf32> {
+  %0 = linalg.matmul ins(%a, %b : tensor<16x5xf32>, tensor<5x64xf32>) outs(%y : tensor<16x64xf32>) -> tensor<16x64xf32>
+  %1 = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%0 : tensor<16x64xf32>) outs(%y : tensor<16x64xf32>) {
+  ^bb0(%x: f32, %out: f32):
+    %s = math.exp %x : f32
+    linalg.yield %s : f32
+  } -> tensor<16x64xf32>
+  %2 = linalg.generic {indexing_maps = [#row, #all], iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%1 : tensor<16x64xf32>) outs(%z : tensor<32x16x64xf32>) {
+  ^bb0(%x: f32, %out: f32):
+    linalg.yield %x : f32
+  } -> tensor<32x16x64xf32>
+  return %2 : tensor<32x16x64xf32>
+}
+
+func.func @not_repeated(%a: tensor<16x5xf32>, %b: tensor<5x64xf32>, %y: tensor<16x64xf32>) -> tensor<16x64xf32> {
+  %0 = linalg.matmul ins(%a, %b : tensor<16x5xf32>, tensor<5x64xf32>) outs(%y : tensor<16x64xf32>) -> tensor<16x64xf32>
+  %1 = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%0 : tensor<16x64xf32>) outs(%y : tensor<16x64xf32>) {
+  ^bb0(%x: f32, %out: f32):
+    %s = math.exp %x : f32
+    linalg.yield %s : f32
+  } -> tensor<16x64xf32>
+  return %1 : tensor<16x64xf32>
+}
