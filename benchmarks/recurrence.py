@@ -1,7 +1,8 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Recurrent layers as loops and written out, an op by step: seconds to compile, steps' times to eager's, and peaks.
-From how many steps on a layer is a loop (`LEAST_STEPS` in frontend/layers/recurrent.py) was decided by this.
+"""Recurrent layers by a library, as loops and written out, an op by step: seconds to compile, steps' times to eager's,
+and peaks. From how many steps on a layer is a loop (`LEAST_STEPS` in frontend/layers/recurrence_ops.py) was decided by
+this.
 
 python benchmarks/recurrence.py
 python benchmarks/recurrence.py --kinds gru --steps 16 64 --repeats 40
@@ -27,8 +28,8 @@ from retrograd.frontend.layers import recurrent
 
 KINDS: dict[str, type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 COLUMNS = ("layer", "steps", "form", "compiles in s", "forward", "backward", "step to eager's", "peak MiB")
-# The fewest steps of a loop that has each form come out.
-FORMS = {"loop": 1, "written out": 1 << 30}
+# The fewest steps of a loop, and whose kernels, that have each form come out. LSTMs alone are in a library.
+FORMS = {"library": (1, "library"), "loop": (1, "off"), "written out": (1 << 30, "off")}
 
 
 def make_case(kind: str, steps: int, batch: int, width: int, layers: int) -> Case:
@@ -45,15 +46,19 @@ def make_case(kind: str, steps: int, batch: int, width: int, layers: int) -> Cas
 def compile_form(case: Case, form: str) -> Contender:
     """The case in one form, compiled anew."""
     start = time.perf_counter()
-    with mock.patch.object(recurrent, "LEAST_STEPS", FORMS[form]):
-        step = retrograd.compile_backward(case.model, case.args, cache=False, verify=False, fallback="error")
+    least, kernels = FORMS[form]
+    with mock.patch.object(recurrent, "LEAST_STEPS", least):
+        step = retrograd.compile_backward(
+            case.model, case.args, cache=False, verify=False, fallback="error", kernels=kernels
+        )
     seconds = time.perf_counter() - start
     return Contender(form, step, seconds, lambda: step.explain().to_dict())
 
 
 def measure(kind: str, case: Case, repeats: int) -> list[list[str]]:
     """The rows of a case: eager's, and one for each form."""
-    contenders = [eager(case), *(compile_form(case, form) for form in FORMS)]
+    forms = [form for form in FORMS if form != "library" or kind == "lstm"]
+    contenders = [eager(case), *(compile_form(case, form) for form in forms)]
     for contender in contenders:
         for _ in range(WARM_UP_STEPS):
             run_step(case, contender.call)
@@ -89,8 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind in given.kinds:
         for steps in given.steps:
             case = make_case(kind, steps, given.batch, given.width, given.layers)
-            rows += measure(kind, case, given.repeats)
-            print("\n".join(markdown_table(COLUMNS, 3, rows[-1 - len(FORMS) :])), flush=True)
+            new = measure(kind, case, given.repeats)
+            rows += new
+            print("\n".join(markdown_table(COLUMNS, 3, new)), flush=True)
 
 
 if __name__ == "__main__":

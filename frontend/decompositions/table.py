@@ -42,6 +42,7 @@ from retrograd.frontend.decompositions.pooling import (
     pooling_gradients,
 )
 from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, squeezed, strided
+from retrograd.frontend.layers import lstm_layers
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_table"]
@@ -76,6 +77,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *squeezed.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
+    *lstm_layers.ENTRIES,
 )
 
 

@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Node
 
 from retrograd.frontend.complex_numbers.split import is_border
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
-from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
+from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import CHOICE, LIBRARY, LIBRARY_OPS, ROUNDING
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
@@ -29,7 +30,7 @@ from retrograd.frontend.traceable.matrix_checks import CHECK
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # Ops of this project that torch runs where they are still in a graph.
-_LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD)
+_LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD)
 # Backwards of CPU libraries' layers, for which the forward, run in eager, left notes in the library's own form.
 _OF_LIBRARIES = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 # Of float64 IREE's code for a CPU calls these by name, and is linked with no library that has them.

@@ -22,7 +22,7 @@ from retrograd.contract.sizes import Size
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS
 from retrograd.frontend.islands.island_choice import Island, is_random
-from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import FLOPS, LIBRARY
 from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.sizes.size_expressions import to_size

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
+LEAST_STEPS = 4
 _LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
 _LIBRARY.define(
     "lstm(Tensor gates, Tensor hidden, Tensor cell, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -214,7 +216,7 @@ def _written_out(
     return torch.autograd.grad(results, leaves, gradients, create_graph=True)
 
 
-def _by_weight(grad_gates: Tensor, hidden: Tensor, outputs: Tensor) -> Tensor:
+def weight_gradient(grad_gates: Tensor, hidden: Tensor, outputs: Tensor) -> Tensor:
     """The gradient of the states' weight: one product over all steps."""
     before = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
     return grad_gates.flatten(0, 1).t() @ before.flatten(0, 1)
@@ -236,7 +238,7 @@ def _differentiate_lstm(ctx: Any, grad_outputs: Tensor, grad_last: Tensor, *_: T
     if torch.is_grad_enabled():
         return _written_out(lstm, (gates, hidden, cell, weight), (grad_outputs, grad_last))
     grad_gates, grad_hidden, grad_cell = LSTM_BACKWARD(grad_outputs, grad_last, cell, weight, cells, active)
-    return grad_gates, grad_hidden, grad_cell, _by_weight(grad_gates, hidden, outputs)
+    return grad_gates, grad_hidden, grad_cell, weight_gradient(grad_gates, hidden, outputs)
 
 
 def _differentiate_gru(ctx: Any, grad_outputs: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
@@ -245,7 +247,7 @@ def _differentiate_gru(ctx: Any, grad_outputs: Tensor, *_: Tensor) -> tuple[Tens
         return _written_out(gru, (gates, hidden, weight, bias), (grad_outputs,))
     of_states, grad_new, grad_hidden = GRU_BACKWARD(grad_outputs, hidden, weight, outputs, active)
     grad_gates = torch.cat((of_states[..., : 2 * hidden.shape[-1]], grad_new), -1)
-    return grad_gates, grad_hidden, _by_weight(of_states, hidden, outputs), of_states.sum((0, 1))
+    return grad_gates, grad_hidden, weight_gradient(of_states, hidden, outputs), of_states.sum((0, 1))
 
 
 def _keep_rnn(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -258,7 +260,7 @@ def _differentiate_rnn(name: str, ctx: Any, grad_outputs: Tensor) -> tuple[Tenso
         formula = _KERNELS[name][0]
         return _written_out(lambda *given: (formula(*given),), (sums, hidden, weight), (grad_outputs,))
     grad_sums, grad_hidden = getattr(torch.ops.retrograd, f"{name}_backward").default(grad_outputs, weight, outputs)
-    return grad_sums, grad_hidden, _by_weight(grad_sums, hidden, outputs)
+    return grad_sums, grad_hidden, weight_gradient(grad_sums, hidden, outputs)
 
 
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -3,7 +3,8 @@
 """Recurrent networks: LSTMs, GRUs and RNNs as loops, and what PyTorch's own decomposition has wrong.
 
 While :func:`recurrent_loops` is open, a direction of such a layer of ``LEAST_STEPS`` or more is one op
-(``recurrence_ops.py``), which is compiled as a loop; others are written out, an op by step.
+(``recurrence_ops.py``), which is compiled as a loop; others are written out, an op by step. Of an LSTM it is the op
+that oneDNN computes (``lstm_layers.py``) where libraries compute anything on a CPU.
 
 ``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
 it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
@@ -27,10 +28,10 @@ from torch._decomp import decompositions
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from retrograd.frontend.layers.recurrence_ops import GRU, LSTM, RNN_RELU, RNN_TANH
+from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, is_in_onednn
+from retrograd.frontend.layers.recurrence_ops import GRU, LEAST_STEPS, LSTM, RNN_RELU, RNN_TANH
+from retrograd.frontend.libraries.ops import computes
 
-# Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
-LEAST_STEPS = 16
 _HAS_LOOPS: ContextVar[bool] = ContextVar("retrograd_recurrent_loops", default=False)
 
 
@@ -96,7 +97,10 @@ def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
     def layer_or_loop(
         inputs: Tensor, states: Any, params: Sequence[Tensor], has_biases: bool, reverse: bool = False
     ) -> tuple[Tensor, Any]:
-        if not can_be_loop(inputs, (states,) if isinstance(states, Tensor) else states, params, has_biases):
+        first = (states,) if isinstance(states, Tensor) else states
+        if loop is _lstm_loop and can_be_call(inputs, first, params, has_biases):
+            return _lstm_call(inputs, states, params, reverse)
+        if not can_be_loop(inputs, first, params, has_biases):
             return layer(inputs, states, params, has_biases, reverse=reverse)
         outputs, last = loop(inputs.flip(0) if reverse else inputs, states, params)
         return outputs.flip(0) if reverse else outputs, last
@@ -110,6 +114,14 @@ def _lstm_loop(
     bias = params[2] + params[3] if len(params) == 4 else None
     outputs, cell, _, _ = LSTM(F.linear(inputs, params[0], bias), states[0], states[1], params[1])
     return outputs, (outputs[-1], cell)
+
+
+def _lstm_call(
+    inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor], reverse: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    biases = params[2:] or [params[0].new_zeros(params[0].shape[0])] * 2
+    outputs, hidden, cell, _ = LSTM_LAYER(inputs, *params[:2], *biases, *states, reverse)
+    return outputs, (hidden, cell)
 
 
 def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -138,8 +150,22 @@ _RNNS: dict[Any, Callable[..., Tensor]] = {torch.tanh: RNN_TANH, torch.relu: RNN
 
 
 def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
-    """Whether one direction of a layer is compiled as a loop: where loops are wanted, of ``LEAST_STEPS`` or
-    more, in f32 on a CPU, of sizes that are known, without a projection."""
+    """Whether one direction of a layer is compiled as a loop: where it can be an op, of ``LEAST_STEPS`` or more."""
+    return can_be_op(inputs, states, params, has_biases) and inputs.shape[0] >= LEAST_STEPS
+
+
+def can_be_call(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
+    """Whether oneDNN computes one direction of an LSTM's layer: where it can be an op, and a library is faster."""
+    return (
+        is_in_onednn(inputs)
+        and can_be_op(inputs, states, params, has_biases)
+        and computes(LSTM_LAYER, inputs, *params[:2])
+    )
+
+
+def can_be_op(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
+    """Whether one direction of a layer is one op: where loops are wanted, in f32 on a CPU, of sizes that are known,
+    without a projection."""
     tensors = (inputs, *states, *params)
     # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
     is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
@@ -150,8 +176,7 @@ def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tenso
         and len(params) == (4 if has_biases else 2)
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(isinstance(n, int) for t in tensors for n in t.shape)
-        and inputs.shape[0] >= LEAST_STEPS
-        and inputs.shape[1] > 0
+        and inputs.numel() > 0
     )
 
 

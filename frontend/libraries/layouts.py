@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from retrograd.frontend.doors.deferred_code import recompile_when_called
 from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.libraries.channels_last import find_turned
+from retrograd.frontend.libraries.joined_layers import WITH, join_layers
 from retrograd.frontend.libraries.kernel_calls import note_refusals
 from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
 from retrograd.frontend.libraries.ops import LIBRARY, lays_channels_last, mark_library_ops
@@ -28,13 +29,17 @@ from retrograd.frontend.libraries.written_out import write_out_pools
 from retrograd.frontend.sizes.size_nodes import SIZE
 
 aten, prims = torch.ops.aten, torch.ops.prims
-WITH = "retrograd_with"
-"""In a view's ``meta``: the name of the op whose island it is part of."""
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # Besides all ops that are views by their schema. Strides that an op names are of memory that is not there.
 _VIEWS = (aten._unsafe_view.default, aten.reshape.default, aten.detach.default)
 _NO_VIEWS = (aten.as_strided.default,)
+# Ops whose second argument is what all elements are.
+_FILLED = (aten.full.default, aten.full_like.default)
+# Views of some or all elements, as they are.
+_SOME = (aten.slice.Tensor, aten.select.int, aten.view.default, aten.unsqueeze.default, aten.permute.default)
+# The tensor itself, to an op that writes to none of what it takes.
+_SAME = (aten.alias.default, aten.detach.default)
 _PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
 
 
@@ -75,6 +80,7 @@ def attach_views(graph_module: GraphModule) -> None:
     if marked:
         # Sizes stay: shapes are written in terms of them.
         graph.eliminate_dead_code(lambda node: node.is_impure() or SIZE in node.meta)
+        join_layers(graph)
         recompile_when_called(graph_module)
 
 
@@ -84,6 +90,12 @@ def _taken(graph: Graph, op: Node, value: Node, copies: dict[Node, Node]) -> Nod
     if value in copies:
         return copies[value]
     source = _source_of(value)
+    if value.target in _SAME:
+        return _taken(graph, op, value.args[0], copies)  # type: ignore[arg-type]
+    constant = find_constant(value)
+    if constant is not None:
+        copies[value] = _belongs(_filled(graph, value, constant), op)
+        return copies[value]
     if source is None and _is_contiguous(value):
         return value
     if source is not None:
@@ -114,6 +126,26 @@ def _laid_last(graph: Graph, value: Node) -> Node:
     node.meta["val"] = node.meta["val"].contiguous()
     if is_view(node.meta["val"].shape, LAST):
         node.target, node.args = aten.view.default, (value, [*node.meta["val"].shape])
+    return node
+
+
+def find_constant(value: Node) -> float | None:
+    """The number that all elements of a tensor of known size are, such as the first states of a layer that is given
+    none; ``None`` where there is no such."""
+    tensor = value.meta["val"]
+    if not isinstance(tensor, Tensor) or not all(isinstance(n, int) for n in tensor.shape):
+        return None
+    if value.target in _FILLED:
+        return None if isinstance(value.args[1], Node) else value.args[1]  # type: ignore[return-value]
+    return find_constant(value.args[0]) if value.target in _SOME else None  # type: ignore[arg-type]
+
+
+def _filled(graph: Graph, value: Node, number: float) -> Node:
+    """A constant once more, as a tensor of its own."""
+    tensor = value.meta["val"]
+    how = {"dtype": tensor.dtype, "device": tensor.device}
+    node = graph.call_function(aten.full.default, ([*tensor.shape], number), how)
+    node.meta = {"val": tensor.contiguous(), "stack_trace": value.stack_trace}
     return node
 
 

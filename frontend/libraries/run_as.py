@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter
 
+from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD, lstm_layer, lstm_layer_backward
 from retrograd.frontend.libraries.attention import attention, attention_backward
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -24,6 +25,9 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 RUN_AS: Mapping[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+    # As an op of Python's, each takes 50 us more.
+    LSTM_LAYER: lstm_layer,
+    LSTM_LAYER_BACKWARD: lstm_layer_backward,
     # PyTorch runs these in Python, and makes a class at each call: 0.15 ms each, where the op of the same arguments
     # takes microseconds.
     prims.squeeze.default: aten.squeeze.dims,

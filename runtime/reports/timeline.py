@@ -57,7 +57,7 @@ class MemoryTimeline:
     Steps are counted, not timed: how long each takes is not known. Results have their storage before a function, or a
     stage of one that is cut, runs; residuals keep theirs until the last stage that takes them returns. Scratch memory
     is one block for each, of which the part in use changes from step to step; where little of it lies idle at the
-    fullest moment, IREE packed it well.
+    fullest moment, IREE packed it well. What a loop carries from round to round is not seen, and counts as idle.
     """
 
     name: str

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend.layers.recurrent import LEAST_STEPS
+from retrograd.frontend.layers.recurrence_ops import LEAST_STEPS
 
 STEPS = 17
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries.channels_last import Turns
-from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import LIBRARY, POOLS, Libraries, library_ops
 from retrograd.frontend.libraries.permutations import inverse, is_view
 

@@ -15,7 +15,7 @@ from retrograd.frontend.decompositions.attention import score_scale
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries import attention
-from retrograd.frontend.libraries.layouts import WITH
+from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import (
     LIBRARY,
     LIBRARY_OPS,

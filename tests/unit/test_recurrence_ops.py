@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._decomp import decompositions
 from torch.utils._pytree import tree_leaves
 
-from retrograd.frontend.layers.recurrence_ops import GRU, LSTM, RNN_RELU, RNN_TANH
-from retrograd.frontend.layers.recurrent import LEAST_STEPS, can_be_loop, dropout_between_layers, recurrent_loops
+from retrograd.frontend.layers.recurrence_ops import GRU, LEAST_STEPS, LSTM, RNN_RELU, RNN_TANH
+from retrograd.frontend.layers.recurrent import can_be_loop, dropout_between_layers, recurrent_loops
 from retrograd.options import Request
 
 
