@@ -170,6 +170,7 @@ def test_what_cutting_has_to_save(given: dict[str, Any], gain: int | None) -> No
     assert Request(**given).on([]).cut_gain == gain
 
 
+@pytest.mark.short_cases("auto")
 @pytest.mark.parametrize("free_early", ["auto", True])
 def test_a_budget_that_functions_in_one_piece_do_not_keep(free_early: Any) -> None:
     # No gradient of a weight fits where a residual was.
