@@ -8,18 +8,14 @@ new central directory and the archive comment `retrograd-sha256:<64 hex digits>`
 its own digits. `iree-run-module` and `unzip` take the file as it is.
 """
 
-import contextlib
 import errno
 import hashlib
 import io
 import os
 import re
-import secrets
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from iree.runtime import version as iree_version
 
@@ -27,6 +23,7 @@ from retrograd.contract.archive import EPOCH, OWN
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.manifest import FORMAT_VERSION, Manifest, parse_json, read_format_version
 from retrograd.contract.reading import ManifestError
+from retrograd.contract.whole_files import replacing
 
 MANIFEST_MEMBER = f"{OWN}manifest.json"
 
@@ -62,7 +59,10 @@ def write_artifact(path: str | os.PathLike[str], vmfb: bytes, manifest: Manifest
         OSError: the file system refused.
     """
     sealed = _seal(vmfb, manifest)
-    with _replacing(Path(path)) as file:
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder; make it before", str(path.parent))
+    with replacing(path, synced=True) as file:
         file.write(sealed)
 
 
@@ -122,24 +122,6 @@ def _seal(vmfb: bytes, manifest: Manifest) -> bytes:
     if body[: len(vmfb)] != vmfb or not body.endswith(_SEAL):
         raise ArtifactError("zipfile of this Python moved the executable; write artifacts with another Python release")
     return body + hashlib.sha256(body).hexdigest().encode()
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends, and leaves no trace when it fails."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder; make it before", str(path.parent))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        # KeyboardInterrupt and SystemExit too: half a file must never be left behind.
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _check_seal(path: Path, data: bytes) -> str:

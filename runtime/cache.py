@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,13 +21,13 @@ import platformdirs
 from filelock import FileLock
 
 from retrograd.contract.environment import CACHE_FOLDER
+from retrograd.contract.whole_files import TEMPORARY_SUFFIX, replacing
 
 DEFAULT_MAX_BYTES = 2 * 1024**3
 
 _HEADER = b"retrograd-cache-1\n"
 _DIGEST_BYTES = 32
 _SUFFIX = ".entry"
-_TEMPORARY_SUFFIX = ".tmp"
 _LOCK_SUFFIX = ".lock"
 # A writer that is still alive renames its file long before this; what is older belongs to a process that was killed.
 _ABANDONED_SECONDS = 3600.0
@@ -94,15 +93,10 @@ class Cache:
         packed = _HEADER + hashlib.sha256(data).digest() + data
         if len(packed) > self.max_bytes:
             return
-        temporary = path.with_name(f".{key}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(packed)
-                os.replace(temporary, path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            with replacing(path) as file:
+                file.write(packed)
             self._evict()
         except OSError as error:
             self._warn(error)
@@ -182,7 +176,7 @@ class Cache:
 
     def _remove_abandoned(self, age: float) -> None:
         now = time.time()
-        for path, stat in self._files(_TEMPORARY_SUFFIX):
+        for path, stat in self._files(TEMPORARY_SUFFIX):
             if now - stat.st_mtime >= age:
                 _remove(path)
 

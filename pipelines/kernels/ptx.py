@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from retrograd.contract.trials import CompiledKernel
+from retrograd.contract.whole_files import replacing
 from retrograd.pipelines.kernels.cache_folder import cache_folder
 from retrograd.pipelines.kernels.kernel import Kernel, KernelError
 
@@ -135,11 +136,10 @@ def _read(path: Path) -> CompiledKernel | None:
 def _write(path: Path, compiled: CompiledKernel) -> None:
     """Keep a kernel; where the folder cannot be written to, it is compiled again next time."""
     fields = {**asdict(compiled), "digest": sha256(compiled.ptx.encode()).hexdigest()}
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(fields), encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps(fields).encode())
     except OSError as error:
         print(f"retrograd: kernels are not kept in {path.parent}: {error}", file=sys.stderr)
 

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from retrograd.contract.errors import RetrogradError
+from retrograd.contract.whole_files import replacing
 from retrograd.pipelines.kernels.cache_folder import cache_folder
 
 FORMAT = 1
@@ -78,12 +77,8 @@ def write_table(path: Path, entries: Iterable[Entry]) -> None:
         OSError: it cannot be written.
     """
     tiles = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.key)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(json.dumps({"format": FORMAT, "tiles": tiles}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write((json.dumps({"format": FORMAT, "tiles": tiles}, indent=1) + "\n").encode())
 
 
 def read_kept() -> Table:
