@@ -63,7 +63,7 @@ def update_input(value: ir.Value, token: ir.Value, *, hook: int) -> ir.Value:
 
 
 def collective(value: ir.Value, what: Collective, result_type: ir.Type) -> ir.Value:
-    """What processes make together of `value`, when it is there."""
+    """Build the op that makes something of `value` together with other processes, and is done when that is there."""
     return CollectiveOp(value, *_describe(what), result_type).results[0]
 
 
@@ -76,12 +76,12 @@ def start_collective(
 
 
 def wait_collective(started: ir.Value) -> ir.Value:
-    """What was started, when it is there."""
+    """Build the op that waits for a started collective."""
     return WaitCollectiveOp(started, started.type).results[0]
 
 
 def read_collective(op: ir.Operation) -> Collective:
-    """What an op of `collective` or `start_collective` does."""
+    """Read the exchange that an op of `collective` or `start_collective` is."""
     texts = (ir.StringAttr(op.attributes[name]).value for name in ("kind", "reduction", "group"))
     kind, reduction, group = texts
     return Collective(kind, reduction, ir.IntegerAttr(op.attributes["size"]).value, group)

@@ -159,8 +159,8 @@ class FinalCallbacksOp(Bwd.Operation, name="final_callbacks", traits=[Effects]):
 
 
 class CollectiveOp(Bwd.Operation, name="collective", traits=[Effects]):
-    """What the processes of `group`, `size` of them (0 where it does not matter), make together of what each has: of a
-    `kind` of ``COLLECTIVES``, with a `reduction` where it reduces. It is there when the op is over."""
+    """The result that the processes of `group`, `size` of them (0 where it does not matter), make together of what each
+    has: of a `kind` of ``COLLECTIVES``, with a `reduction` where it reduces. It is there when the op is over."""
 
     value: ext.Operand[Any]
     kind: ir.StringAttr
@@ -204,7 +204,7 @@ class StartCollectiveOp(Bwd.Operation, name="start_collective", traits=[Effects]
 
 
 class WaitCollectiveOp(Bwd.Operation, name="wait_collective", traits=[FreshResults]):
-    """What a collective gives, once it is there."""
+    """The result of a started collective, once it is there."""
 
     started: ext.Operand[_Same]
     value: ext.Result[_Same]

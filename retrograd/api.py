@@ -227,8 +227,8 @@ def bisect(
 
 
 def options_of(mode: str | None, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a mode of ``torch.compile`` stands for beside ``options``: CUDA graphs, or tiles by measurement on the CUDA
-    device of the graph's tensors; where there are no kernels to measure, a warning says why."""
+    """Reads what a mode of ``torch.compile`` stands for beside ``options``: CUDA graphs, or tiles by measurement on the
+    CUDA device of the graph's tensors; where there are no kernels to measure, a warning says why."""
     if mode == "reduce-overhead":
         return {"cuda_graphs": True}
     device = next((t.device for t in tensors if t.is_cuda), None)

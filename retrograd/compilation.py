@@ -57,7 +57,7 @@ from retrograd.variants import BackwardVariants, variants_of
 
 @dataclass(frozen=True)
 class Compilation:
-    """What the user asked for: a model, and how to compile it. It is compiled once more for other Python values than it
+    """A model, and how the user asked to have it compiled. It is compiled once more for other Python values than it
     reads at first.
 
     ``dynamic_shapes`` and ``progress`` are as for :func:`retrograd.compile_backward`; by ``as_in_eager`` the trace does

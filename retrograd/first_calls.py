@@ -139,7 +139,7 @@ class Keeper:
         warn_user(f"{said}. {instead}", MiscompiledWarning)
 
     def parts(self) -> dict[str, str]:
-        """What it is remembered by."""
+        """The parts of the key that it is remembered by."""
         return {
             "entry": "verified",
             "check": _VERSION,

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is kept of a compiled model for other processes: all that comes after it is known what the model does.
+"""An entry that keeps a compiled model for other processes: all that comes after it is known what the model does.
 
 An entry is pickled. Whoever can write to the cache's folder can have this process run what he likes in any case: it
 holds machine code.

@@ -163,7 +163,7 @@ class ModelInQuestion:
         code: bytes,
         compile_anew: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward],
     ) -> CompiledBackward:
-        """What is kept, with its code, ready to be called; ``compile_anew`` compiles the model as if nothing were
+        """Loads what is kept, with its code, to be called; ``compile_anew`` compiles the model as if nothing were
         known."""
         if self._recorded is None or self._recorded.flat.out_spec is None:
             raise AssertionError("a model is known by its record")
@@ -213,7 +213,7 @@ class ModelInQuestion:
         return {"entry": "a model", **self._situation, "does": recorded.digest}
 
     def _record(self) -> _Recorded | None:
-        """What the model does; ``None`` where no record shows it."""
+        """Records what the model does; ``None`` where no record shows it."""
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         flat = FlatModule(self.model, spec, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -239,7 +239,7 @@ class _Anew:
     _compiled: CompiledBackward | None = None
 
     def portable(self) -> Portable:
-        """What a file is to hold."""
+        """The contents of a file."""
         return self._open().portable()
 
     def mlir(self, stage: str) -> str:

@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is built: graphs of two kinds, ahead of time and as they ran, and backwards that leave out outputs of one. How
-each is staged and finished."""
+"""Stages and finishes what is built: graphs of two kinds, ahead of time and as they ran, and backwards that leave out
+outputs of one. How each is staged and finished."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Work:
         return staged, executable, cached
 
     def place_of_code(self, staged: StagedModule) -> dict[str, str]:
-        """What the executable of a staged module is kept under."""
+        """The key that the executable of a staged module is kept under."""
         target = self.tuned(staged, self.options.target)
         return executable_parts(staged, target, self.versions, standalone=self.portable and not staged.plans)
 
@@ -225,7 +225,7 @@ class WithoutTangents:
         raise OverBudget
 
     def _targets(self) -> Iterator[Target]:
-        """What to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
+        """The targets to compile for: with a budget, also for kernels one at a time, and then with plain flags."""
         target = self.work.options.target
         yield target
         if self.step.memory_budget is not None:

@@ -45,7 +45,7 @@ class Tuning:
 
 
 def read_tiles(tiles: Tiles, target: Target, device: torch.device, *, is_kept: bool) -> Tuning | None:
-    """What the option ``tiles`` of a compilation asks for; nothing for ``auto``.
+    """Reads the option ``tiles`` of a compilation; nothing for ``auto``.
 
     Raises:
         ValueError: no kernels of ours are compiled for the target; says why not.
@@ -104,7 +104,7 @@ def _find_questions(staged: StagedModule, target: Target, store: ExecutableStore
 
 
 def _known_tiles(questions: Sequence[Question], architecture: str, tuning: Tuning) -> dict[str, Entry]:
-    """What a table has for questions; of a file that has something for none of them, a warning tells."""
+    """Looks questions up in a table; of a file that has something for none of them, a warning tells."""
     triton = str(find_triton())
     table: Table = read_kept() if tuning.is_kept else {}
     if tuning.file is not None:
@@ -177,7 +177,7 @@ def _find_device(device: torch.device, architecture: str) -> int:
 
 
 def _find_sound(question: Question, compiled: Mapping[Kernel, CompiledKernel | str]) -> dict[str, Work]:
-    """What to run for each choice of tiles whose kernels were compiled; nothing if those taken unasked are not."""
+    """Finds the work of each choice of tiles whose kernels were compiled; nothing if those taken unasked are not."""
     works: dict[str, Work] = {}
     for tiles, trial in question.trials.items():
         found = {run.launch.kernel: compiled[run.launch.kernel] for run in trial.runs}
@@ -210,7 +210,7 @@ def _command(index: int) -> list[str]:
 
 
 def _ask_device(asked: Sequence[Sequence[Work]], index: int) -> Iterator[dict[str, Any] | None]:
-    """What was measured of each question, in a process of its own: where a kernel ends that, nothing is known of the
+    """Measures each question, in a process of its own: where a kernel ends that, nothing is known of the
     question, and another process goes on with the next."""
     waiting = list(asked)
     while waiting:

@@ -37,7 +37,8 @@ class CallPlan:
     heads: Mapping[str, int]
 
     def caller(self, run: Callable[[Tensors], Tensors], more: Sequence[Callable[[Sequence[Any]], Any]]) -> Caller:
-        """What calls the function ``run`` so; ``more`` reads or draws what stands behind the graph's arguments."""
+        """Makes the function that calls ``run`` so; ``more`` reads or draws what stands behind the graph's
+        arguments."""
         taken, heads = self.taken, self.heads
         kept = sorted({place for place in self.through if place is not None})
         if not (kept or heads) and all(place is not None for place in self.computed):

@@ -147,7 +147,7 @@ class FlatModule(torch.nn.Module):
 
     @property
     def called(self) -> Callable[..., Any]:
-        """What the user gave to be compiled."""
+        """The model or function that the user gave to be compiled."""
         return self._call
 
     def parts(self) -> list[Any]:

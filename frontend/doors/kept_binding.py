@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What AOTAutograd puts around a compiled forward and backward, as data: another process builds the same differentiable
+"""Keeps as data how AOTAutograd wraps a compiled forward and backward: another process builds the same differentiable
 function of it, without a trace.
 
 PyTorch's own cache does the same (``torch._functorch._aot_autograd.aot_autograd_result``); only the compiled functions
@@ -63,7 +63,7 @@ class KeptBinding:
 
 @dataclass
 class BindingRecord:
-    """What is written down of a binding while AOTAutograd makes it: in the end a :class:`KeptBinding`, or none where
+    """A binding, written down while AOTAutograd makes it: in the end a :class:`KeptBinding`, or none where
     something in it is not data."""
 
     forward: tuple[CallPlan, bool] | None = None
@@ -92,7 +92,7 @@ class BindingRecord:
             yield
 
     def read(self) -> KeptBinding | None:
-        """What was written down; ``None`` where it cannot be kept."""
+        """The binding that was written down; ``None`` where it cannot be kept."""
         given = self._given
         if self.forward is None or self.backward is None or given is None or given["bw_module"] is None:
             return None

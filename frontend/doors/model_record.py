@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a model does, as one digest: by which a program that was compiled in another process is known to be the model's.
+"""Digests what a model does: by that a program that was compiled in another process is known to be the model's.
 
 The forward runs once on fake tensors, as the first half of a trace does, and what reaches PyTorch is written down: each
 call of its functions with arguments and the user's line, each aten op below autograd, and the graph that autograd made
@@ -143,7 +143,7 @@ def _constant(leaf: Any) -> str:
 
 
 class _Record:
-    """What was written down so far; tensors are known by the order in which they came."""
+    """A digest of what was written down so far; tensors are known by the order in which they came."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()

@@ -133,7 +133,7 @@ def _join(found: Sequence[Sequence[Tensor]], query: Tensor) -> list[Tensor]:
 
 
 def _kept(part: _Part, dropout: float, seed: Tensor, stream: int) -> Tensor:
-    """What the weights of a part are times: nothing, or one over the chance that they stay."""
+    """The factors of the weights of a part: 0, or one over the chance that they stay."""
     shape = (1, part.last - part.first, part.q.shape[2], part.k.shape[2])
     size = shape[2] * shape[3]
     start = (part.batch * part.count + part.first) * size

@@ -63,7 +63,8 @@ def find_turned(graph: Graph, ops: Sequence[Node]) -> list[Node]:
 
 
 def count_turns(graph: Graph, convolutions: Sequence[Node]) -> Turns:
-    """What is turned around by whom, if these convolutions take and give images with channels last."""
+    """Counts the tensors that are turned around, by whom, if these convolutions take and give images with channels
+    last."""
     wanted, last = set(convolutions), set[Node]()
     # In compiled code, each tensor once.
     left: set[Node] = set()
@@ -95,7 +96,7 @@ def count_turns(graph: Graph, convolutions: Sequence[Node]) -> Turns:
 
 
 def _images_of(convolution: Node) -> list[Node]:
-    """What a convolution takes besides its filters."""
+    """The image or images that a convolution takes besides its filters."""
     count = 2 if convolution.target is aten.convolution_backward.default else 1
     return read_arguments(convolution)[:count]
 

@@ -178,7 +178,7 @@ class _Sinking:
         return given
 
     def permuted(self, node: Node, order: Order) -> Tensor:
-        """What a node gives, with axes of size 1 in front as far as ``order`` has more, permuted."""
+        """The result of a node, with axes of size 1 in front as far as ``order`` has more, permuted."""
         lies = self.lies.get(node)
         if lies is not None and lies.order == order:
             return self.writer.value(lies.tensor)
@@ -203,7 +203,7 @@ class _Sinking:
         return wide.permute(order)
 
     def elementwise(self, node: Node, order: Order) -> Tensor:
-        """What a node computes of permuted operands."""
+        """The result of an elementwise node, from permuted operands."""
 
         def argument(given: Node) -> Any:
             is_tensor = isinstance(given.meta["val"], Tensor)
@@ -314,7 +314,7 @@ def read_op(node: Node) -> Any:
 
 
 def _read_permutation(node: Node) -> tuple[Node, Order]:
-    """What a node permutes, and in which order that has the axes of what it gives."""
+    """Reads the value that a node permutes, and in which order that has the axes of what it gives."""
     source, axes = node.args
     return source, inverse(axes)  # type: ignore[return-value, arg-type]
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What an island runs in the place of a traced op."""
+"""Says which function an island runs in the place of a traced op."""
 
 from __future__ import annotations
 

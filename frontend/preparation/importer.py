@@ -128,7 +128,7 @@ class KeptTensors(RefTracker):  # type: ignore[misc]
         self._kept: list[Any] = []
 
     def track(self, referrent: Any) -> RefMapping:
-        """What is known of a tensor."""
+        """Finds what the import knows of an object, and keeps the object alive: it is known by its address."""
         self._kept.append(referrent)
         return super().track(referrent)
 

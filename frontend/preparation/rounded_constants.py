@@ -96,7 +96,7 @@ def decides(node: Node) -> bool:
 
 
 def _compute(node: Node, values: dict[Node, Any]) -> Tensor | None:
-    """What a fixed node gives; ``None`` where PyTorch does not compute it."""
+    """Computes a fixed node; ``None`` where PyTorch does not compute it."""
     with torch.no_grad(), torch._C._DisableAutocast():
         try:
             for each in _needed(node, values):

@@ -153,8 +153,8 @@ def _is_users(module: Any) -> bool:
 
 
 class _Roots:
-    """What the user's program holds for longer than a call: the model, and functions that are traced; the globals of
-    modules; classes; variables of functions that are under way, and of the context."""
+    """The objects that the user's program holds for longer than a call: the model, and functions that are traced; the
+    globals of modules; classes; variables of functions that are under way, and of the context."""
 
     def __init__(self, model: Sequence[Any]) -> None:
         modules = {name: module for name, module in sys.modules.items() if isinstance(module, types.ModuleType)}
@@ -194,7 +194,7 @@ class _Roots:
         return id(holder) in self._variables | self.in_context and _leads_on(holder)
 
     def parts(self, holder: Any) -> list[Any]:
-        """What an object holds."""
+        """The objects that an object holds."""
         return [vars(holder)] if type(holder) is threading.local else gc.get_referents(holder)
 
 

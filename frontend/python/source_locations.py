@@ -216,7 +216,8 @@ _REMEDIES = {
 
 
 class LeftToEagerError(CaptureError):
-    """What no graph of any sizes holds: ``torch.compile`` runs it in eager, where the other doors refuse it."""
+    """A program that no graph holds, of whatever sizes: ``torch.compile`` runs it in eager, where the other doors
+    refuse it."""
 
 
 def shared_memory_error() -> LeftToEagerError:

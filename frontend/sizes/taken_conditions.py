@@ -1,7 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a trace with open sizes may take for granted: a condition that holds for the sizes of the example, which then is
-one of the program."""
+"""Decides what a trace with open sizes may take for granted: a condition that holds for the sizes of the example, which
+then is one of the program."""
 
 from __future__ import annotations
 

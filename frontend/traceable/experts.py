@@ -34,9 +34,9 @@ class GroupedProduct(torch.autograd.Function):
 
 
 def find_product(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What to call in the place of transformers' product of groups, if ``func`` is that and its gradient is Python code
-    that asks for the offsets' values, as in releases up to 5.17; later ones have an op of its own for it, which is
-    decomposed."""
+    """Finds the function to call in the place of transformers' product of groups, if ``func`` is that and its gradient
+    is Python code that asks for the offsets' values, as in releases up to 5.17; later ones have an op of its own for
+    it, which is decomposed."""
     if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or str(func) not in _NAMES:
         return None
     return None if hasattr(torch.ops.transformers, _GRADIENT) else multiply

@@ -113,7 +113,7 @@ def _attend_dropped(
 
 
 def _added(mask: Tensor, query: Tensor) -> Tensor:
-    """What is added to scores for a mask of which those count."""
+    """Makes the numbers that are added to scores, for a mask of those that count."""
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 

@@ -33,7 +33,7 @@ from retrograd.frontend.verification.registered_kernels import describe_kernels,
 
 
 class OtherThanTraced(Exception):
-    """What was compiled is another graph than the one that was traced; of this call nothing has run, as can be seen
+    """The compiled graph is another one than was traced; of this call nothing has run, as can be seen
     afterwards. The message says which result differs."""
 
 
@@ -61,7 +61,7 @@ class AsTraced:
 
     @cached_property
     def digest(self) -> str:
-        """What tells this graph from others, constants included."""
+        """A digest of the graph, constants included."""
         found = hashlib.sha256(f"{self.outputs}{sorted(self.absent)}".encode())
         for node in self.module.graph.nodes:
             found.update(f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}\n".encode())
@@ -71,7 +71,7 @@ class AsTraced:
 
     @cached_property
     def kernels(self) -> str:
-        """What tells the kernels that it runs with in torch from others."""
+        """A digest of the kernels that it runs with in torch."""
         return describe_kernels(find_ops(self.module.graph))
 
     def has_outputs_of(self, forward: GraphModule) -> bool:
@@ -181,7 +181,7 @@ def _attribute(module: GraphModule, node: Node) -> Any:
 
 
 def _content(value: Any) -> Sequence[Any]:
-    """What a constant holds."""
+    """Describes a constant by its kind and its content, so that two can be compared."""
     if isinstance(value, GraphModule):
         return ("graph", str(value.graph))
     if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or value.layout is not torch.strided:

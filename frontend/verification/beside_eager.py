@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a model computes in eager, beside what was captured of it.
+"""Compares what a model computes in eager with what was captured of it.
 
 A trace says of itself that it compiles, and a model that asks may compute something else then. The first call of what
 was compiled is compared with the traced graph, which computes it too; so the model itself is run once more, told that
@@ -44,8 +44,8 @@ _COPIES = 3
 
 @dataclass(frozen=True)
 class EagerRun:
-    """What a run of the model gave: its outputs, then what it wrote to; gradients, where they were asked for, and the
-    nodes of autograd that lead from the outputs to what requires grad, by name."""
+    """The results of a run of the model: its outputs, then what it wrote to; gradients, where they were asked for, and
+    the nodes of autograd that lead from the outputs to what requires grad, by name."""
 
     outputs: list[Tensor]
     written: list[Tensor]
@@ -90,7 +90,7 @@ class BesideEager:
         return Comparison(self, [t.detach().clone() for t in primals], [t.requires_grad for t in primals])
 
     def names(self) -> list[str]:
-        """What is compared, in the user's words."""
+        """The names of what is compared, in the user's words."""
         return [*self._outputs, *(f"{self.primals[i]}, which it writes to," for i in self._mutated)]
 
     def run(self, given: Sequence[Tensor], wanted: Sequence[bool], says_compiling: bool, gradients: bool) -> EagerRun:
@@ -203,7 +203,7 @@ class Comparison:
         return f"the gradient of {names[difference.place]} differs{_by(difference.error)}{self._line()}"
 
     def _shaken(self, *, gradients: bool) -> Iterator[list[Any] | None]:
-        """What eager gives with other rounding; in no float64, in which not every model runs."""
+        """Runs eager with other rounding; in no float64, in which not every model runs."""
         yield None
         for seed in range(SHAKES):
             with Rounded(seed):

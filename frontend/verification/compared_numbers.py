@@ -192,7 +192,7 @@ def _find_inside(result: Any) -> set[Node]:
 
 
 def _find_given(graph: Graph, inside: set[Node]) -> list[Node]:
-    """What the ops take from outside."""
+    """Finds the values that the ops take from outside."""
     taken = dict.fromkeys(given for node in graph.nodes if node in inside for given in node.all_input_nodes)
     return [node for node in taken if node not in inside]
 

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a comparison with eager raises."""
+"""Errors that a comparison with eager raises."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Others:
             yield from found.run(self.arguments, self._run_otherwise)
 
     def _run_otherwise(self, head: GraphModule) -> Sequence[Any]:
-        """What leads to comparisons, in float64, or from arguments that are off by rounding."""
+        """Runs a part of the graph in float64, or from arguments that are off by rounding."""
         self.restart()
         precise = run_precise(head, self.arguments)
         return head(*move_all(self.arguments)) if precise is None else precise
@@ -223,7 +223,7 @@ class Care(Protocol):
         """
 
     def leave(self, message: str) -> None:
-        """What was compiled is another graph than the traced one, and the step is left to eager.
+        """Leave the step to eager: the compiled graph is another one than was traced.
 
         Raises:
             VerificationError: a fault is an error.
@@ -425,7 +425,8 @@ class FirstCall:
         self.care.leave(message)
 
     def _replace(self, graph: Graph, message: str | None) -> None:
-        """What a forward gives leads to wrong gradients: the graph runs in torch, or nothing where that is wrong."""
+        """Replace a forward whose results lead to wrong gradients: the graph runs in torch, or nothing where that is
+        wrong."""
         self.is_wrong = True
         self.state = "gives what the backward's gradients are wrong with, runs in torch"
         self.care.forget()

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a backward's first call needs to compute its gradients from the forward's arguments, not from what the compiled
+"""Has a backward's first call compute its gradients from the forward's arguments, not from what the compiled
 forward saved: a fault that both halves share shows only there."""
 
 from __future__ import annotations

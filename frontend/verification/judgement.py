@@ -58,7 +58,7 @@ class Difference:
 
 
 class FirstRuns(Protocol):
-    """What is asked first where values part, since it costs no more than the graph's run did."""
+    """Runs that are asked for first where values part: they cost no more than the graph's own did."""
 
     def compare(self, places: Sequence[int]) -> Iterator[Sequence[Any]]:
         """The results at these places, which are no floats: as they are, then as rounding of the numbers that they hang

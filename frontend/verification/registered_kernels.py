@@ -24,7 +24,7 @@ def find_ops(graph: Graph) -> tuple[str, ...]:
 
 
 def describe_kernels(ops: Iterable[str]) -> str:
-    """What tells the kernels of these ops from others, by the place in a source that registers each, as a digest."""
+    """Digests the kernels of these ops: the place in a source that registers each."""
     digest = hashlib.sha256()
     for op in ops:
         # PyTorch's own lie where it is installed.

@@ -98,7 +98,7 @@ class ConvertLinalgToKernels(ModulePass):
         _note(module, QUESTIONS, asked)
 
     def _plan(self, kinds: Sequence[Family], op: ir.Operation) -> Plan | Refusal | None:
-        """What the first family that an op is for says of it."""
+        """Asks the first family that an op is for."""
         try:
             return next((plan for kind in kinds if (plan := kind.plan(op)) is not None), None)
         except TilesError as error:

@@ -105,7 +105,7 @@ def _describe(tensor: ir.Value) -> Tensor:
 
 
 def _write_nothing(like: ir.Value) -> ir.Value:
-    """What stands for no mask."""
+    """Write the zero that stands for no mask."""
     type_ = ir.RankedTensorType.get([], ir.RankedTensorType(builtin_type(like.type)).element_type)
     zero = ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, 0.0))
     return ir.Operation.create("arith.constant", results=[type_], attributes={"value": zero}).results[0]

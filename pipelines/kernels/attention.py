@@ -136,7 +136,7 @@ class Step:
 
     @property
     def others(self) -> dict[str, ir.Value]:
-        """What it takes besides heads and sums: a mask, a seed."""
+        """The operands besides heads and sums: a mask, a seed."""
         return {name: value for name, value in (("mask", self.mask), ("seeds", self.seed)) if value is not None}
 
     @property
@@ -156,7 +156,7 @@ class Step:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """What the kernel is told: sizes, and the strides of what it takes and gives."""
+        """The numbers that the kernel is told: sizes, and the strides of what it takes and gives."""
         taken = {name: (heads.start, *heads.strides) for name, heads in self.heads.items()}
         masks = {} if self.mask is None else {"mask": mask_strides(self.mask)[:3]}
         given = {name: heads.strides for name, heads in self.given.items()}
@@ -200,7 +200,7 @@ def _bits_of(number: float) -> int:
 
 
 def write_question(step: Step) -> str:
-    """What the tiles of a step are asked for by: sizes and types, and what is masked."""
+    """Write the text that the tiles of a step are asked for by: sizes and types, and what is masked."""
     batch, count, rows, width = step.first.shape
     words = [f"attention {step.kind} of {batch}x{count}x{rows}x{width}"]
     if "k" in step.heads:

@@ -144,7 +144,7 @@ class Columns:
             is_after |= other == op
 
     def _find_needed(self, buffers: Sequence[ir.Value], op: ir.Operation) -> list[ir.Operation] | None:
-        """What stands behind ``op`` and gives buffers, in order: to be moved in front of it; ``None`` where something
+        """Finds the ops behind ``op`` that give buffers, in order: to be moved in front of it; ``None`` where something
         of it cannot be."""
         if not self.places:
             for place, view in enumerate(op.block.operations):
@@ -357,7 +357,7 @@ class ColumnPlan:
 
     @property
     def question(self) -> str:
-        """What tiles are asked for by: rows, columns, and the text of what is computed of them."""
+        """The text that tiles are asked for by: rows, columns, and the text of what is computed of them."""
         *leading, columns = self.body.shape
         # The text for any tiles.
         text = self._first(Tiles(1, 1, 1, 1, 1)).label

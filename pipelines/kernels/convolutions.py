@@ -109,7 +109,7 @@ class Geometry:
         )
 
     def numbers(self, kind: str) -> dict[str, int]:
-        """What kernels are told."""
+        """The numbers that kernels are told."""
         (count, height, width, pitch_x), (_, high, wide, channels) = self.images, self.filters
         run = 1
         if self.has_runs and kind != SPREAD:
@@ -177,7 +177,7 @@ class ConvolutionPlan:
 
     @property
     def question(self) -> str:
-        """What tiles are asked for by: sizes, types and the window."""
+        """The text that tiles are asked for by: sizes, types and the window."""
         geometry, call = self.geometry, self.geometry.convolution
         images, filters = ("x".join(map(str, sizes)) for sizes in (geometry.images, geometry.filters))
         window = " ".join(
@@ -247,7 +247,7 @@ class ConvolutionPlan:
         return count // groups, groups, 1
 
     def numbers(self) -> dict[str, int]:
-        """What the kernel is told."""
+        """The numbers that the kernel is told."""
         numbers = self.geometry.numbers(self.kind)
         if self.kind == CORRELATE:
             numbers |= {"steps": self.tile.steps(self.work), "groups": self.geometry.groups}

@@ -52,7 +52,7 @@ class Statements:
         return self.names[key]
 
     def expression_of(self, name: str) -> str:
-        """What a value is computed by."""
+        """Read the expression that a value is computed by."""
         return next((text for line in self.lines for own, _, text in [line.partition(" = ")] if own == name), "")
 
 

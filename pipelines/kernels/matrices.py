@@ -74,12 +74,12 @@ def _keeps_matrices(collapse: ir.Operation) -> bool:
 
 
 def find_buffer(value: ir.Value) -> Buffer:
-    """What a value is in memory."""
+    """Describe the memory that a value takes."""
     return find_typed_buffer(value.type)
 
 
 def find_typed_buffer(type_: ir.Type) -> Buffer:
-    """What values of a type are in memory."""
+    """Describe the memory that values of a type take."""
     type_ = ir.RankedTensorType(type_)
     return Buffer(str(type_.element_type), tuple(type_.shape))
 

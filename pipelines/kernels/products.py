@@ -115,7 +115,7 @@ class ProductPlan:
 
     @property
     def question(self) -> str:
-        """What tiles are asked for by: sizes, layouts and types, of what the kernel adds and gives too."""
+        """The text that tiles are asked for by: sizes, layouts and types, of what the kernel adds and gives too."""
         shape, epilogue = self.shape, find_epilogue(self.op)
         layout = "nt"[self.left.transposed] + "nt"[self.right.transposed]
         batch = f"{shape.batch} of " if shape.batch > 1 else ""
@@ -264,7 +264,7 @@ class ProductPlan:
         )
 
     def _split_launch(self, matrix: Matrix) -> tuple[Launch, list[int], ir.Type]:
-        """What splits or pads a matrix, the shape of what it gives and the type of its elements."""
+        """The kernel that splits or pads a matrix, the shape of its result and the type of the elements."""
         *batch, rows, columns = matrix.shape
         count, high, pitch = batch[0] if batch else 1, pad(rows), pad(columns)
         planes = [self.shape.parts] if self.shape.parts > 1 else []

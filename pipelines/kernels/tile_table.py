@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it holds for."""
+        """The question that it answers, on which architecture and by which Triton."""
         return self.question, self.architecture, self.triton
 
 
@@ -82,7 +82,7 @@ def write_table(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read_kept() -> Table:
-    """What is kept; nothing where there is no such file, or a damaged one."""
+    """Read the table that is kept; nothing where there is no such file, or a damaged one."""
     try:
         return read_table(kept_table())
     except TableError:

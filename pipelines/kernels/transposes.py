@@ -130,7 +130,7 @@ class TransposePlan:
 
     @property
     def question(self) -> str:
-        """What tiles are asked for by."""
+        """The text that tiles are asked for by."""
         count, rows, columns = self.matrices
         return f"transposes {count} of {rows}x{columns} {self.elements[0]} to {self.elements[1]}"
 

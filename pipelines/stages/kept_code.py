@@ -14,7 +14,7 @@ def pack_code(known: dict[str, Any], vmfb: bytes) -> bytes:
 
 
 def unpack_code(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """What :func:`pack_code` was given."""
+    """Read what :func:`pack_code` was given."""
     header, vmfb = _split(data)
     known: dict[str, Any] = json.loads(header)
     return known, vmfb

@@ -45,7 +45,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class KeptStages:
-    """What one imported module, staged in one way, has in a store; nothing where there is no store."""
+    """The entries that one imported module, staged in one way, has in a store; none where there is no store."""
 
     store: ExecutableStore | None
     parts: dict[str, str]

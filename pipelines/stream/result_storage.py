@@ -183,7 +183,7 @@ def _find_place(offset: Any, pack: Any) -> tuple[int, int] | None:
 
 
 def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
-    """What can be hosted in a resource that ``execute`` takes and accesses at these steps, if it is storage for a
+    """Reads what can be hosted in a resource that ``execute`` takes and accesses at these steps, if it is storage for a
     result: it holds nothing before it is written for the first time."""
     owner = _import_of(value)
     if owner is None or "consume" not in owner.attributes:

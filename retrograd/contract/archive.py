@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is ours in a compiled program, which is a zip archive."""
+"""The place of our own files in a compiled program, which is a zip archive."""
 
 OWN = "retrograd/"
 """The folder of it; IREE does not look at it."""

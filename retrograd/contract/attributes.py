@@ -1,6 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the import writes in MLIR beside torch's ops, and passes read: attributes, and the operator of an island."""
+"""Names that the import writes in MLIR beside torch's ops, and passes read: attributes, and the operator of an
+island."""
 
 from __future__ import annotations
 

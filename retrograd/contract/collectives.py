@@ -23,8 +23,8 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES, PREFETCH_BYTES = 25 << 20, 1 << 20, 64 << 20
 
 @dataclass(frozen=True)
 class Collective:
-    """What processes do: one of ``COLLECTIVES``, how they reduce (``sum``, ``avg``, ...; empty for a gathering), of how
-    many processes the group is (0 where that does not matter), and the group's name."""
+    """An exchange between processes: one of ``COLLECTIVES``, how they reduce (``sum``, ``avg``, ...; empty for a
+    gathering), of how many processes the group is (0 where that does not matter), and the group's name."""
 
     collective: str
     reduction: str

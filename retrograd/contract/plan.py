@@ -72,7 +72,7 @@ class StartCollective:
 
     @property
     def what(self) -> Collective:
-        """What the processes do."""
+        """The exchange between the processes."""
         return Collective(self.collective, self.reduction, self.size, self.group)
 
 

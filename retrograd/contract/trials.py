@@ -46,8 +46,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is computed of the last buffer behind the kernels: its sum over the first axis, to which the buffer ``bias``
-    is added, rounded to ``element``."""
+    """The computation that follows the kernels, on the last buffer: its sum over the first axis, to which the buffer
+    ``bias`` is added, rounded to ``element``."""
 
     element: str
     bias: int | None = None

@@ -104,7 +104,7 @@ class ExpectedTensor:
 
 @lru_cache
 def _names_of(device: torch.device) -> tuple[str, str]:
-    """What a device is called: a call asks for each of hundreds of parameters, and a text takes a microsecond."""
+    """The name of a device: a call asks for each of hundreds of parameters, and a text takes a microsecond."""
     return str(device), device.type
 
 

@@ -49,7 +49,7 @@ class Prepared:
             self.tensors[-1].sum(0)
 
     def results(self) -> list[Tensor]:
-        """What it gives, computed anew: of memory that held no numbers."""
+        """The results, computed anew: in memory that held no numbers."""
         for number in range(len(self.work.inputs), len(self.tensors)):
             tensor = self.tensors[number]
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)

@@ -10,5 +10,5 @@ class ExecutionError(RetrogradError, RuntimeError):
 
 
 def first_line(error: Exception) -> str:
-    """What IREE says first; the rest is where in its sources."""
+    """The first line of what IREE says; the rest is where in its sources."""
     return str(error).partition("\n")[0]

@@ -49,7 +49,7 @@ class KnownForms:
         self._left = _MOST_FORMS
 
     def find(self, tensors: Sequence[Any]) -> tuple[int, ...] | None:
-        """What was noted of tensors of these forms, one of which stands in two places where that was so before; None
+        """Returns the note on tensors of these forms, one of which stands in two places where that was so before; None
         of others than were learned last."""
         known = self._known
         if known is None or len(tensors) != known.number:

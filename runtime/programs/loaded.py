@@ -315,5 +315,5 @@ class Placed(NamedTuple):
 
 
 def _said(handle: Any, key: str) -> list[str]:
-    """What the program says of a function under a key, a list with commas between."""
+    """Reads what the program says of a function under a key, a list with commas between."""
     return list(filter(None, handle.reflection.get(key, "").split(",")))

@@ -1,3 +1,3 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a step took and where a fault is: reports, peaks, timelines, reproducers."""
+"""Says what a step took and where a fault is: reports, peaks, timelines, reproducers."""

@@ -27,8 +27,8 @@ _OPS = {
 
 
 def make_start(what: Collective) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    """What starts a collective on tensors, several of them as one; it gives a tensor for each, which holds nothing
-    before it was waited for."""
+    """Makes the function that starts a collective on tensors, several of them as one; it gives a tensor for each, which
+    holds nothing before it was waited for."""
     rest: list[Any] = [what.reduction] if what.reduction else []
     if what.collective != ALL_REDUCE:
         rest.append(what.size)

@@ -45,7 +45,7 @@ class PythonSide(Protocol):
 
     @property
     def collected(self) -> Mapping[str, torch.Tensor] | None:
-        """What collectives give, by the name of the value, where they are not to run; else None."""
+        """The results of collectives, by the name of the value, where they are not to run; else None."""
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Call hook number ``hook`` of its kind; returns what takes the values' place."""
@@ -254,7 +254,7 @@ def _knows(python: PythonSide | None) -> Mapping[str, torch.Tensor] | None:
 
 
 def _wait(python: PythonSide | None, results: Sequence[str], started: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What a collective gives: what is known that it gave, where it did not start."""
+    """Waits for a collective's result: the known one, where it did not start."""
     known = _knows(python)
     if known is None:
         return collectives.wait(started)

@@ -30,7 +30,7 @@ class StepCalls:
     times: IslandTimes
 
     def call_of(self, name: str) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-        """What calls one function."""
+        """Makes the callable of one function."""
         if not self.times.islands and name not in self.plans:
             return BoundFunction(self.program, self.functions[name], same_step=name == BACKWARD)
         plan = self.plans.get(name) or whole_plan(self.functions[name])

@@ -1,13 +1,16 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pages: what they link to, and the files that they name, are there."""
+"""Pages: what they link to, and the files that they name, are there. Docstrings are sentences."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ("dialects", "frontend", "pipelines", "retrograd", "runtime", "tools")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _FOLDERS = "benchmarks|dialects|docs|examples|frontend|pipelines|retrograd|runtime|tests|tools"
 _PATH = re.compile(rf"`((?:{_FOLDERS})/[\w./-]*)`")
@@ -45,3 +48,19 @@ def test_what_is_not_there_is_found(tmp_path: Path) -> None:
         "# A page\n\n[a](gone.md) [b](#a-page) [c](#no-page) `pipelines/gone.py` `pipelines/infra/passes.py`\n"
     )
     assert find_problems(page) == ["pipelines/gone.py", "gone.md", "#no-page"]
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Each docstring of the package, with the place that it is of."""
+    for folder in PACKAGE:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                    yield f"{file.relative_to(ROOT)}, {getattr(node, 'name', 'the file')}", text
+
+
+def test_docstrings_are_sentences() -> None:
+    """Of "What stands before the engine" nobody knows what it does: "Replaces the engine while a scope is open"."""
+    found = [*docstrings()]
+    assert len(found) > 2000
+    assert [place for place, text in found if re.match(r"What\b", text)] == []

@@ -217,7 +217,7 @@ class Engine:
             _set_compiler(*before)
 
     def _make_compiler(self, running: _Running) -> OrderedCompiler:
-        """What PyTorch asks for where it finds no capture that fits."""
+        """Makes the compiler that PyTorch asks for where it finds no capture that fits."""
         if not (running.can_restart or running.is_done):
             raise FreesTooEarly
         return OrderedCompiler(running.call, self._client.receive, self._run_function)

@@ -78,7 +78,7 @@ def _take_over(model: DistributedDataParallel) -> str | None:
 
 
 class _Told:
-    """What a reducer was told in the backward that runs.
+    """The gradients that a reducer was told of in the backward that runs.
 
     It queues its callback when the last of its ``count`` parameters has a gradient. Where it counts those as well that
     none is computed for, or only counts in a first step, it is not known which one that is (``knows_last``).

@@ -109,7 +109,7 @@ class _Watcher(TorchDispatchMode):
         return pytree.tree_map_only(AsyncCollectiveTensor, self._wait, values)
 
     def finish(self, result: Any) -> Any:
-        """What the hook gave, when it is there; lets go of what only this has."""
+        """Waits for the hook's result and returns it; lets go of what only this has."""
         result = self.when_there(result)
         self._awaited.clear()
         return result

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What only PyTorch's engine can run of a captured backward, found before anything of it has run."""
+"""Finds parts of a captured backward that only PyTorch's engine can run, before anything of it has run."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def _call_of(node: torch.fx.Node) -> tuple[Any, Any] | None:
 
 
 def _find_sources(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """What the tensors that an op of ours takes are computed from. The token that it takes is of no effect here: it
-    says in which order things were captured, and not what has to come first."""
+    """Finds the values that the tensors which an op of ours takes are computed from. The token that it takes is of no
+    effect here: it says in which order things were captured, and not what has to come first."""
     found: set[torch.fx.Node] = set()
     pending = [node]
     while pending:

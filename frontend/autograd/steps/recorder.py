@@ -232,7 +232,8 @@ class Recorder(torch.fx.Interpreter):
         return accumulate_into(variable, before, gradient, *has_post_hooks, owned=owned)
 
     def _keep(self, value: Any) -> Any:
-        """What a gradient is now; no copy where no Python runs that could write to it before the rehearsal is over."""
+        """Keeps a gradient as it is now; no copy where no Python runs that could write to it before the rehearsal is
+        over."""
         return _copy(value) if self._frame.hooks or not isinstance(value, torch.Tensor) else value.detach()
 
     @staticmethod

@@ -80,7 +80,7 @@ class Rehearsal:
 
     @cached_property
     def collected(self) -> Mapping[str, torch.Tensor]:
-        """What collectives of hooks that are part of the graph gave in the recorded run: other processes may not
+        """The results of collectives, of hooks that are part of the graph, in the recorded run: other processes may not
         rehearse at this moment."""
         found: dict[str, torch.Tensor] = {}
         for function, node in self._traced.inlined.items():

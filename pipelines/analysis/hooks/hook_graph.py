@@ -220,7 +220,7 @@ class HookGraph:
 
 
 def find_following(graph: HookGraph, tasks: Iterable[int]) -> set[int]:
-    """What depends on any of these tasks, and on what depends on them."""
+    """Find the tasks that depend on any of these, directly or not."""
     found: set[int] = set()
     pending = [user for task in tasks for user in graph.successors[task]]
     while pending:

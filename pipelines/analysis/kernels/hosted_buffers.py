@@ -136,7 +136,7 @@ def _put(part: Slice, rooms: Sequence[_Room]) -> Place | None:
 
 
 class _Room:
-    """What there is in a host: offsets with slices."""
+    """The room that there is in a host: offsets with slices."""
 
     def __init__(self, host: Host, taken: Sequence[tuple[int, Slice]] = ()) -> None:
         self.host = host

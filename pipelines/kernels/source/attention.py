@@ -70,7 +70,7 @@ def store_rows(value, start, at, count, stride, D: tl.constexpr, BD: tl.constexp
 
 @triton.jit
 def load_mask(mask, row, column, L, S, stride, COLUMN: tl.constexpr):
-    """What is added to the scores of rows (an axis of tiles) and columns (the other)."""
+    """The numbers that are added to the scores of rows (an axis of tiles) and columns (the other)."""
     to = mask + row.to(tl.int64) * stride + column * COLUMN
     return tl.load(to, mask=(row < L) & (column < S), other=0.0).to(tl.float32)
 
@@ -100,7 +100,7 @@ def keeps(seeds, stream, chance, first, S, row, column):
 
 @triton.jit
 def staying(chance):
-    """What weights that stay are times."""
+    """The factor of weights that stay."""
     return 1.0 / (1.0 - chance.to(tl.float32, bitcast=True))
 
 
@@ -209,8 +209,8 @@ def delta(
 
 @triton.jit
 def weigh(product, mask, row, column, lse, L, S, factor, mask_row, COLUMN: tl.constexpr, MASK: tl.constexpr):
-    """What softmax made of a tile of scores, from the log-sum-exps of its rows; ``row`` and ``lse`` lie along one axis,
-    ``column`` along the other."""
+    """The weights that softmax makes of a tile of scores, from the log-sum-exps of its rows; ``row`` and ``lse`` lie
+    along one axis, ``column`` along the other."""
     if MASK:
         score = product * factor + load_mask(mask, row, column, L, S, mask_row, COLUMN)
         return tl.exp2((score - lse) * LOG2E)

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What passes did to collectives, in words, on the module: `explain` says it."""
+"""Notes what passes did to collectives, in words, on the module: `explain` says it."""
 
 from __future__ import annotations
 

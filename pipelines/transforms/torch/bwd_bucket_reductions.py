@@ -78,7 +78,7 @@ def _bucket_of(read: ReadHooks, starts: Sequence[ir.Operation]) -> Bucket:
 
 
 def _kind_of(read: ReadHooks, task: int) -> _Kind | None:
-    """What has to be the same of two starts that are joined; None of what is no reduction of one tensor."""
+    """The properties that two starts must share to be joined; None where it is no reduction of one tensor."""
     op = read.start_of(task)
     if op is None or len(read.graph.tasks[task].takes) != 1:
         return None
