@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from retrograd.contract.collectives import Collectives
-from retrograd.contract.modes import MEASURING, MODES
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
@@ -30,6 +29,12 @@ from retrograd.tuning import MEASURE
 
 if TYPE_CHECKING:
     from retrograd.bisection import Bisection
+
+# The modes of ``torch.compile``. Inductor's trade compile time for speed. Here the fastest code is tried first in any
+# case; CUDA graphs, which keep memory, are those of "reduce-overhead" alone, and "max-autotune" measures the tiles of
+# kernels on the device.
+MEASURING = ("max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", *MEASURING)
 
 
 def compile_backward(

@@ -41,7 +41,7 @@ from retrograd.frontend.decompositions.pooling import (
     pooling_forward,
     pooling_gradients,
 )
-from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, squeezed, strided
+from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, strided
 from retrograd.frontend.layers import lstm_layers
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
@@ -74,7 +74,6 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *hyperbolic.ENTRIES,
     *error_functions.ENTRIES,
     *splits.ENTRIES,
-    *squeezed.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
     *lstm_layers.ENTRIES,

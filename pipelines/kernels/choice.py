@@ -9,9 +9,11 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from retrograd.pipelines.devices.targets import Target
-from retrograd.pipelines.kernels.family_names import NAMES
 from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
+
+NAMES = ("attention", "columns", "convolutions", "products", "rows", "scatters", "transposes")
+"""The families: who only chooses among them imports none."""
 
 AUTO, OFF = "auto", "off"
 LIBRARY = "library"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
@@ -23,7 +22,6 @@ from retrograd.first_calls import Checks
 from retrograd.kept_model import KeptModel
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request
-from retrograd.pipelines.stages import staged
 from retrograd.runtime.cache import Cache
 from retrograd.store import Store
 
@@ -33,8 +31,6 @@ Model = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
-    # Nothing is kept of one test for the next but what iree-compile made: most compile the same model.
-    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 @pytest.fixture

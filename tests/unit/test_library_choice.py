@@ -30,7 +30,7 @@ from retrograd.frontend.libraries.written_out import uses_libraries, write_out
 from retrograd.options import BackwardRequest, Request, find_libraries
 from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES
 from retrograd.pipelines.devices.targets import find_target
-from retrograd.pipelines.kernels.family_names import NAMES
+from retrograd.pipelines.kernels.choice import NAMES
 
 aten = torch.ops.aten
 

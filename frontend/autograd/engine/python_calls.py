@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from torch._dynamo import compiled_autograd
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from retrograd.contract.sizes import Size, evaluate_size
+from retrograd.frontend.hooks.hook_marks import describe_hook
+
+# Gives the node of the engine that runs: of a captured backward none does.
+_ASKS_FOR_NODE = "_current_autograd_node"
 
 
 @dataclass(slots=True)
@@ -284,3 +289,23 @@ def obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
 
 def final_callbacks() -> None:
     """Nothing: the engine that stands before PyTorch's calls them when the backward has returned."""
+
+
+def find_engine_only(graph: torch.fx.Graph, frame: Frame) -> str | None:
+    """Why a backward has to run in PyTorch's engine; None where it need not."""
+    for hook in frame.hooks:
+        if _ASKS_FOR_NODE in _names_of(hook):
+            return f"hook {describe_hook(hook)} asks for the node that runs ({_ASKS_FOR_NODE})"
+    for node in graph.find_nodes(op="call_function", target=accumulate_into):
+        place, number = find_source(node.args[0])
+        if place == "inputs" and (layout := frame.inputs[number].layout) is not torch.strided:
+            return f"a leaf is of layout {layout}, which a gradient of another cannot be assigned to from Python"
+    return None
+
+
+def _names_of(hook: Any) -> tuple[str, ...]:
+    """The names in a hook's code."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    called = hook if hasattr(hook, "__code__") else type(hook).__call__
+    return tuple(called.__code__.co_names) if hasattr(called, "__code__") else ()

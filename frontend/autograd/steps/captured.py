@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.engine.background import BackgroundWork
-from retrograd.frontend.autograd.engine.python_calls import Frame, find_source
+from retrograd.frontend.autograd.engine.python_calls import Frame, find_engine_only, find_source
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
 from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
 from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
-from retrograd.frontend.autograd.steps.engine_only import find_engine_only
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.history import History
 from retrograd.frontend.autograd.steps.python_side import Compiled

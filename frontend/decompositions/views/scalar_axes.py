@@ -1,10 +1,11 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ops along an axis of a tensor that has none: PyTorch takes a scalar for a row of one element; and broadcasting."""
+"""Ops along an axis of a tensor that has none, as PyTorch takes a scalar for a row of one element; axes of one element
+that are taken away; and broadcasting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,14 @@ def _as_row(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
+def squeeze(x: Tensor, axes: Sequence[int]) -> Any:
+    """``aten.squeeze.dims`` as one view; by an op for each axis where a size is a symbol, which is not asked."""
+    if not all(isinstance(size, int) for size in x.shape):
+        return torch._refs.squeeze(x, tuple(axes))
+    gone = {axis % max(x.dim(), 1) for axis in axes}
+    return aten.view.default(x, [size for axis, size in enumerate(x.shape) if axis not in gone or size != 1])
+
+
 def logical_or(x: Tensor, y: Tensor) -> Any:
     """``aten.logical_or`` of two shapes, broadcast."""
     return torch.bitwise_or(*torch.broadcast_tensors(x != 0, y != 0)) if x.shape != y.shape else NotImplemented
@@ -62,6 +71,9 @@ def fmin(x: Tensor, y: Tensor) -> Any:
 
 
 ENTRIES = (
+    Decomposition(
+        aten.squeeze.dims, squeeze, "PyTorch takes an op for each axis: nine of each batch norm, which are traced"
+    ),
     Decomposition(aten.fmax.default, fmax, "torch-mlir does not broadcast it"),
     Decomposition(aten.fmin.default, fmin, "torch-mlir does not broadcast it"),
     *(
