@@ -76,7 +76,8 @@ def _describe_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> Iterable[str
     tensors: dict[int, int] = {}
     memories: dict[int, int] = {}
     for name, tensor in named:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not tensor.is_nested
+        if not is_plain or tensor.layout != torch.strided:
             raise Doubt(f"{name} is a {type(tensor).__name__} of layout {tensor.layout}")
         # Which are one tensor, and which one memory.
         same = tensors.setdefault(id(tensor), len(tensors))

@@ -71,6 +71,8 @@ def _check_leaf(name: str, leaf: Any) -> None:
     if isinstance(leaf, torch.Tensor):
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise CaptureError(f"{name} is a {type(leaf).__name__}, a subclass of Tensor", "pass a plain tensor")
+        if leaf.is_nested:
+            raise CaptureError(f"{name} is a nested tensor", "pass a padded one, and a mask of what is padded")
         if leaf.layout is not torch.strided:
             layout = str(leaf.layout).removeprefix("torch.")
             raise CaptureError(f"{name} is a tensor of layout {layout}", "pass a dense tensor: to_dense()")

@@ -13,7 +13,13 @@ import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
+from torch._functorch._aot_autograd.descriptors import (
+    SubclassGetAttrAOTInput,
+    SubclassSizeAOTInput,
+    SubclassStrideAOTInput,
+    SyntheticBaseAOTInput,
+    ViewBaseAOTInput,
+)
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
@@ -123,6 +129,9 @@ def _refuse_arguments(traced: torch.fx.GraphModule) -> None:
             kind = type(value.real_obj).__name__
             remedy = "compile the parts of the model that have plain tensors alone"
             raise LeftToEagerError(f"the graph takes a {kind}, as DTensors do", remedy)
+        if isinstance(node.meta.get("desc"), SubclassGetAttrAOTInput | SubclassSizeAOTInput | SubclassStrideAOTInput):
+            remedy = "compile the parts of the model that have plain tensors alone"
+            raise LeftToEagerError("the graph takes a tensor of a class of its own, as nested ones are", remedy)
         if isinstance(node.meta.get("desc"), SyntheticBaseAOTInput | ViewBaseAOTInput):
             raise shared_memory_error()
 

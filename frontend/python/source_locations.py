@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.contract.errors import RetrogradError
 
 _TORCH = str(Path(torch.__file__).parent)
+_NESTED = str(Path(torch.nested.__file__).parent)
 _LAYERS = str(Path(torch.nn.modules.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 # What calls the model: further out there is none of its code.
@@ -138,6 +139,8 @@ def capture_error(error: Exception) -> CaptureError:
         else ""
     )
     kind = type(error).__name__
+    if any(f.filename.startswith(_NESTED) for f in frames):
+        return CaptureError(f"a nested tensor is made, which no graph holds{where}", f"{_NESTED_REMEDY}; {IN_PARTS}")
     if kind in _DATA_DEPENDENT:
         remedy = _REMEDIES.get(str(getattr(error, "func", "")), _DATA_DEPENDENT_REMEDY)
         return CaptureError(f"data-dependent {_DATA_DEPENDENT[kind]}{where}", f"{remedy}; {IN_PARTS}")
@@ -185,6 +188,7 @@ IN_PARTS = (
     'or use torch.compile(model, backend="retrograd"), which compiles what is before that line and what is after it '
     "(where it is in a loop, nothing of that function), or retrograd.enable(), which compiles the backward as it runs"
 )
+_NESTED_REMEDY = "pad what is shorter, and mask what was padded"
 _DATA_DEPENDENT_REMEDY = (
     "use torch.where or masks instead, or compute the value outside the model and pass it as an argument; "
     "in place of x[i] by an i of no axis, write x[i[None]][0]"

@@ -284,3 +284,23 @@ def test_broken_files(step: retrograd.CompiledBackward, tmp_path: Path) -> None:
 def test_save_to_nowhere(step: retrograd.CompiledBackward, tmp_path: Path) -> None:
     with pytest.raises(OSError):
         step.save(tmp_path / "no" / "such" / "folder.vmfb")
+
+
+def test_nested_tensors() -> None:
+    """They are refused by what they are, and, as arguments of what ``torch.compile`` is given, left to eager."""
+    parts = [torch.ones(3, 4, requires_grad=True), torch.ones(2, 4, requires_grad=True)]
+
+    def nests(x: Tensor, y: Tensor) -> Tensor:
+        made: Tensor = torch.nested.as_nested_tensor([x, y], layout=torch.jagged).sin().values()
+        return made.sum()
+
+    def sines(nested: Tensor) -> Tensor:
+        return nested.sin().values().sum()
+
+    with pytest.raises(retrograd.CaptureError, match=r"a nested tensor is made(?s:.*)test_bad_input(?s:.*)pad what"):
+        retrograd.compile_backward(nests, parts)
+    with pytest.raises(retrograd.CaptureError, match=r"args\[0\] is a nested tensor"):
+        retrograd.compile_backward(lambda x: x, (torch.nested.as_nested_tensor(parts),))
+    jagged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    found = torch.compile(sines, backend="retrograd")(jagged)
+    torch.testing.assert_close(torch.autograd.grad(found, parts), torch.autograd.grad(nests(*parts), parts))

@@ -316,6 +316,24 @@ def test_writes_to_windows() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def add_up_windows(spectrum: Tensor) -> Tensor:
+    signal = torch.istft(torch.view_as_complex(spectrum), 8, 3, window=torch.hann_window(8, dtype=spectrum.dtype))
+    return signal.square().sum() + signal[1] * signal[4]
+
+
+@pytest.mark.parametrize("door", ["compile_backward", "torch.compile"])
+def test_windows_that_are_added_up(door: str) -> None:
+    """As a write to windows is put back, and not refused as one."""
+    x = torch.randn(5, 7, 2, dtype=torch.float64, requires_grad=True)
+    if door == "torch.compile":
+        call = torch.compile(add_up_windows, backend="retrograd")
+    else:
+        call = retrograd.compile_backward(add_up_windows, (x,))
+    loss, expected = call(x), add_up_windows(x)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
+
+
 def test_gradients_of_windows_inside_of_a_model() -> None:
     def model(x: Tensor) -> Tensor:
         windows = x.unfold(0, 2, 1).clone()
