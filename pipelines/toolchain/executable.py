@@ -126,6 +126,7 @@ def compile_executable(
         if _is_launched(target):
             launches = _read_launches(folder)
             data = add_launches(data, launches)
+            transients.update((name, plan.scratch) for name, plan in launches.functions.items())
             kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
         return Executable(data, flags, transients, seconds, notes, timelines, kernels, read_placed(laid_out))
 
@@ -226,7 +227,7 @@ def measure_scratch(linalg: str, target: Target) -> dict[str, int]:
         _climb(linalg, target, stream, ["--compile-to=stream", _NO_EVALUATION], None)
         text = stream.read_text(encoding="utf-8")
         placed = read_placed(text)
-        scratch = read_transients(text, frees_late=target.frees_late)
+        scratch = read_transients(text, frees_late=target.frees_late, is_launched=_is_launched(target))
         return {name: size - placed.get(name, 0) for name, size in scratch.items()}
 
 

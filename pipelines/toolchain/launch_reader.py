@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, Step
+from retrograd.pipelines.toolchain.pool import Pool
 
 _GLOBAL = r'@("[^"]*"|[\w$.]+)'
 _BUFFERS = ("!hal.buffer", "!hal.command_buffer")
-_ALIGNMENT = 256
 _FLAGS = r'flags\("None"\)'
 # Ops that queue nothing and give nothing that the rest asks for: IREE's checks of arguments are ours, see _ASSERTS.
 _IGNORED = re.compile(
@@ -138,13 +138,11 @@ class _Reader:
         self.steps: list[Step] = []
         self.kept: dict[str, int] = {}
         self.returned: _Commands | None = None
-        # Scratch memory in use, by offset: what was given back is given out again.
-        self._live: dict[int, int] = {}
-        self._scratch = 0
+        self._pool = Pool()
 
     def plan(self) -> LaunchPlan:
         """Return the plan that was read."""
-        return LaunchPlan(tuple(self._arguments), self._scratch, tuple(self.steps), self.kept)
+        return LaunchPlan(tuple(self._arguments), self._pool.size, tuple(self.steps), self.kept)
 
     def read(self, line: str) -> None:
         """One statement.
@@ -241,7 +239,7 @@ class _Reader:
                 recorder._values[f"%arg{number}"] = self._values[name]
         for line in body:
             recorder.read(line)
-        if recorder.returned is None or recorder.steps or recorder.kept or recorder._scratch:
+        if recorder.returned is None or recorder.steps or recorder.kept or recorder._pool.size:
             raise Unknown("it calls a function that does more than record commands")
         self._values[m[1]] = recorder.returned
 
@@ -285,20 +283,13 @@ class _Reader:
 
     def allocate(self, m: re.Match[str]) -> None:
         """`hal.device.queue.alloca`: the first gap in the scratch memory that it fits."""
-        size = max(-(-self._number(m[2]) // _ALIGNMENT), 1) * _ALIGNMENT
-        offset = 0
-        for start, taken in sorted(self._live.items()):
-            if start - offset >= size:
-                break
-            offset = max(offset, start + taken)
-        self._live[offset] = size
-        self._scratch = max(self._scratch, offset + size)
+        offset = self._pool.allocate(self._number(m[2]))
         self._values[m[1]] = Place("scratch", "", offset)
 
     def free(self, m: re.Match[str]) -> None:
         """`hal.device.queue.dealloca`."""
         place = self._value(m[1])
-        if not isinstance(place, Place) or place.base != "scratch" or self._live.pop(place.offset, None) is None:
+        if not isinstance(place, Place) or place.base != "scratch" or not self._pool.free(place.offset):
             raise Unknown("it frees memory that it did not allocate")
 
     def begin(self, m: re.Match[str]) -> None:

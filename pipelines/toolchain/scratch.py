@@ -17,6 +17,7 @@ from typing import TypeVar
 from retrograd.contract.attributes import BWD_PLACED
 from retrograd.contract.roles import INTO, SIZE
 from retrograd.contract.sizes import evaluate_size, parse_shape
+from retrograd.pipelines.toolchain.pool import Pool
 
 Value = TypeVar("Value")
 
@@ -26,6 +27,9 @@ LAYOUT_PASS = "iree-stream-fold-uniform-operands"
 _FUNCTION = re.compile(r"^  util\.func public @(\w+)\((.*?)\{\n(.*?)^  \}", flags=re.MULTILINE | re.DOTALL)
 _PLACED = re.compile(rf'{re.escape(BWD_PLACED)} = "([^"]*)"')
 _HINTS = re.compile(r"bwd\.sizes = \{([^}]*)\}")
+# An argument that is no tensor.
+_NUMBER = re.compile(r"%arg\d+: (?!!hal\.buffer_view)")
+_DIMENSION = "hal.buffer_view.dim"
 _ARGUMENT = re.compile(r"(%\w+): [!\w.]+ \{([^}]*)\}")
 _VALUE = re.compile(r"%[\w-]+|(?<=\[)\d+(?=\])")
 _NAME = re.compile(r"%[\w-]+")
@@ -75,20 +79,24 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 } | {"eq": operator.eq, "ne": operator.ne}
 
 
-def read_transients(stream: str, *, frees_late: bool = False) -> dict[str, int]:
+def read_transients(stream: str, *, frees_late: bool = False, is_launched: bool = False) -> dict[str, int]:
     """Peak scratch bytes of each exported function, at the sizes of the trace; functions of which they cannot be told
     are left out.
 
     Transient resources are allocated and freed as the function runs, step by step through its loops; where a driver
     ``frees_late``, when the host has waited for it: it runs ahead of the device, and what it allocates is there at
-    once. (The statistics that IREE can write add up all functions.)
+    once. Where the program ``is_launched``, a function without jumps and open sizes becomes a launch plan, which has
+    one piece of memory for all that it allocates. (The statistics that IREE can write add up all functions.)
     """
     found = _HINTS.search(stream)
     hints = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", found[1])} if found else {}
     peaks: dict[str, int] = {}
     for name, signature, body in _FUNCTION.findall(stream):
         blocks = _read_blocks(body)
-        run = _Run(frees_late, _ALLOCATED if name.endswith(INTO) else _SCRATCH, _read_arguments(signature, hints))
+        has_sizes = _NUMBER.search(signature) or _DIMENSION in body
+        pool = Pool() if is_launched and len(blocks) == 1 and not has_sizes else None
+        counted = _ALLOCATED if name.endswith(INTO) else _SCRATCH
+        run = _Run(frees_late and pool is None, counted, _read_arguments(signature, hints), pool)
         try:
             run.follow(blocks)
         except _UnknownSize:
@@ -146,19 +154,21 @@ class _Block:
 
 @dataclass(eq=False)
 class _Buffer:
-    """An allocated buffer of so many bytes."""
+    """An allocated buffer of so many bytes; ``offset`` is its place in a launch plan's memory."""
 
     size: int
+    offset: int = 0
 
 
 @dataclass
 class _Run:
     """Runs a function for what it allocates, of the resources ``counted``; ``values`` are the numbers that are known,
-    ``peak`` is the most bytes that there were at one time."""
+    ``pool`` is the memory of a launch plan, ``peak`` is the most bytes that there were at one time."""
 
     frees_late: bool
     counted: re.Pattern[str]
     values: dict[str, int]
+    pool: Pool | None = None
     peak: int = 0
     # What is allocated and not free yet.
     held: set[_Buffer] = field(default_factory=set)
@@ -201,9 +211,9 @@ class _Run:
         elif op.name != _EXECUTE:
             self.buffers.update(dict.fromkeys(op.results, given))
         if op.name == _AWAIT or not self.frees_late:
-            self.held -= reached
+            self._free(reached)
         if op.name == _AWAIT:
-            self.held -= self.dropped
+            self._free(self.dropped)
             self.dropped.clear()
         self.behind.update(dict.fromkeys(op.results, reached & self.held))
 
@@ -213,10 +223,17 @@ class _Run:
             return frozenset()
         if found[1] not in self.values:
             raise _UnknownSize(found[1])
-        buffer = _Buffer(self.values[found[1]])
+        size = self.values[found[1]]
+        buffer = _Buffer(size, self.pool.allocate(size) if self.pool else 0)
         self.held.add(buffer)
-        self.peak = max(self.peak, sum(one.size for one in self.held))
+        self.peak = self.pool.size if self.pool else max(self.peak, sum(one.size for one in self.held))
         return frozenset([buffer])
+
+    def _free(self, buffers: Set[_Buffer]) -> None:
+        if self.pool is not None:
+            for buffer in self.held & buffers:
+                self.pool.free(buffer.offset)
+        self.held -= buffers
 
     def _keep(self, names: Set[str]) -> None:
         """Free what none of the values refers to that are still read, ``names``: in a function with jumps IREE frees
@@ -227,7 +244,7 @@ class _Run:
         if self.frees_late:
             self.dropped |= lost
         else:
-            self.held -= lost
+            self._free(lost)
 
     def _jump(self, block: _Block, blocks: Mapping[str, _Block]) -> _Block | None:
         """The block that comes next, which is given what it takes."""
@@ -303,7 +320,7 @@ def _work_out(op: str, rest: str, values: Mapping[str, int]) -> int | None:
         return int(constant[1]) if constant else None
     # The types that follow a colon have no values in them.
     names = _VALUE.findall(rest.partition(" loc(")[0])
-    if op == "hal.buffer_view.dim":
+    if op == _DIMENSION:
         return values.get(f"{names[0]}[{names[1]}]") if len(names) == 2 else None
     operands = [values[n] for n in names if n in values]
     if not operands or len(operands) < len(names):

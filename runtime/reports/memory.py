@@ -1,10 +1,12 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How much memory a program takes while it runs, measured by IREE's own allocator."""
+"""How much memory a program takes while it runs, measured by the allocator that it takes it from."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
 
 from retrograd.runtime.programs.devices import Device, open_device
 from retrograd.runtime.programs.errors import ExecutionError
@@ -17,7 +19,8 @@ _COUNTING_DRIVERS = {"local-task": "local-sync"}
 
 @dataclass
 class PeakMemory:
-    """Bytes that IREE allocated and held; tensors of torch's, arguments and results among them, are not counted.
+    """Bytes that a program allocated and held; tensors of the caller's, arguments and results among them, are not
+    counted.
 
     `peak_bytes` is the most held at one time, `resident_bytes` what the program holds once loaded (constants that were
     copied to the device). Both are zero until the block ends.
@@ -47,6 +50,23 @@ def track_peak(program: Program) -> Iterator[PeakMemory]:
         yield measured
         measured.resident_bytes = resident
         measured.peak_bytes = _peak_bytes(device)
+
+
+@contextlib.contextmanager
+def track_requests(device: torch.device) -> Iterator[PeakMemory]:
+    """Measure the bytes that torch's allocator for a CUDA device is asked for during the block, as if none were given
+    back: a launch plan asks once, for all that it works in.
+
+    No counter of torch's is reset: its peaks are the user's.
+    """
+    measured = PeakMemory()
+    before = _requested_bytes(device)
+    yield measured
+    measured.peak_bytes = _requested_bytes(device) - before
+
+
+def _requested_bytes(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device)["requested_bytes.all.allocated"])
 
 
 def _counting_uri(uri: str) -> str:

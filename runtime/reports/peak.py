@@ -13,7 +13,7 @@ from retrograd.contract.plan import Free, RunStage, StagePlan
 from retrograd.contract.roles import INTO, MUTATION, SIZE, is_own_residual
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.programs.executor import Argument, Program, allocate_results
-from retrograd.runtime.reports.memory import track_peak
+from retrograd.runtime.reports.memory import track_peak, track_requests
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Half:
 
 
 def measure_peak(program: Program, forward: Half, backward: Half, sizes: Mapping[str, int] | None = None) -> int:
-    """Run a step on zeros and count: storage of the tensors held, and what IREE's allocator had out at its highest.
+    """Run a step on zeros and count: storage of the tensors held, and what the allocator of scratch memory, torch's for
+    launch plans and else IREE's, had out at its highest.
 
     ``sizes`` are those to run it with, where they differ from call to call.
     """
@@ -95,7 +96,8 @@ def _run_function(
     program: Program, function: FunctionSpec, arguments: list[Argument]
 ) -> tuple[list[torch.Tensor], int]:
     results = allocate_results(function.results_at(arguments), program.torch_device)
-    with track_peak(program) as scratch:
+    is_queued = program.queues([function.name])
+    with track_requests(program.torch_device) if is_queued else track_peak(program) as scratch:
         program.invoke(function.name + INTO, arguments, results)
     _, placed = program.donated(function.name + INTO)
     # Those that lie in arguments are copied out here.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Scratch memory, read off IREE's IR."""
 
+from retrograd.pipelines.toolchain.pool import Pool
 from retrograd.pipelines.toolchain.scratch import read_transients
 
 STREAM = """
@@ -175,3 +176,27 @@ def test_a_driver_that_runs_ahead_holds_all_rounds() -> None:
 
 def test_a_loop_that_depends_on_data_is_run_once() -> None:
     assert read_transients(_rounds(condition="arg1")) == {"rounds": 100 + 10 + 100}
+
+
+def test_a_launch_plan_has_one_piece_of_memory() -> None:
+    """What is freed is given out again in units of 256 bytes, as the plan does that is read off IREE's HAL phase."""
+    assert read_transients(AHEAD, frees_late=True, is_launched=True) == {"ahead": 256, "waits": 256, "elsewhere": 256}
+    found = read_transients(STREAM, is_launched=True)
+    assert found == {"forward": 2 * 256, "backward_into": 256, "twice_into": 2 * 256, "nothing": 0}
+
+
+def test_functions_with_open_sizes_or_jumps_have_no_launch_plan() -> None:
+    assert read_transients(OPEN, is_launched=True) == read_transients(OPEN)
+    rounds = _rounds(last="c3")
+    assert read_transients(rounds, frees_late=True, is_launched=True) == read_transients(rounds, frees_late=True)
+
+
+def test_a_place_is_the_first_gap_that_fits() -> None:
+    pool = Pool()
+    offsets = [pool.allocate(size) for size in (256, 300, 1, 0)]
+    assert (offsets, pool.size) == ([0, 256, 768, 1024], 1280)
+    assert pool.free(256)
+    assert not pool.free(256)
+    assert not pool.free(300)
+    assert [pool.allocate(size) for size in (513, 200, 257, 256)] == [1280, 256, 2048, 512]
+    assert pool.size == 2048 + 512
