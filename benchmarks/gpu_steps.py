@@ -71,6 +71,7 @@ ENGINES: dict[str, Callable[[Case], Callable[..., Any]]] = {
     "retrograd": lambda case: retrograd.compile_backward(case.model, case.args),
     "graphs": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs=True),
     "auto": lambda case: retrograd.compile_backward(case.model, case.args, cuda_graphs="auto"),
+    "early": lambda case: retrograd.compile_backward(case.model, case.args, free_early=True),
     "tiles": lambda case: retrograd.compile_backward(case.model, case.args, tiles="measure"),
     "file": load_file,
     "off": lambda case: retrograd.compile_backward(case.model, case.args, kernels="off"),
@@ -83,7 +84,7 @@ EXPLANATION = """\
 Each step is a forward, the mean of the squared outputs and a backward, from and to an idle device; medians, the engines
 taking turns in one process. TF32 is off. *through*: eager PyTorch, `torch.compile` with Inductor, `compile_backward`
 with its defaults, with `cuda_graphs=True` (*graphs*) and `cuda_graphs="auto"` (*auto*), from a file that was saved
-(*file*), and with `kernels="off"`.
+(*file*), with `free_early=True` (*early*), and with `kernels="off"`.
 
 - *kernels*: the sum of kernel times of a step, by `torch.profiler`.
 - *peak*: the most memory of a step beyond what was there before it, by torch's count; a graph's memory is there before,

@@ -94,7 +94,7 @@ def compile_file(
         return
     _call("VerifyIR", invocation, verified)
     in_order = IN_ORDER in flags
-    layout = Layouts(loose=last == "end" and in_order, hosts=_CPU in flags, overlaps=in_order)
+    layout = Layouts(loose=last == "end" and in_order, hosts=not _HOSTING.isdisjoint(flags), overlaps=in_order)
     module = _lay_out(invocation, dumps, layout)
     if last == "stream":
         _write(output, module)

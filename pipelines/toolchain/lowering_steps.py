@@ -69,7 +69,7 @@ class Step:
     ``name`` is a pass as a pipeline has it; ``options`` are what it is given besides, and for which targets: ``{arch}``
     in them is the architecture of the first device, and ``{tiles}`` the target's tiles of kernels of the ``family``.
     ``TWINS_ALONE`` is for what no file is written of, ``ASKING`` for what asks which tiles there are, ``DONATING`` for
-    a CPU whose caller gives up what is the backward's alone.
+    a CPU or CUDA device whose caller gives up what is the backward's, or a plan's, alone.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Step:
 
     def text(self, target: Target | None, *, twins_alone: bool, asking: bool = False, donating: bool = False) -> str:
         """The pass with its options, in a pipeline's text."""
-        marked = {TWINS_ALONE: twins_alone, ASKING: asking, DONATING: donating and CPU_ALONE.asks(target)}
+        marked = {TWINS_ALONE: twins_alone, ASKING: asking, DONATING: donating and CPU_OR_CUDA.asks(target)}
         chosen = [text for text, where in self.options if (marked[where] if where in marked else where.asks(target))]
         if target is not None:
             tiles = write_chosen({q: tile for q, tile in target.tiles if q.partition(" ")[0] == self.family})
@@ -89,7 +89,7 @@ class Step:
 
 
 TWINS_ALONE = Where("all, for what is called from here alone", lambda _: False)
-DONATING = Where("a CPU alone, for what is called from here alone", lambda _: False)
+DONATING = Where("a CPU alone, CUDA alone, for what is called from here alone", lambda _: False)
 ASKING = Where("CUDA, to ask which tiles kernels could have", lambda _: False)
 
 
@@ -168,7 +168,7 @@ LOWERING: tuple[Step, ...] = (
         "bwd-export-results",
         ALL,
         "results are written where torch has its memory; after all that adds ops to a function's end",
-        (("twins-alone=true", TWINS_ALONE), ("donates=true", DONATING)),
+        (("twins-alone=true", TWINS_ALONE), ("donates=true", DONATING), ("keeps-residuals=true", CUDA_ALONE)),
     ),
     Step("bwd-keep-roundings", ALL, "LLVM drops roundings to bfloat16, which comparisons need; on twins too"),
     # What code for some needs.
@@ -220,7 +220,8 @@ def lowering_pipeline(
 
     ``twins_alone`` leaves out the functions that give results: those that write them to storage have the same kernels.
     ``asking`` is for a module that is not compiled: which tiles its kernels could have is noted in it. ``donating``
-    says that callers give up residuals and tangents: on a CPU scratch memory lies there after their last use.
+    says that callers give up residuals and tangents, and plans what their stages give one another: scratch memory lies
+    there after their last use, on CUDA in the latter alone.
     """
     told = {"twins_alone": twins_alone, "asking": asking, "donating": donating}
     chosen = [step.text(target, **told) for step in LOWERING if step.where.asks(target)]

@@ -35,7 +35,8 @@ class BwdExportResults(ModulePass):
 
     Whoever calls the twin of the backward may give up what is its own, residuals and tangents, so that scratch memory
     and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory: a
-    result that lay there would keep more than itself. :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``.
+    result that lay there would keep more than itself. :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``. Who
+    captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
 
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
@@ -54,6 +55,11 @@ class BwdExportResults(ModulePass):
         metadata={"help": "mark the arguments of twins that their callers give up: residuals, and what plans free"},
     )
 
+    keeps_residuals: bool = field(
+        default=False,
+        metadata={"help": "with donates, mark alone what stages give one another"},
+    )
+
     def apply(self, module: ir.Operation) -> None:
         freed = find_freed(module) if self.donates else {}
         for func in functions(module):
@@ -68,8 +74,8 @@ class BwdExportResults(ModulePass):
             alias_results(twin)
             name = ir.StringAttr(func.attributes["sym_name"]).value
             if name in freed:
-                mark_donated(twin, freed[name])
-            elif self.donates and name == BACKWARD:
+                mark_donated(twin, freed[name], keeps_residuals=self.keeps_residuals)
+            elif self.donates and name == BACKWARD and not self.keeps_residuals:
                 mark_donated(twin)
             if self.twins_alone:
                 func.erase()
@@ -125,9 +131,11 @@ def find_freed(module: ir.Operation) -> dict[str, frozenset[int]]:
     return {name: numbers for plan in plans for name, numbers in find_given_up(plan).items()}
 
 
-def mark_donated(twin: ir.Operation, freed: Collection[int] | None = None) -> None:
-    """Mark those arguments of these numbers that are no caller's; without numbers all residuals that are no output of
-    the forward, and the tangents: these for results too."""
+def mark_donated(
+    twin: ir.Operation, freed: Collection[int] | None = None, *, keeps_residuals: bool = False
+) -> None:
+    """Mark those arguments of these numbers that are no caller's, where it ``keeps_residuals`` those alone that are
+    none; without numbers all residuals that are no output of the forward, and the tangents: these for results too."""
     arguments = twin.regions[0].blocks[0].arguments
     given = (
         [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
@@ -137,7 +145,7 @@ def mark_donated(twin: ir.Operation, freed: Collection[int] | None = None) -> No
         role = own.get(BWD_ROLE, "")
         is_own = role == TANGENT or is_own_residual(role, own.get(BWD_NAME, ""))
         # What a stage gives another has no role.
-        if is_own if freed is None else number in freed and (is_own or not role):
+        if is_own if freed is None else number in freed and ((is_own and not keeps_residuals) or not role):
             more = {BWD_DONATED: ir.BoolAttr.get(freed is None)}
             attributes = ir.DictAttr.get({a.name: a.attr for a in ir.DictAttr(attributes)} | more)
         marked.append(attributes)
