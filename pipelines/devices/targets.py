@@ -55,7 +55,7 @@ class Target:
     @property
     def is_packed(self) -> bool:
         """Whether our own pass places the buffers of scratch memory, and not IREE's."""
-        return self.is_in_order or self.kinds == ("cpu",)
+        return self.is_in_order or self.kinds in (("cpu",), ("cuda",))
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,10 @@ _TO_STREAM = ("iree-stream-optimization-pipeline", "iree-stream-cleanup-pipeline
 PHASES = ("input", "abi", "preprocessing", "global-optimization", "dispatch-creation", "flow", "stream", "end")
 """The phases that compilation may end with, in order: of IREE's own those up to where our passes come, and ``end``."""
 
-# Buffers lie in storage for results on a CPU alone: on other devices this was not compared with eager yet.
-_CPU = "--iree-hal-target-device=local"
+# Buffers lie in storage for results on a CPU alone and on CUDA alone: on others this was not compared with eager yet.
+_HOSTING = re.compile(
+    r'--iree-hal-target-device=(?:local|#hal\.device\.target<"cuda"(?:(?!#hal\.device|,(?:local|vulkan|hip)\b).)*)'
+)
 
 
 class CompilationFailed(Exception):
@@ -94,7 +97,7 @@ def compile_file(
         return
     _call("VerifyIR", invocation, verified)
     in_order = IN_ORDER in flags
-    layout = Layouts(loose=last == "end" and in_order, hosts=not _HOSTING.isdisjoint(flags), overlaps=in_order)
+    layout = Layouts(loose=last == "end" and in_order, hosts=any(map(_HOSTING.fullmatch, flags)), overlaps=in_order)
     module = _lay_out(invocation, dumps, layout)
     if last == "stream":
         _write(output, module)

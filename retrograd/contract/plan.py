@@ -210,13 +210,17 @@ def join_frees(steps: Sequence[Step]) -> list[tuple[Step, list[str]]]:
     return joined
 
 
-def find_given_up(plan: StagePlan) -> dict[str, frozenset[int]]:
-    """The arguments of each function that a plan runs, by number, that are freed after it and that it takes once."""
+def find_given_up(plan: StagePlan, *, from_stages: bool = False) -> dict[str, frozenset[int]]:
+    """The arguments of each function that a plan runs, by number, that are freed after it and that it takes once; of
+    these, those alone that another of its functions gave, ``from_stages``."""
     found: dict[str, frozenset[int]] = {}
+    given: set[str] = set()
     for step, freed in join_frees(plan.steps):
         if isinstance(step, RunStage):
-            own = {i for i, v in enumerate(step.arguments) if v in freed and step.arguments.count(v) == 1}
+            known = freed if not from_stages else given.intersection(freed)
+            own = {i for i, v in enumerate(step.arguments) if v in known and step.arguments.count(v) == 1}
             found[step.function] = frozenset(own) & found.get(step.function, frozenset(own))
+            given.update(step.results)
     return found
 
 

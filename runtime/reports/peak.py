@@ -13,6 +13,7 @@ from retrograd.contract.plan import Free, RunStage, StagePlan
 from retrograd.contract.roles import INTO, MUTATION, SIZE, is_own_residual
 from retrograd.contract.tensors import FunctionSpec, TensorSpec
 from retrograd.runtime.programs.executor import Argument, Program, allocate_results
+from retrograd.runtime.programs.tensors import give_up
 from retrograd.runtime.reports.memory import track_peak, track_requests
 
 
@@ -96,10 +97,17 @@ def _run_function(
     program: Program, function: FunctionSpec, arguments: list[Argument]
 ) -> tuple[list[torch.Tensor], int]:
     results = allocate_results(function.results_at(arguments), program.torch_device)
+    donated, placed = program.donated(function.name + INTO)
     is_queued = program.queues([function.name])
-    with track_requests(program.torch_device) if is_queued else track_peak(program) as scratch:
-        program.invoke(function.name + INTO, arguments, results)
-    _, placed = program.donated(function.name + INTO)
+    if is_queued:
+        # It works in the memory of these: copies of what a caller still has are no part of it.
+        arguments = [*arguments]
+        give_up(arguments, donated)
+        with track_requests(program.torch_device) as scratch:
+            program.invoke_on_new(function.name + INTO, arguments, results)
+    else:
+        with track_peak(program) as scratch:
+            program.invoke(function.name + INTO, arguments, results)
     # Those that lie in arguments are copied out here.
     own = _storage(results) - sum(results[place.result].untyped_storage().nbytes() for place in placed)
     return results, own + scratch.peak_bytes - scratch.resident_bytes

@@ -163,7 +163,7 @@ def test_what_does_not_compile_is_named_with_its_line() -> None:
     """As a gradient of an embedding would be without ``bwd-isolate-scatters``: once this compiles, the pass can go."""
     with pytest.raises(CompileError, match=r"model\.py:7:3.* error: ") as error:
         compile_executable(FUSED_SCATTER, find_target("cuda:sm_80"))
-    assert error.value.replay.startswith("iree-compile ")
+    assert error.value.replay.startswith("python -m retrograd.tools.iree_compile ")
 
 
 def test_gathers_are_kernels_apart_behind_a_barrier() -> None:

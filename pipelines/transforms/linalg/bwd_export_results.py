@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -61,7 +61,8 @@ class BwdExportResults(ModulePass):
     )
 
     def apply(self, module: ir.Operation) -> None:
-        freed = find_freed(module) if self.donates else {}
+        given = find_freed(module, from_stages=True) if self.donates else {}
+        freed = find_freed(module, from_stages=False) if self.donates and not self.keeps_residuals else {}
         for func in functions(module):
             kind = function_type(func)
             if not all(isinstance(t, ir.RankedTensorType) for t in kind.results):
@@ -73,8 +74,8 @@ class BwdExportResults(ModulePass):
             twin = add_twin(func)
             alias_results(twin)
             name = ir.StringAttr(func.attributes["sym_name"]).value
-            if name in freed:
-                mark_donated(twin, freed[name], keeps_residuals=self.keeps_residuals)
+            if name in given:
+                mark_donated(twin, given[name] | (freed.get(name, frozenset()) & find_own(twin)))
             elif self.donates and name == BACKWARD and not self.keeps_residuals:
                 mark_donated(twin)
             if self.twins_alone:
@@ -123,33 +124,41 @@ def alias_results(twin: ir.Operation) -> None:
             terminator.operands[i] = alias.results[0]
 
 
-def find_freed(module: ir.Operation) -> dict[str, frozenset[int]]:
-    """The arguments of the functions that the plans of a module run, by number, that are freed after them."""
+def find_freed(module: ir.Operation, *, from_stages: bool) -> dict[str, frozenset[int]]:
+    """The arguments of the functions that the plans of a module run, by number, that are freed after them; those alone
+    that other functions gave, ``from_stages``."""
     plans = [*read_island_plans(module).values()]
     if PLAN_ATTRIBUTE in module.attributes:
         plans.append(read_plan(module))
-    return {name: numbers for plan in plans for name, numbers in find_given_up(plan).items()}
+    given_up = (find_given_up(plan, from_stages=from_stages) for plan in plans)
+    return {name: numbers for found in given_up for name, numbers in found.items()}
 
 
-def mark_donated(
-    twin: ir.Operation, freed: Collection[int] | None = None, *, keeps_residuals: bool = False
-) -> None:
-    """Mark those arguments of these numbers that are no caller's, where it ``keeps_residuals`` those alone that are
-    none; without numbers all residuals that are no output of the forward, and the tangents: these for results too."""
+def mark_donated(twin: ir.Operation, numbers: Collection[int] | None = None) -> None:
+    """Mark the arguments of these numbers; without numbers all residuals that are no output of the forward, and the
+    tangents: these for results too."""
     arguments = twin.regions[0].blocks[0].arguments
     given = (
         [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
     )
     marked = []
     for number, (attributes, own) in enumerate(zip(given, attribute_dicts(twin, "arg_attrs"), strict=True)):
-        role = own.get(BWD_ROLE, "")
-        is_own = role == TANGENT or is_own_residual(role, own.get(BWD_NAME, ""))
-        # What a stage gives another has no role.
-        if is_own if freed is None else number in freed and ((is_own and not keeps_residuals) or not role):
-            more = {BWD_DONATED: ir.BoolAttr.get(freed is None)}
+        if _is_own(own) if numbers is None else number in numbers:
+            more = {BWD_DONATED: ir.BoolAttr.get(numbers is None)}
             attributes = ir.DictAttr.get({a.name: a.attr for a in ir.DictAttr(attributes)} | more)
         marked.append(attributes)
     twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
+
+
+def find_own(twin: ir.Operation) -> set[int]:
+    """The arguments, by number, that are a backward's alone, or have no role: what a stage gives another."""
+    told = enumerate(attribute_dicts(twin, "arg_attrs"))
+    return {number for number, own in told if _is_own(own) or not own.get(BWD_ROLE)}
+
+
+def _is_own(attributes: Mapping[str, str]) -> bool:
+    role = attributes.get(BWD_ROLE, "")
+    return role == TANGENT or is_own_residual(role, attributes.get(BWD_NAME, ""))
 
 
 def place_scatter(value: ir.Value, storage: ir.Value) -> bool:

@@ -1,6 +1,7 @@
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results' | FileCheck %s
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{twins-alone=true}' | FileCheck %s --check-prefix=ALONE
 // RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{donates=true}' | FileCheck %s --check-prefix=DONATES
+// RUN: retrograd-opt %s --split-input-file --allow-unregistered-dialect -p 'bwd-export-results{donates=true keeps-residuals=true}' | FileCheck %s --check-prefix=KEEPS
 
 // ALONE-NOT: func.func @chain(
 // ALONE: func.func @chain_into(
@@ -137,6 +138,9 @@ func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2
 // -----
 
 // Callers give up the tangents of the backward, and residuals that are no outputs; of no other function anything.
+// With keeps-residuals of the backward nothing either.
+// KEEPS-LABEL: func.func @backward_into(
+// KEEPS-NOT: bwd.donated
 // DONATES-LABEL: func.func @backward(
 // DONATES-NOT: bwd.donated
 // DONATES: func.func @backward_into(
@@ -182,6 +186,38 @@ module attributes {bwd.plan = {
   }
   func.func @stage_1(%a: tensor<2xf32>, %v: tensor<2xf32>) -> tensor<2xf32> {
     %c = arith.mulf %a, %v : tensor<2xf32>
+    return %c : tensor<2xf32>
+  }
+}
+
+// -----
+
+// What one stage gave another is no residual, whatever its role is; with keeps-residuals it is all that is given up.
+// DONATES-LABEL: func.func @second_into(
+// DONATES-SAME: %arg0: tensor<2xf32> {bwd.donated = false, bwd.name = "a", bwd.role = "saved"}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = false, bwd.name = "saved.r", bwd.role = "saved"}
+// DONATES-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
+// KEEPS-LABEL: func.func @first_into(
+// KEEPS-NOT: bwd.donated
+// KEEPS-LABEL: func.func @second_into(
+// KEEPS-SAME: %arg0: tensor<2xf32> {bwd.donated = false, bwd.name = "a", bwd.role = "saved"}
+// KEEPS-SAME: %arg1: tensor<2xf32> {bwd.name = "saved.r", bwd.role = "saved"}
+// KEEPS-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
+module attributes {bwd.plan = {
+    arguments = ["t", "r", "o"], results = ["g"],
+    steps = [
+      {arguments = ["t"], function = "first", results = ["a"], step = "run_stage"},
+      {step = "free", values = ["t"]},
+      {arguments = ["a", "r", "o"], function = "second", results = ["g"], step = "run_stage"},
+      {step = "free", values = ["a", "r", "o"]}
+    ]}} {
+  func.func @first(%t: tensor<2xf32> {bwd.name = "tangent.output", bwd.role = "tangent"}) -> tensor<2xf32> {
+    %a = math.exp %t : tensor<2xf32>
+    return %a : tensor<2xf32>
+  }
+  func.func @second(%a: tensor<2xf32> {bwd.name = "a", bwd.role = "saved"}, %r: tensor<2xf32> {bwd.name = "saved.r", bwd.role = "saved"}, %o: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}) -> tensor<2xf32> {
+    %b = arith.mulf %a, %r : tensor<2xf32>
+    %c = arith.mulf %b, %o : tensor<2xf32>
     return %c : tensor<2xf32>
   }
 }
