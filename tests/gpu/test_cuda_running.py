@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from between_islands import Between, find_donated
 from iree import runtime as iree_runtime
 from iree_tools import RUN_MODULE
 from models import MODELS
@@ -206,3 +207,24 @@ def test_a_device_other_than_the_first(tmp_path: Path) -> None:
         with pytest.raises(retrograd.ArgumentError, match="cuda:0"):
             there(x)
     assert relative_error(step(x), first(x)) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_what_one_stage_gives_another_is_worked_in(cuda_graphs: bool) -> None:
+    """The same gradients with it, call after call, and as graphs; residuals stay as they are for a second backward."""
+    torch.manual_seed(0)
+    model, data = Between().cuda(), torch.randn(512, 64, device="cuda")
+    step = retrograd.compile_backward(model, (data,), partition="default", cuda_graphs=cuda_graphs)
+    donated = find_donated(step)
+    assert donated["backward_1"] == {"sub"}
+    assert not any(name.startswith("saved.") for names in donated.values() for name in names)
+    model(data).square().sum().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    for _ in range(8):
+        loss = step(data).square().sum()
+        for _ in range(2):
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            found = {name: p.grad for name, p in model.named_parameters()}
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from between_islands import Between, find_donated
 from test_shorter_lifetimes import LOSSES, Deep, assert_close, gradients
 from torch import Tensor, nn
 
@@ -275,3 +276,28 @@ def test_steps_in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(model)
     for _ in range(6):
         assert_close(run(step), expected)
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
+def test_what_one_stage_gives_another_is_worked_in() -> None:
+    """``sub`` crosses an island of the backward: it is no residual, and nobody's once the second stage has read it."""
+    torch.manual_seed(0)
+    model, data = Between(), torch.randn(512, 64)
+    step = retrograd.compile_backward(model, (data,), **GIVEN)
+    assert find_donated(step)["backward_1"] == {"sub"}
+    expected = gradients(model, model(data).square().sum())
+    for _ in range(3):
+        assert_close(gradients(model, step(data).square().sum()), expected)
+
+
+@pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
+def test_on_cuda_that_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lower_kept(*given: Any, **more: Any) -> str:
+        return lower_to_linalg(*given, **{**more, "donating": False})
+
+    model, data = Between(), torch.randn(512, 64)
+    steps = [retrograd.compile_backward(model, (data,), **GIVEN, target="cuda:sm_90")]
+    monkeypatch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
+    steps += [retrograd.compile_backward(model, (data,), **GIVEN, target="cuda:sm_90", cache=False)]
+    scratch = [step.explain().to_dict()["backward_transient_bytes"] for step in steps]
+    assert scratch[0] == scratch[1] - 512 * 96 * 4
