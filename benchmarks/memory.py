@@ -76,14 +76,16 @@ tries each plan in stages too, before more is computed again.
 A file has neither: what it takes is its caller's.
 """
 GPU_TEXT = """\
-On CUDA a stage frees residuals when it returns, and nothing is written over: launch plans allocate from torch's memory
-as they go. [gpu-steps.md](gpu-steps.md) has the peak of each step there, beside eager's and Inductor's.
+On CUDA what our own kernels and IREE's work in is one piece of torch's memory for each function, which is there while
+it runs. Buffers lie in storage for results before these are written, and in what one stage gave another, between islands,
+after its last use; residuals are not written over, since a captured graph has them, and are freed when a stage returns.
+[gpu-steps.md](gpu-steps.md) has the peak of each step there, beside eager's and Inductor's.
 
-**A budget at the least is not kept on CUDA.** With the least budget that is said to be feasible, three models took
-more than was predicted, by IREE's allocator on an H100 (2026-11-26): a CNN 29,128 bytes of 24,596, a GPT-2 57,748 of
-30,356, a ResNet-18 832,916 of 814,228 (`pytest tests/gpu/test_cuda_models.py -k half_of_the_memory`, which fails). The
-forward's scratch memory is what differs: 25,536 bytes in place of 16,640 for the CNN. Without a budget predicted is
-measured there, to the byte. On CPUs `make test-budgets` keeps each.
+What is predicted there are these pieces, placed by first fit as launch plans place them, and what `explain()` measures is
+what torch's allocator was asked for: on an H100 both are the same to the byte for whole functions, and half of
+`default`'s peak, or the least, is kept by a CNN, a GPT-2 and a ResNet-18 (2026-11-26, `pytest
+tests/gpu/test_cuda_models.py -k half_of_the_memory`). A file that `iree-run-module` runs takes its memory from IREE's own
+allocator, which gives it back later: there the least was missed, for the CNN by 29,128 bytes of 24,596.
 """
 FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\

@@ -48,7 +48,7 @@ def step(model: Deep, x: Tensor) -> CompiledBackward:
     return retrograd.compile_backward(model, (x,), partition="default", free_early=True, kernels="off")
 
 
-def gradients(model: Deep, loss: Tensor, **options: Any) -> list[Tensor]:
+def gradients(model: nn.Module, loss: Tensor, **options: Any) -> list[Tensor]:
     for parameter in model.parameters():
         parameter.grad = None
     loss.backward(**options)
