@@ -261,3 +261,20 @@ def test_a_product_is_marked_by_its_width() -> None:
 
 def test_names_of_families_are_those_there_are() -> None:
     assert tuple(FAMILIES) == NAMES
+
+
+@pytest.mark.parametrize(("rows", "is_large"), [(1 << 9, True), (1 << 7, False)])
+def test_large_softmaxes_are_a_librarys(rows: int, is_large: bool) -> None:
+    """Forward and backward: eager's exponential takes a third of the time of compiled code's."""
+
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).softmax(-1).square().mean()
+
+    nodes = capture(Libraries(cpu=WORTH_ON_CPU, products=False), Shares(), rows, 1 << 9).graph.nodes
+    ops = {aten._softmax.default, aten._softmax_backward_data.default}
+    assert {n.target for n in nodes if LIBRARY in n.meta} == (ops if is_large else set())
