@@ -1,7 +1,8 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What lies between the layers of an LSTM, in one island with them: the states of both directions joined, the gradients
-that both give added up. It takes torch some microseconds, where a compiled function between two islands takes fifty."""
+"""Has what lies between the layers of an LSTM run in one island with them: the states of both directions joined, the
+gradients that both give added up. It takes torch some microseconds, where a compiled function between two islands takes
+fifty."""
 
 from __future__ import annotations
 
