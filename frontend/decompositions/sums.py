@@ -1,9 +1,10 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sums of half types, added up in float32 as PyTorch's kernels do."""
+"""Sums of half types, added up in float32 as PyTorch's kernels do, and running sums."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -17,6 +18,8 @@ from retrograd.frontend.decompositions.entry import Decomposition
 aten = torch.ops.aten
 
 HALF = (torch.bfloat16, torch.float16)
+# Past this length of a row n * n elements are too many.
+LONGEST = 4096
 
 
 def computed(x: Tensor) -> Tensor:
@@ -46,11 +49,37 @@ def in_float32(op: OpOverload) -> Callable[..., Any]:
     return function
 
 
-def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """``aten.cumsum``; torch-mlir refuses that of a single element without axes, which is the element."""
-    if x.dim() == 0:
-        return x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64), copy=True)
-    return in_float32(aten.cumsum.default)(x, dim, dtype=dtype)
+def running(op: OpOverload) -> Callable[..., Any]:
+    """``op``, running sums or products; torch-mlir refuses a single element without axes, which stays the element, and
+    products in another type."""
+
+    def function(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        if x.dim() == 0:
+            return x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64), copy=True)
+        if dtype is not None and dtype not in HALF:
+            return op(x.to(dtype), dim)
+        return in_float32(op)(x, dim, dtype=dtype)
+
+    return function
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Any:
+    """``aten.logcumsumexp``: the logarithm of running sums of exponentials, each from its own maximum.
+
+    Element i reduces a row that is masked behind i: n * n elements, which fuse with the reduction and are never in
+    memory.
+    """
+    length = x.shape[dim] if x.dim() else 1
+    if not isinstance(length, int) or length > LONGEST or not x.dtype.is_floating_point:
+        return NotImplemented
+    if x.dim() == 0 or x.numel() == 0:
+        return x.clone()
+    row, number = x.movedim(dim, -1), torch.arange(length, device=x.device)
+    masked = torch.where(number <= number.unsqueeze(-1), row.unsqueeze(-2), -math.inf)
+    highest = masked.amax(-1, keepdim=True)
+    shift = torch.where(torch.isinf(highest), 0.0, highest)
+    total = torch.exp(masked - shift).sum(-1)
+    return (torch.log(total) + shift.squeeze(-1)).movedim(-1, dim).contiguous()
 
 
 ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"
@@ -65,5 +94,9 @@ ENTRIES = (
             aten.mean.dim,
         )
     ),
-    Decomposition(aten.cumsum.default, cumsum, ROUNDED),
+    Decomposition(aten.cumsum.default, running(aten.cumsum.default), ROUNDED),
+    Decomposition(aten.cumprod.default, running(aten.cumprod.default), "torch-mlir multiplies in the type itself"),
+    Decomposition(
+        aten.logcumsumexp.default, logcumsumexp, "torch-mlir's form overflows where an element is large, and gives inf"
+    ),
 )

@@ -32,7 +32,6 @@ from retrograd.frontend.decompositions.places import (
     interpolation,
     masked_writes,
     resizing,
-    scans,
     segments,
     sorting,
 )
@@ -68,7 +67,6 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *numerics.ENTRIES,
     *sampling.ENTRIES,
     *sorting.ENTRIES,
-    *scans.ENTRIES,
     *scalar_axes.ENTRIES,
     *elementary.ENTRIES,
     *hyperbolic.ENTRIES,

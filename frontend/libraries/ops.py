@@ -151,6 +151,20 @@ def _softmax_excess(*_: Any) -> int:
     return _OF_SOFTMAXES
 
 
+def _running(x: Tensor, dim: int) -> int:
+    # Written out, each element reads all before it.
+    return x.numel() * (x.shape[dim] if x.dim() else 1)
+
+
+# One core with AVX-512, 16 rows, a step: of 64 numbers 0.75 ms written out and 0.19 by a call, of 256 10 and 0.27, of
+# 1024 254 and 0.63.
+_OF_RUNNING = 1 << 11
+
+
+def _running_excess(*_: Any) -> int:
+    return _OF_RUNNING
+
+
 def _choice(x: Tensor, *_: Any) -> int:
     return x.numel()
 
@@ -203,6 +217,7 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     LSTM_LAYER_BACKWARD: LibraryOp(_lstm_backward, "oneDNN's LSTM", _lstm_excess, notes=1),
     aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
     aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
+    aten.logcumsumexp.default: LibraryOp(_running, "PyTorch's running sums", _running_excess),
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
 }

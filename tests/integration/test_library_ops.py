@@ -284,3 +284,19 @@ def test_of_equal_values_eagers_are_chosen() -> None:
     found, expected = (torch.autograd.grad(call(x), tuple(model.parameters())) for call in (step, model))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(8, False), (200, True)])
+def test_long_running_sums_are_pytorchs(length: int, is_whole: bool, tmp_path: Path) -> None:
+    """Written out, each element reads all before it; a file has them so. Running products are compiled."""
+
+    def summed(x: Tensor) -> Tensor:
+        return ((100 * x.tanh()).logcumsumexp(1) * x.cumprod(1)).sin().mean()
+
+    x = torch.randn(16, length, requires_grad=True)
+    step = retrograd.compile_backward(summed, (x,), fallback="error", cache=False)
+    assert any("logcumsumexp" in text for text in islands(step)) == is_whole
+    (found,), (expected,) = (torch.autograd.grad(call(x), x) for call in (step, summed))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    step.save(tmp_path / "summed.vmfb")
+    torch.testing.assert_close(retrograd.load(tmp_path / "summed.vmfb")(x), summed(x), rtol=1e-4, atol=1e-4)

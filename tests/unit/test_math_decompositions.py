@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from retrograd.frontend.decompositions import sums
 from retrograd.frontend.decompositions.functions import elementary, error_functions, gamma
-from retrograd.frontend.decompositions.places import scans, sorting
+from retrograd.frontend.decompositions.places import sorting
 from retrograd.frontend.decompositions.table import DECOMPOSITIONS, decomposition_table
 
 aten = torch.ops.aten
@@ -117,25 +118,31 @@ def test_rows_too_long_are_kept() -> None:
     assert sorting.sort(x) is NotImplemented
     assert sorting.topk(x, 3) is NotImplemented
     assert sorting.median(x, 1) is NotImplemented
-    assert scans.cummax(torch.empty(scans.LONGEST + 1, device="meta"), 0) is NotImplemented
+    assert sums.logcumsumexp(torch.empty(sums.LONGEST + 1, device="meta"), 0) is NotImplemented
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_scans(dim: int) -> None:
+def test_running_sums_of_exponentials(dim: int) -> None:
     x = rows((5, 7), torch.float32)
     finite = x.nan_to_num(0.0, 3.0, -3.0)
-    same(scans.cummax(x, dim), torch.cummax(x, dim))
-    same(scans.cummin(x, dim), torch.cummin(x, dim))
-    same(scans.cumprod(finite, dim), torch.cumprod(finite, dim), 1e-6)
-    same(scans.logcumsumexp(x, dim), torch.logcumsumexp(x, dim), 1e-6)
-    same(scans.logcumsumexp(finite * 200, dim), torch.logcumsumexp(finite * 200, dim), 1e-6)
+    same(sums.logcumsumexp(x, dim), torch.logcumsumexp(x, dim), 1e-6)
+    same(sums.logcumsumexp(finite * 200, dim), torch.logcumsumexp(finite * 200, dim), 1e-6)
 
 
-def test_scans_of_a_scalar() -> None:
+def test_running_sums_and_products_of_a_scalar() -> None:
     x = torch.tensor(2.5)
-    same(scans.cummax(x, 0), torch.cummax(x, 0))
-    same(scans.cumprod(x, 0), torch.cumprod(x, 0))
-    same(scans.logcumsumexp(x, 0), torch.logcumsumexp(x, 0))
+    aten = torch.ops.aten
+    same(sums.running(aten.cumprod.default)(x, 0), torch.cumprod(x, 0))
+    same(sums.running(aten.cumsum.default)(x.long(), 0), torch.cumsum(x.long(), 0))
+    same(sums.logcumsumexp(x, 0), torch.logcumsumexp(x, 0))
+
+
+def test_products_of_half_types_run_in_float32() -> None:
+    x = torch.linspace(0.9, 1.1, 300).bfloat16()
+    found = sums.running(torch.ops.aten.cumprod.default)(x, 0)
+    same(found, x.float().cumprod(0).bfloat16())
+    same(sums.running(torch.ops.aten.cumprod.default)(x, 0, dtype=torch.float64), x.cumprod(0, dtype=torch.float64))
+    assert sums.running(torch.ops.aten.cumprod.default)(x.float(), 0) is NotImplemented
 
 
 AROUND = torch.cat([torch.linspace(-9, 9, 1001, dtype=torch.float64), torch.tensor([-1e-3, 1e-5, 1e-8, 20.5, 35, 100])])

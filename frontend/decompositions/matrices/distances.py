@@ -18,8 +18,6 @@ from retrograd.frontend.decompositions.sums import computed
 
 aten = torch.ops.aten
 
-# Rows whose pairs are put together one row at a time.
-MOST_ROWS = 64
 _TABLE = get_decomposition_table()
 
 
@@ -32,26 +30,6 @@ def cdist_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tens
     """``aten._cdist_backward``: the gradient of ``x``, over all axes that ``x`` and ``y`` are broadcast to."""
     slope = _slope(x.unsqueeze(-2) - y.unsqueeze(-3), p, distances.unsqueeze(-1))
     return (grad.unsqueeze(-1) * slope).sum(-2)
-
-
-def pdist(x: Tensor, p: float = 2) -> Any:
-    """``aten._pdist_forward``: of each pair of rows once, ``[n * (n - 1) / 2]``."""
-    n = x.shape[0]
-    if n > MOST_ROWS:
-        return NotImplemented
-    if n < 2:
-        return x.new_zeros(0)
-    return _length(torch.cat([x[i : i + 1] - x[i + 1 :] for i in range(n - 1)]), p)
-
-
-def pdist_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Any:
-    """``aten._pdist_backward``: the gradient of ``x [n, d]``."""
-    n = x.shape[0]
-    if n > MOST_ROWS:
-        return NotImplemented
-    if n < 2 or x.numel() == 0:
-        return torch.zeros_like(x)
-    return cdist_backward(_square(grad, n), x, x, p, _square(distances, n))
 
 
 def vector_norm(
@@ -73,14 +51,6 @@ def vector_norm(
     axes = list(range(x.dim())) if dim is None or len(dim) == 0 else list(dim)
     powers: Tensor = aten.sum.dim_IntList(computed(x.to(kind)).abs() ** ord, axes, keepdim)
     return (powers ** (1 / ord)).to(kind)
-
-
-def _square(pairs: Tensor, n: int) -> Tensor:
-    """The symmetric ``[n, n]`` of a value for each pair, with zeros on its diagonal."""
-    starts = [i * (2 * n - i - 1) // 2 for i in range(n)]
-    rows = [aten.constant_pad_nd.default(pairs[starts[i] : starts[i] + n - 1 - i], [i + 1, 0], 0.0) for i in range(n)]
-    upper = torch.stack(rows)
-    return upper + upper.t()
 
 
 def _length(difference: Tensor, p: float) -> Tensor:
@@ -118,8 +88,6 @@ def _slope(difference: Tensor, p: float, distance: Tensor) -> Tensor:
 ENTRIES = (
     Decomposition(aten._cdist_forward.default, cdist, NO_LOWERING),
     Decomposition(aten._cdist_backward.default, cdist_backward, NO_LOWERING),
-    Decomposition(aten._pdist_forward.default, pdist, NO_LOWERING),
-    Decomposition(aten._pdist_backward.default, pdist_backward, NO_LOWERING),
     Decomposition(
         aten.linalg_vector_norm.default,
         vector_norm,

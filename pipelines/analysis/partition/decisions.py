@@ -21,7 +21,7 @@ _ANSWERS = """argmax argmin eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt
 ANSWERS = frozenset(f"torch.aten.{name}" for name in _ANSWERS.split())
 # Ops that round nothing, as each element that they give is one that they take, or its negative; and differences, which
 # are the same in either order.
-_CHOICES = """_cdist_forward abs amax amin clamp clamp.Tensor clamp_max clamp_min clone contiguous copy cummax cummin
+_CHOICES = """_cdist_forward abs amax amin clamp clamp.Tensor clamp_max clamp_min clone contiguous copy
     index_put index_put.hacked_twin _index_put_impl _unsafe_index_put.hacked_twin kthvalue linalg_vector_norm
     masked_fill.Scalar
     masked_fill.Tensor max max.dim max_pool2d max_pool2d_with_indices maximum median median.dim min min.dim minimum neg
