@@ -77,15 +77,15 @@ A file has neither: what it takes is its caller's.
 """
 GPU_TEXT = """\
 On CUDA what our own kernels and IREE's work in is one piece of torch's memory for each function, which is there while
-it runs. Buffers lie in storage for results before these are written, and in what one stage gave another, between islands,
-after its last use; residuals are not written over, since a captured graph has them, and are freed when a stage returns.
-[gpu-steps.md](gpu-steps.md) has the peak of each step there, beside eager's and Inductor's.
+it runs. Buffers lie in storage for results before these are written, and in what one stage gave another, between
+islands, after its last use; residuals are not written over, since a captured graph has them, and are freed when a
+stage returns. [gpu-steps.md](gpu-steps.md) has the peak of each step there, beside eager's and Inductor's.
 
-What is predicted there are these pieces, placed by first fit as launch plans place them, and what `explain()` measures is
-what torch's allocator was asked for: on an H100 both are the same to the byte for whole functions, and half of
-`default`'s peak, or the least, is kept by a CNN, a GPT-2 and a ResNet-18 (2026-11-26, `pytest
-tests/gpu/test_cuda_models.py -k half_of_the_memory`). A file that `iree-run-module` runs takes its memory from IREE's own
-allocator, which gives it back later: there the least was missed, for the CNN by 29,128 bytes of 24,596.
+What is predicted there are these pieces, placed by first fit as launch plans place them, and what `explain()`
+measures is what torch's allocator was asked for: on an H100 both are the same to the byte for whole functions, and
+half of `default`'s peak, or the least, is kept by a CNN, a GPT-2 and a ResNet-18 (2026-11-26, `pytest
+tests/gpu/test_cuda_models.py -k half_of_the_memory`). A file that `iree-run-module` runs takes its memory from IREE's
+own allocator, which gives it back later: there the least was missed, for the CNN by 29,128 bytes of 24,596.
 """
 FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\
