@@ -14,7 +14,7 @@ from retrograd import options
 from retrograd.frontend.decompositions.attention import score_scale
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.capture import capture_joint
-from retrograd.frontend.libraries import attention
+from retrograd.frontend.libraries import attention, ops
 from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import (
     LIBRARY,
@@ -276,5 +276,21 @@ def test_large_softmaxes_are_a_librarys(rows: int, is_large: bool) -> None:
             return (x * self.scale).softmax(-1).square().mean()
 
     nodes = capture(Libraries(cpu=WORTH_ON_CPU, products=False), Shares(), rows, 1 << 9).graph.nodes
-    ops = {aten._softmax.default, aten._softmax_backward_data.default}
-    assert {n.target for n in nodes if LIBRARY in n.meta} == (ops if is_large else set())
+    both = {aten._softmax.default, aten._softmax_backward_data.default}
+    assert {n.target for n in nodes if LIBRARY in n.meta} == (both if is_large else set())
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_narrow_products_with_a_bias_are_whole_where_units_are_for_them(
+    has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written out, they are products in float32, which are faster elsewhere."""
+    monkeypatch.setattr(ops, "has_matrix_units", lambda: has_units)
+    for dtype in (torch.bfloat16, torch.float32):
+        with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=0)):
+            model, x = nn.Linear(4, 6, dtype=dtype), torch.randn(3, 4, dtype=dtype, requires_grad=True)
+            nodes = capture_joint(stack, model, (x,)).graph_module.graph.nodes
+        forward = next(n for n in nodes if LIBRARY in n.meta and n.target in (aten.mm.default, aten.addmm.default))
+        is_whole = has_units and dtype is torch.bfloat16
+        assert forward.target is (aten.addmm.default if is_whole else aten.mm.default)
+        assert forward.args[is_whole].meta["val"].dtype is (dtype if is_whole else torch.float32)

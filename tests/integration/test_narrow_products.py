@@ -1,0 +1,42 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Linear layers in bfloat16 whose products a CPU's matrix units compute, with their biases, and in a file without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import retrograd
+from retrograd.frontend.libraries import ops
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_are_eagers(autocast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "has_matrix_units", lambda: True)
+    model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8))
+    model = model if autocast else model.bfloat16()
+    x = torch.randn(16, 8, dtype=torch.float32 if autocast else torch.bfloat16)
+
+    def gradients(call: nn.Module, around: bool) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            y = call(leaf)
+        y.float().square().mean().backward()
+        return [t.grad.float() for t in (leaf, *model.parameters()) if t.grad is not None]
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        step = retrograd.compile_backward(model, (x.clone().requires_grad_(),), kernels="library", fallback="error")
+    islands = [island["what"] for island in step.explain().to_dict()["islands"]]
+    assert sum("aten.addmm" in what for what in islands) == 2
+    step.save(tmp_path / "linear.bwd")
+    expected = gradients(model, autocast)
+    for call in (step, retrograd.load(tmp_path / "linear.bwd").bind(model)):
+        found = gradients(call, autocast)  # type: ignore[arg-type]
+        assert len(found) == len(expected) == 5
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours - theirs).norm() <= 2e-2 * theirs.norm()
