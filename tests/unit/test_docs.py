@@ -64,3 +64,11 @@ def test_docstrings_are_sentences() -> None:
     found = [*docstrings()]
     assert len(found) > 2000
     assert [place for place, text in found if re.match(r"What\b", text)] == []
+
+
+def test_each_option_has_its_place_on_the_map() -> None:
+    tree = ast.parse((ROOT / "retrograd" / "api.py").read_text(encoding="utf-8"))
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "compile_backward")
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("## An option, and what is behind it")[2].partition("\n## ")[0]
+    assert {*re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)} == {a.arg for a in function.args.kwonlyargs}
