@@ -40,6 +40,10 @@ class SecondDerivatives(FunctionChange):
         self.name, self.eager = name, eager
 
     def _change(self, function: Any) -> Any:
+        # Imported where a trace has done so: it takes a second, and who loads a file traces nothing.
+        from torch._dynamo.eval_frame import set_code_exec_strategy
+        from torch._dynamo.types import FrameAction, FrameExecStrategy
+
         forward, backward = function.forward, function.backward
         autocast = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
 
@@ -55,6 +59,10 @@ class SecondDerivatives(FunctionChange):
                 ctx.given = None
             return backward(ctx, *given)
 
+        for ours in (forward_kept, backward_twice, self._refuse_later):
+            # In a gradient that a model takes itself, which torch.compile runs between its graphs, these and what they
+            # call would be compiled too.
+            set_code_exec_strategy(ours.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
         function.forward, function.backward = staticmethod(forward_kept), staticmethod(backward_twice)
         function._double_backward = staticmethod(self._refuse_later)
         return function

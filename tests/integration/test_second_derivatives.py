@@ -100,3 +100,15 @@ def test_loss_that_is_kept_keeps_no_arguments() -> None:
     del x
     gc.collect()
     assert seen() is None and loss.grad_fn is not None
+
+
+def test_only_frames_of_the_user_are_compiled_where_a_model_takes_a_gradient_itself() -> None:
+    """Dynamo runs the gradient between two graphs, and would compile what of ours that calls as well: 80 frames."""
+    critic, x = _critic(), torch.randn(2, 3, requires_grad=True)
+    compiled, step = (torch.compile(function, backend="retrograd") for function in (critic, _penalty))
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    for _ in range(2):
+        found = torch.autograd.grad(step(compiled, x), [*critic.parameters()])
+    torch.testing.assert_close(found, torch.autograd.grad(_penalty(critic, x), [*critic.parameters()]))
+    assert 0 < frames["total"] - before <= 10
