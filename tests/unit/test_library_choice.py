@@ -294,3 +294,17 @@ def test_narrow_products_with_a_bias_are_whole_where_units_are_for_them(
         is_whole = has_units and dtype is torch.bfloat16
         assert forward.target is (aten.addmm.default if is_whole else aten.mm.default)
         assert forward.args[is_whole].meta["val"].dtype is (dtype if is_whole else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_units", "is_whole"),
+    [(torch.bfloat16, True, True), (torch.bfloat16, False, False), (torch.float32, True, False)],
+)
+def test_narrow_products_are_sooner_a_librarys(
+    dtype: torch.dtype, has_units: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "has_matrix_units", lambda: has_units)
+    with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=WORTH_ON_CPU)):
+        model, x = nn.Linear(128, 128, bias=False, dtype=dtype), torch.randn(256, 128, dtype=dtype)
+        nodes = capture_joint(stack, model, (x,)).graph_module.graph.nodes
+    assert any(LIBRARY in n.meta for n in nodes) == is_whole
