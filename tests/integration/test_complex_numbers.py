@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from compared import assert_same
 from torch import Tensor, nn
 
 import retrograd
@@ -51,13 +52,6 @@ def gradients(run: Callable[..., Any], leaves: list[Tensor], *args: Any) -> list
     weights = [torch.linspace(0.5, 1.5, o.numel()).reshape(o.shape).to(o.dtype) for o in outputs]
     weights = [w * (1 + 0.5j) if w.is_complex() else w for w in weights]
     return [*outputs, *torch.autograd.grad(outputs, leaves, weights)]
-
-
-def assert_same(ours: list[Tensor], eager: list[Tensor]) -> None:
-    for mine, expected in zip(ours, eager, strict=True):
-        assert mine.dtype == expected.dtype
-        assert mine.shape == expected.shape
-        assert (mine - expected).abs().max() <= 2e-5 * max(1.0, float(expected.detach().abs().max()))
 
 
 def test_what_is_complex_inside(tmp_path: Path) -> None:

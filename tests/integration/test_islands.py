@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from compared import assert_same
 from torch import nn
 
 import retrograd
@@ -62,14 +63,6 @@ def gradients(run: Callable[..., Any], leaves: list[torch.Tensor], *args: Any) -
     weights = [torch.linspace(0.5, 1.5, o.numel()).reshape(o.shape).to(o.dtype) for o in tensors]
     found = torch.autograd.grad(tensors, leaves, weights, allow_unused=True)
     return [*outputs, *(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))]
-
-
-def assert_same(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> None:
-    assert len(ours) == len(eager)
-    for mine, expected in zip(ours, eager, strict=True):
-        assert mine.dtype == expected.dtype
-        assert mine.shape == expected.shape
-        assert (mine - expected).abs().max() <= 2e-5 * max(1.0, float(expected.detach().abs().max())), (mine, expected)
 
 
 @pytest.fixture(scope="module")
