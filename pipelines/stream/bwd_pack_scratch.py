@@ -23,15 +23,20 @@ from typing import Any
 from iree.compiler import ir
 
 from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
-from retrograd.pipelines.analysis.kernels.hosted_buffers import HOSTED, Host, Place, find_hosts, place_results
+from retrograd.pipelines.analysis.kernels.hosted_buffers import (
+    ALIGNMENT,
+    HOSTED,
+    Host,
+    Place,
+    find_hosts,
+    place_results,
+)
 from retrograd.pipelines.analysis.kernels.scratch_layout import Layout, Slice, check_slices, lay_out
 from retrograd.pipelines.stream.passes import PassFailure, constant_of, find_ops
 from retrograd.pipelines.stream.result_storage import Access, Scratch, Storage, find_copied, read_scratch
 
 NAME = "bwd-pack-scratch"
 _REFLECTION = "iree.reflection"
-# Of each buffer, on all devices: IREE's --iree-stream-resource-min-offset-alignment for CPUs.
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def _read_slices(pack: Any) -> list[Slice] | None:
     for first, last, size in zip(steps[::2], steps[1::2], sizes, strict=True):
         if size is None:
             return None
-        slices.append(Slice(first, last, -(-size // _ALIGNMENT) * _ALIGNMENT))
+        slices.append(Slice(first, last, -(-size // ALIGNMENT) * ALIGNMENT))
     return slices
 
 
@@ -135,11 +140,12 @@ def _plan(pack: Any, slices: list[Slice], loose: bool, hosts: bool) -> Packing:
 def _place_results(storages: Sequence[Storage]) -> dict[int, Place]:
     """Places for results in storages that were given up, by number."""
     results = {
-        number: Slice(s.host.first, s.host.last, -(-s.host.size // _ALIGNMENT) * _ALIGNMENT)
+        number: Slice(s.host.first, s.host.last, -(-s.host.size // ALIGNMENT) * ALIGNMENT)
         for number, s in enumerate(storages)
         if not s.is_given_up and s.is_movable
     }
-    return place_results(results, {number: s.host for number, s in enumerate(storages) if s.takes_results})
+    hosts = {number: s.host for number, s in enumerate(storages) if s.takes != "none"}
+    return place_results(results, hosts, [number for number in hosts if storages[number].takes == "one"])
 
 
 def _host(
@@ -178,7 +184,7 @@ def _replace(packing: Packing) -> None:
                 _move(pack, access, scratch.storages[place.host], place.offset + added)
         _tell(packing, scratch.storages)
     # A block of nothing is one that IREE's drivers are never asked for otherwise.
-    size = packing.layout.size or (_ALIGNMENT if packing.hosted else 0)
+    size = packing.layout.size or (ALIGNMENT if packing.hosted else 0)
     for result, offset in zip(pack.results, (size, *packing.block), strict=True):
         # Of what is hosted sums may be left that nobody uses.
         result.replace_all_uses_with(_constant(pack, offset or 0))

@@ -39,7 +39,7 @@ class Access:
 class Storage:
     """Storage that the caller gave for a result, or gave up: when it is free, the value that it is in a region of
     commands, that of its size, and who accesses it. ``number`` is that of the result, or of the argument that was given
-    up, ``is_given_up``; of these, ``takes_results`` says whether results may lie there too."""
+    up, ``is_given_up``; of these, ``takes`` says how many results may lie there, as :data:`BWD_DONATED` does."""
 
     host: Host
     resource: Any
@@ -47,7 +47,7 @@ class Storage:
     accesses: tuple[Access, ...]
     number: int
     is_given_up: bool = False
-    takes_results: bool = False
+    takes: str = "none"
 
     @property
     def is_movable(self) -> bool:
@@ -112,9 +112,9 @@ def read_scratch(pack: Any) -> Scratch | None:
             if host is not None:
                 scratch.storages.append(Storage(host, argument, size, tuple(found), _number_of(value, False)))
             elif is_repeatable and (given_up := _read_donated(value, execute, steps)) is not None:
-                host, takes_results = given_up
+                host, takes = given_up
                 number = _number_of(value, True)
-                scratch.storages.append(Storage(host, argument, size, tuple(found), number, True, takes_results))
+                scratch.storages.append(Storage(host, argument, size, tuple(found), number, True, takes))
     return scratch if _is_known(pack, scratch) else None
 
 
@@ -200,9 +200,9 @@ def _read_host(value: Any, execute: Any, steps: Sequence[int]) -> Host | None:
     return Host(size, min(steps), _FOREVER)
 
 
-def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> tuple[Host, bool] | None:
+def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> tuple[Host, str] | None:
     """As :func:`_read_host`, of an argument that the caller gave up and that nobody but ``execute`` reads: it holds
-    nothing after its last use. With it whether results may lie there."""
+    nothing after its last use. With it how many results may lie there."""
     owner = _import_of(value)
     if owner is None or "consume" in owner.attributes:
         return None
@@ -218,7 +218,7 @@ def _read_donated(value: Any, execute: Any, steps: Sequence[int]) -> tuple[Host,
     if "arg_attrs" not in attributes or len(own) != 1:
         return None
     said = ir.DictAttr(ir.ArrayAttr(attributes["arg_attrs"])[argument.arg_number])
-    return (Host(size, -1, max(steps)), bool(ir.BoolAttr(said[BWD_DONATED]).value)) if BWD_DONATED in said else None
+    return (Host(size, -1, max(steps)), str(ir.StringAttr(said[BWD_DONATED]).value)) if BWD_DONATED in said else None
 
 
 def _number_of(value: Any, is_argument: bool) -> int:

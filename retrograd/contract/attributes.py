@@ -59,9 +59,9 @@ BWD_RANDOM = "bwd.random"
 """Of an `ISLAND_OP`: it draws random numbers."""
 
 BWD_DONATED = "bwd.donated"
-"""Of an argument: the caller gives it up, and the function may write over it after its last use; true if results may
-lie there too, and false for scratch memory alone. In what a program says of a function, the numbers of the arguments
-that are written over, with commas between."""
+"""Of an argument: the caller gives it up, and the function may write over it after its last use: scratch memory lies
+there, and of results "several", "one" of its size, or "none". In what a program says of a function, the numbers of the
+arguments that are written over, with commas between."""
 
 BWD_COPIED = "bwd.copied"
 """In what a program says of a function: the results that IREE fills, or copies to, by number, with commas between."""

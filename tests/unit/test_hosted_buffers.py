@@ -89,6 +89,21 @@ def test_small_results_have_storage_of_their_own() -> None:
     assert place_results({0: Slice(5, 99, 1 << 14)}, {3: Host(1 << 15, -1, 2)}) == {}
 
 
+def test_alone_one_result_of_the_size_lies_there() -> None:
+    half, whole = Slice(5, 99, 1 << 14), Slice(5, 99, 1 << 15)
+    hosts = {0: Host(1 << 15, -1, 2)}
+    assert place_results({0: half, 1: half}, hosts) == {0: Place(0, 0), 1: Place(0, 1 << 14)}
+    assert place_results({0: half, 1: half}, hosts, [0]) == {}
+    assert place_results({0: half, 1: whole}, hosts, [0]) == {1: Place(0, 0)}
+    # Sizes of slices are rounded up.
+    assert place_results({0: Slice(5, 99, 1 << 15)}, {0: Host((1 << 15) - 60, -1, 2)}, [0]) == {}
+
+
+def test_a_result_lies_in_what_was_free_last() -> None:
+    hosts = {0: Host(1 << 14, -1, 0), 1: Host(1 << 14, -1, 2), 2: Host(1 << 14, -1, 4)}
+    assert place_results({0: Slice(4, 99, 1 << 14)}, hosts) == {0: Place(1, 0)}
+
+
 def test_nothing_lies_where_a_result_does() -> None:
     slices, host = [Slice(3, 4, 256), Slice(5, 6, 256)], Host(256, -1, 2)
     assert find_hosts(slices, [host]) == {0: Place(0, 0), 1: Place(0, 0)}

@@ -8,12 +8,15 @@ scratch buffers lie in it, the block of scratch memory need not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from retrograd.pipelines.analysis.kernels.scratch_layout import Slice, lay_out, live_bytes, peak_of
+
+ALIGNMENT = 64
+"""Of each buffer, on all devices: IREE's --iree-stream-resource-min-offset-alignment for CPUs."""
 
 # Buffers are hosted one by one, and each time all that are alive at the fullest step are looked at.
 _MOST_SLICES = 4000
@@ -44,22 +47,31 @@ class Place:
     offset: int
 
 
-def place_results(results: Mapping[int, Slice], hosts: Mapping[int, Host]) -> dict[int, Place]:
+def place_results(
+    results: Mapping[int, Slice], hosts: Mapping[int, Host], alone: Collection[int] = ()
+) -> dict[int, Place]:
     """Places for some of ``results``, by number, in ``hosts`` that hold nothing any more when they are written, by
-    number: the hosts, which are there as long as a result is, are full of them but for a sixteenth.
+    number: the hosts, which are there as long as a result is, are full of them but for a sixteenth; those ``alone``
+    take one of their size.
 
-    Those that are written first come first: fewer hosts are free by then.
+    Those that are written first come first: fewer hosts are free by then. Of hosts alike each takes the one that was
+    free last, and leaves the others to what is written before it.
     """
     rooms = {number: _Room(host) for number, host in hosts.items()}
     placed: dict[int, Place] = {}
-    for number in sorted(results, key=lambda n: (results[n].first, -results[n].size)):
-        part = results[number]
+    for result in sorted(results, key=lambda n: (results[n].first, -results[n].size)):
+        part = results[result]
         if part.size >= _LEAST_PLACED:
-            fits = [(not r.taken, *fit, h) for h, r in rooms.items() if (fit := r.find_gap(part)) is not None]
+            fits = [
+                (not room.taken, fit[0], -hosts[number].last, fit[1], number)
+                for number, room in rooms.items()
+                if (fit := room.find_gap(part)) is not None
+                and (number not in alone or (part.size - ALIGNMENT < room.host.size and not room.taken))
+            ]
             if fits:
-                _, _, offset, host = min(fits)
+                *_, offset, host = min(fits)
                 rooms[host].taken.append((offset, part))
-                placed[number] = Place(host, offset)
+                placed[result] = Place(host, offset)
     filled = {host: sum(part.size for _, part in room.taken) for host, room in rooms.items() if room.taken}
     for host in sorted(filled, key=lambda h: filled[h] / hosts[h].size):
         if sum(filled.values()) >= (1 - _MOST_LEFT) * sum(hosts[h].size for h in filled):

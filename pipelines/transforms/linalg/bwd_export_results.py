@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_given_up
@@ -34,9 +34,9 @@ class BwdExportResults(ModulePass):
     is aliased before, where it is filled with that.
 
     Whoever calls the twin of the backward may give up what is its own, residuals and tangents, so that scratch memory
-    and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory: a
-    result that lay there would keep more than itself. :data:`BWD_DONATED` marks these, for ``bwd-pack-scratch``. Who
-    captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
+    and results lie there after their last use; as a plan does with what it frees after a stage, for scratch memory and
+    one result of that size: another would keep more than itself. :data:`BWD_DONATED` marks these, for
+    ``bwd-pack-scratch``. Who captures a step as a CUDA graph has the residuals of the graph's forward, and keeps them.
 
     Where IREE is only asked for scratch memory, the twins alone take it half as long; to compile them alone, which does
     for what is never written to a file, takes an eighth less.
@@ -75,9 +75,10 @@ class BwdExportResults(ModulePass):
             alias_results(twin)
             name = ir.StringAttr(func.attributes["sym_name"]).value
             if name in given:
-                mark_donated(twin, given[name] | (freed.get(name, frozenset()) & find_own(twin)))
+                numbers = given[name] | (freed.get(name, frozenset()) & find_own(twin))
+                mark_donated(twin, numbers, results="none" if self.keeps_residuals else "one")
             elif self.donates and name == BACKWARD and not self.keeps_residuals:
-                mark_donated(twin)
+                mark_donated(twin, results="several")
             if self.twins_alone:
                 func.erase()
 
@@ -134,9 +135,11 @@ def find_freed(module: ir.Operation, *, from_stages: bool) -> dict[str, frozense
     return {name: numbers for found in given_up for name, numbers in found.items()}
 
 
-def mark_donated(twin: ir.Operation, numbers: Collection[int] | None = None) -> None:
-    """Mark the arguments of these numbers; without numbers all residuals that are no output of the forward, and the
-    tangents: these for results too."""
+def mark_donated(
+    twin: ir.Operation, numbers: Collection[int] | None = None, *, results: Literal["several", "one", "none"]
+) -> None:
+    """Mark the arguments of these numbers, with how many results may lie there; without numbers all residuals that are
+    no output of the forward, and the tangents."""
     arguments = twin.regions[0].blocks[0].arguments
     given = (
         [*twin.attributes["arg_attrs"]] if "arg_attrs" in twin.attributes else [ir.DictAttr.get({})] * len(arguments)
@@ -144,7 +147,7 @@ def mark_donated(twin: ir.Operation, numbers: Collection[int] | None = None) -> 
     marked = []
     for number, (attributes, own) in enumerate(zip(given, attribute_dicts(twin, "arg_attrs"), strict=True)):
         if _is_own(own) if numbers is None else number in numbers:
-            more = {BWD_DONATED: ir.BoolAttr.get(numbers is None)}
+            more = {BWD_DONATED: ir.StringAttr.get(results)}
             attributes = ir.DictAttr.get({a.name: a.attr for a in ir.DictAttr(attributes)} | more)
         marked.append(attributes)
     twin.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)

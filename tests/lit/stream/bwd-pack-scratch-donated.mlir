@@ -18,7 +18,7 @@ stream.executable private @kernels {
 // CHECK-NEXT: wo %[[A]][%{{.*}} for %c4096] : !stream.resource<external>{%c4096}
 // CHECK: ro %[[A]][
 // CHECK-NEXT: rw %[[R]][
-util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) attributes {iree.reflection = {iree.abi.declaration = "sync func"}} {
+util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated = "several"}, %arg1: !hal.buffer_view) attributes {iree.reflection = {iree.abi.declaration = "sync func"}} {
   %c0 = arith.constant 0 : index
   %c64 = arith.constant 64 : index
   %c4096 = arith.constant 4096 : index
@@ -56,7 +56,61 @@ util.func public @buffer(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !h
 // CHECK-NEXT: wo %[[S]][
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[A]][%{{.*}} for %c16384] : !stream.resource<external>{%c16384}
-util.func public @result(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
+util.func public @result(%arg0: !hal.buffer_view {bwd.donated = "several"}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
+  %c0 = arith.constant 0 : index
+  %c16384 = arith.constant 16384 : index
+  %given = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %result = stream.tensor.import consume %arg1 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %pack:2 = stream.resource.pack slices({
+    [0, 1] = %c16384
+  }) : index
+  %scratch, %there = stream.resource.alloca uninitialized : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %done = stream.cmd.execute await(%there) => with(%given as %a: !stream.resource<external>{%c16384}, %result as %r: !stream.resource<external>{%c16384}, %scratch as %s: !stream.resource<transient>{%pack#0}) {
+    stream.cmd.dispatch @kernels::@one {
+      ro %a[%c0 for %c16384] : !stream.resource<external>{%c16384},
+      wo %s[%pack#1 for %c16384] : !stream.resource<transient>{%pack#0}
+    }
+    stream.cmd.dispatch @kernels::@one {
+      ro %s[%pack#1 for %c16384] : !stream.resource<transient>{%pack#0},
+      wo %r[%c0 for %c16384] : !stream.resource<external>{%c16384}
+    }
+  } => !stream.timepoint
+  %freed = stream.resource.dealloca await(%done) => %scratch : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %given_back = stream.tensor.export %result : tensor<4096xf32> in !stream.resource<external>{%c16384} -> !hal.buffer_view
+  util.return %given_back : !hal.buffer_view
+}
+
+// Of its size one lies there, where no other may.
+// CHECK-LABEL: util.func public @result_one(
+// CHECK-SAME: iree.reflection = {bwd.donated = "0", bwd.placed = "0:0:0:16384"}
+util.func public @result_one(%arg0: !hal.buffer_view {bwd.donated = "one"}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
+  %c0 = arith.constant 0 : index
+  %c16384 = arith.constant 16384 : index
+  %given = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %result = stream.tensor.import consume %arg1 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
+  %pack:2 = stream.resource.pack slices({
+    [0, 1] = %c16384
+  }) : index
+  %scratch, %there = stream.resource.alloca uninitialized : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %done = stream.cmd.execute await(%there) => with(%given as %a: !stream.resource<external>{%c16384}, %result as %r: !stream.resource<external>{%c16384}, %scratch as %s: !stream.resource<transient>{%pack#0}) {
+    stream.cmd.dispatch @kernels::@one {
+      ro %a[%c0 for %c16384] : !stream.resource<external>{%c16384},
+      wo %s[%pack#1 for %c16384] : !stream.resource<transient>{%pack#0}
+    }
+    stream.cmd.dispatch @kernels::@one {
+      ro %s[%pack#1 for %c16384] : !stream.resource<transient>{%pack#0},
+      wo %r[%c0 for %c16384] : !stream.resource<external>{%c16384}
+    }
+  } => !stream.timepoint
+  %freed = stream.resource.dealloca await(%done) => %scratch : !stream.resource<transient>{%pack#0} => !stream.timepoint
+  %given_back = stream.tensor.export %result : tensor<4096xf32> in !stream.resource<external>{%c16384} -> !hal.buffer_view
+  util.return %given_back : !hal.buffer_view
+}
+
+// And none where scratch memory alone may.
+// CHECK-LABEL: util.func public @result_none(
+// CHECK-NOT: bwd.placed
+util.func public @result_none(%arg0: !hal.buffer_view {bwd.donated = "none"}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c16384 = arith.constant 16384 : index
   %given = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<4096xf32> in !stream.resource<external>{%c16384}
@@ -84,11 +138,11 @@ util.func public @result(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !h
 // says which results these are.
 // CHECK-LABEL: util.func public @copied(
 // CHECK-SAME: iree.reflection = {bwd.copied = "0"}
-// CHECK-NOT: bwd.donated = "
+// CHECK-NOT: bwd.donated = "{{[0-9]}}
 // CHECK: as %[[S:[^:]*]]: !stream.resource<transient>
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[S]][
-util.func public @copied(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
+util.func public @copied(%arg0: !hal.buffer_view {bwd.donated = "several"}, %arg1: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c64 = arith.constant 64 : index
   %c4096 = arith.constant 4096 : index
@@ -147,11 +201,11 @@ util.func public @copied_in_a_branch(%is_so: i1, %arg0: !hal.buffer_view, %arg1:
 
 // An argument that is imported twice, or that is handed on, or that nobody gave up is written to by nobody.
 // CHECK-LABEL: util.func public @kept(
-// CHECK-NOT: bwd.donated = "
+// CHECK-NOT: bwd.donated = "{{[0-9]}}
 // CHECK: as %[[S:[^:]*]]: !stream.resource<transient>
 // CHECK: ro %[[S]][
 // CHECK-NEXT: wo %[[S]][
-util.func public @kept(%arg0: !hal.buffer_view {bwd.donated = true}, %arg1: !hal.buffer_view {bwd.donated = true}, %arg2: !hal.buffer_view) -> !hal.buffer_view {
+util.func public @kept(%arg0: !hal.buffer_view {bwd.donated = "several"}, %arg1: !hal.buffer_view {bwd.donated = "several"}, %arg2: !hal.buffer_view) -> !hal.buffer_view {
   %c0 = arith.constant 0 : index
   %c4096 = arith.constant 4096 : index
   %twice = stream.tensor.import %arg0 : !hal.buffer_view -> tensor<1024xf32> in !stream.resource<external>{%c4096}

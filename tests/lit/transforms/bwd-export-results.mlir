@@ -145,9 +145,9 @@ func.func @read_again(%x: tensor<3x1x2xf32>, %i: tensor<3x1xi64>) -> (tensor<9x2
 // DONATES-NOT: bwd.donated
 // DONATES: func.func @backward_into(
 // DONATES-SAME: %arg0: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}
-// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = true, bwd.name = "saved.exp", bwd.role = "saved"}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = "several", bwd.name = "saved.exp", bwd.role = "saved"}
 // DONATES-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
-// DONATES-SAME: %arg3: tensor<2xf32> {bwd.donated = true, bwd.name = "tangent.output", bwd.role = "tangent"}
+// DONATES-SAME: %arg3: tensor<2xf32> {bwd.donated = "several", bwd.name = "tangent.output", bwd.role = "tangent"}
 // DONATES-SAME: %arg4: !hal.buffer_view)
 func.func @backward(%w: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}, %exp: tensor<2xf32> {bwd.name = "saved.exp", bwd.role = "saved"}, %out: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}, %t: tensor<2xf32> {bwd.name = "tangent.output", bwd.role = "tangent"}) -> tensor<2xf32> {
   %a = arith.mulf %exp, %t : tensor<2xf32>
@@ -168,7 +168,7 @@ func.func @forward(%x: tensor<2xf32> {bwd.name = "saved.x", bwd.role = "saved"})
 // What a plan frees after a stage and nobody else has is given up, if the stage takes it once; parameters are not.
 // DONATES-LABEL: func.func @stage_0_into(
 // DONATES-SAME: %arg0: tensor<2xf32> {bwd.name = "w", bwd.role = "param"}
-// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = false}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = "one"}
 // DONATES-SAME: %arg2: tensor<2xf32>, %arg3: tensor<2xf32>, %arg4: tensor<2xf32>, %arg5: !hal.buffer_view)
 module attributes {bwd.plan = {
     arguments = ["w", "t", "u", "v"], results = ["g"],
@@ -194,13 +194,13 @@ module attributes {bwd.plan = {
 
 // What one stage gave another is no residual, whatever its role is; with keeps-residuals it is all that is given up.
 // DONATES-LABEL: func.func @second_into(
-// DONATES-SAME: %arg0: tensor<2xf32> {bwd.donated = false, bwd.name = "a", bwd.role = "saved"}
-// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = false, bwd.name = "saved.r", bwd.role = "saved"}
+// DONATES-SAME: %arg0: tensor<2xf32> {bwd.donated = "one", bwd.name = "a", bwd.role = "saved"}
+// DONATES-SAME: %arg1: tensor<2xf32> {bwd.donated = "one", bwd.name = "saved.r", bwd.role = "saved"}
 // DONATES-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
 // KEEPS-LABEL: func.func @first_into(
 // KEEPS-NOT: bwd.donated
 // KEEPS-LABEL: func.func @second_into(
-// KEEPS-SAME: %arg0: tensor<2xf32> {bwd.donated = false, bwd.name = "a", bwd.role = "saved"}
+// KEEPS-SAME: %arg0: tensor<2xf32> {bwd.donated = "none", bwd.name = "a", bwd.role = "saved"}
 // KEEPS-SAME: %arg1: tensor<2xf32> {bwd.name = "saved.r", bwd.role = "saved"}
 // KEEPS-SAME: %arg2: tensor<2xf32> {bwd.name = "output", bwd.role = "saved"}
 module attributes {bwd.plan = {
