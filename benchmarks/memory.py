@@ -85,7 +85,7 @@ What is predicted there are these pieces, placed by first fit as launch plans pl
 measures is what torch's allocator was asked for: on an H100 both are the same to the byte for whole functions, and
 half of `default`'s peak, or the least, is kept by a CNN, a GPT-2 and a ResNet-18 (2026-11-26, `pytest
 tests/gpu/test_cuda_models.py -k half_of_the_memory`). A file that `iree-run-module` runs takes its memory from IREE's
-own allocator, which gives it back later: there the least was missed, for the CNN by 29,128 bytes of 24,596.
+own allocator, which gives it back later: there the least was missed, by the CNN with 29,128 bytes for 24,596.
 """
 FLOOR = ("model", "forward alone", "of eager's peak", "least peak found", "of eager's peak")
 FLOOR_TEXT = """\
