@@ -165,7 +165,7 @@ def can_be_call(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tenso
 
 def can_be_op(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
     """Whether one direction of a layer is one op: where loops are wanted, in f32 on a CPU, of sizes that are known,
-    without a projection."""
+    without a projection. Of states for another batch, oneDNN would read past the end."""
     tensors = (inputs, *states, *params)
     # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
     is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
@@ -177,6 +177,7 @@ def can_be_op(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor]
         and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
         and all(isinstance(n, int) for t in tensors for n in t.shape)
         and inputs.numel() > 0
+        and all(state.shape == (inputs.shape[1], params[1].shape[1]) for state in states)
     )
 
 

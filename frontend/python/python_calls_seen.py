@@ -122,17 +122,20 @@ def _find_seeding(run: Callable[[], Any], names: set[str]) -> str | None:
     def on_event(frame: FrameType, event: str, arg: Any) -> None:
         if event != "c_call" or id(getattr(arg, "__self__", None)) not in defaults:
             return
-        if f"<method '{arg.__name__}' of 'torch._C.Generator' objects>" in names and not _is_within(frame, _CHECKPOINT):
+        if f"<method '{arg.__name__}' of 'torch._C.Generator' objects>" in names:
             user = _find_user(frame)
+            if _is_called_from(frame, _CHECKPOINT, user):
+                return
             raise _Found("" if user is None else _place(user, user.f_lineno))
 
     return _run_profiled(run, on_event)
 
 
-def _is_within(frame: FrameType | None, filename: str) -> bool:
-    while frame is not None and frame.f_code.co_filename != filename:
+def _is_called_from(frame: FrameType | None, filename: str, outermost: FrameType | None) -> bool:
+    """Whether code of a file is on the way from a frame to one that it was called from."""
+    while frame is not outermost and frame is not None and frame.f_code.co_filename != filename:
         frame = frame.f_back
-    return frame is not None
+    return frame is not outermost and frame is not None
 
 
 def _find_user(frame: FrameType | None) -> FrameType | None:

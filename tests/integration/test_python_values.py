@@ -238,11 +238,21 @@ def by_fork(model: Any) -> float:
     return 1.0
 
 
+def _seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(1)  # seeded here
+    return x.sin()
+
+
+def by_part(model: Any) -> float:
+    checkpoint(_seeded, torch.ones(2), use_reentrant=False)
+    return 1.0
+
+
 def by_asking(model: Any) -> float:
     return float(torch.initial_seed() % 2)  # seeded here
 
 
-@pytest.mark.parametrize("seed", [by_seed, by_generator, by_state, by_fork, by_asking])
+@pytest.mark.parametrize("seed", [by_seed, by_generator, by_state, by_fork, by_part, by_asking])
 def test_seeds_of_pytorchs(seed: Callable[[Any], float]) -> None:
     """In eager the numbers behind them are the same at each call; compiled code would draw others each time."""
     model, x = Model(seed), torch.randn(2, 3)

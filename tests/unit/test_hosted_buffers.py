@@ -95,6 +95,9 @@ def test_alone_one_result_of_the_size_lies_there() -> None:
     assert place_results({0: half, 1: half}, hosts) == {0: Place(0, 0), 1: Place(0, 1 << 14)}
     assert place_results({0: half, 1: half}, hosts, [0]) == {}
     assert place_results({0: half, 1: whole}, hosts, [0]) == {1: Place(0, 0)}
+    # However full the others are.
+    full = {0: Host(1 << 15, -1, 2), 1: Host(1 << 20, -1, 2)}
+    assert place_results({0: half, 1: Slice(5, 99, 1 << 20)}, full, [0, 1]) == {1: Place(1, 0)}
     # Sizes of slices are rounded up.
     assert place_results({0: Slice(5, 99, 1 << 15)}, {0: Host((1 << 15) - 60, -1, 2)}, [0]) == {}
 

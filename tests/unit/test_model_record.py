@@ -420,6 +420,15 @@ def write_to_view(hidden: Tensor) -> Tensor:
     return made
 
 
+WRITE: Any = DoubledInPlace.apply
+
+
+def write_to_view_by_name(hidden: Tensor) -> Tensor:
+    made = hidden * 1
+    WRITE(made[0])
+    return made
+
+
 def seed(hidden: Tensor) -> Tensor:
     torch.manual_seed(3)
     return hidden + torch.rand(6)
@@ -447,6 +456,7 @@ def own_op(hidden: Tensor) -> Tensor:
         hook_unseen,
         hook_unseen_nodes,
         write_to_view,
+        write_to_view_by_name,
         seed,
         pack,
         own_op,

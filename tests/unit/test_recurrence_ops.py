@@ -99,6 +99,7 @@ def _check_choice(x: Tensor, state: Tensor, weights: list[Tensor]) -> None:
     assert not can_be_loop(x[1:], (state, state), weights, False)
     assert not can_be_loop(x[:, :0], (state[:0], state[:0]), weights, False)
     assert not can_be_loop(x, (state, state), [*weights, torch.randn(2, 4)], False)
+    assert not can_be_loop(x, (state, state[:1]), weights, False)
     assert not can_be_loop(x.double(), (state, state), weights, False)
     with torch.autocast("cpu"):
         assert not can_be_loop(x, (state, state), weights, False)

@@ -66,7 +66,7 @@ def place_results(
                 (not room.taken, fit[0], -hosts[number].last, fit[1], number)
                 for number, room in rooms.items()
                 if (fit := room.find_gap(part)) is not None
-                and (number not in alone or (part.size - ALIGNMENT < room.host.size and not room.taken))
+                and (number not in alone or (room.host.size - part.size < ALIGNMENT and not room.taken))
             ]
             if fits:
                 *_, offset, host = min(fits)
