@@ -57,7 +57,9 @@ def running(op: OpOverload) -> Callable[..., Any]:
         if x.dim() == 0:
             return x.to(dtype or (x.dtype if x.dtype.is_floating_point else torch.int64), copy=True)
         if dtype is not None and dtype not in HALF:
-            return op(x.to(dtype), dim)
+            # Where no type is named, whole numbers give int64, whose last bits are those of any smaller type.
+            is_whole = not (dtype.is_floating_point or dtype.is_complex)
+            return op(x.to(torch.int64 if is_whole else dtype), dim).to(dtype)
         return in_float32(op)(x, dim, dtype=dtype)
 
     return function

@@ -137,6 +137,16 @@ def test_running_sums_and_products_of_a_scalar() -> None:
     same(sums.logcumsumexp(x, 0), torch.logcumsumexp(x, 0))
 
 
+@pytest.mark.parametrize("op", [aten.cumsum.default, aten.cumprod.default])
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.uint8, torch.int64, torch.float32, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("source", [torch.float32, torch.int32, torch.uint8, torch.bool])
+def test_running_sums_and_products_in_a_type_that_is_named(op: Any, dtype: torch.dtype, source: torch.dtype) -> None:
+    x = torch.tensor([[3, 100, 1, 120], [7, 0, 90, 2]]).to(source)
+    same(sums.running(op)(x, 1, dtype=dtype), op(x, 1, dtype=dtype))
+
+
 def test_products_of_half_types_run_in_float32() -> None:
     x = torch.linspace(0.9, 1.1, 300).bfloat16()
     found = sums.running(torch.ops.aten.cumprod.default)(x, 0)
