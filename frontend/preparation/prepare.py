@@ -21,6 +21,7 @@ from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants
 from retrograd.frontend.preparation.rounded_places import mark_rounded_places
+from retrograd.frontend.preparation.unsigned_bytes import widen_bytes
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
 from retrograd.frontend.verification.as_traced import copy_graph, draw_alike
@@ -121,6 +122,10 @@ PREPARE: tuple[Step, ...] = (
     Step(
         _fold_rounded_constants,
         "behind sizes that are fixed by now, and before ops are written, which PyTorch does not run",
+    ),
+    Step(
+        lambda traced: widen_bytes(traced.graph_module),
+        "behind constants, which PyTorch computes; before libraries are asked for anything",
     ),
     Step(
         _finish_reads,

@@ -200,3 +200,19 @@ def test_the_place_of_the_greatest_of_what_bfloat16_rounds_to_the_same() -> None
         step = retrograd.compile_backward(model, arguments)
         found, expected = (torch.autograd.grad(call(*arguments).sum(), (x, y)) for call in (step, model))
         torch.testing.assert_close(found, expected)
+
+
+def test_unsigned_bytes_are_unsigned() -> None:
+    """torch-mlir took those from 128 on for negative numbers, which a first call of small ones did not show."""
+
+    def model(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        kept = torch.where(x > 0, x, b) + b.sum(1, keepdim=True)
+        return (x * b + x * (b / 255) + x * (b // 3) + kept).square().mean() + (x * b.max()).mean()
+
+    x = torch.randn(4, 5, requires_grad=True)
+    step = retrograd.compile_backward(model, (x, torch.zeros(4, 5, dtype=torch.uint8)), fallback="error")
+    for highest in (128, 256):
+        b = torch.randint(highest, (4, 5), dtype=torch.uint8)
+        found, expected = step(x, b), model(x, b)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
