@@ -167,11 +167,13 @@ def test_where_llvm_lacks_instructions_for_packed_operands_no_other_flags_pack_t
 def test_where_tiles_of_elementwise_kernels_fail_the_flags_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts: list[str] = []
 
-    def run(command: Sequence[str | Path], **options: Any) -> ToolResult:
-        scripts.append(next((Path(c).name for c in map(str, command) if "transform-dialect-library" in c), ""))
-        return ToolResult(1, "tiling failed") if scripts[-1] == "tiles.mlir" else run_tool(command, **options)
+    compiler = executable._run_compiler
 
-    monkeypatch.setattr(executable, "run_tool", run)
+    def run(target: Target, arguments: Sequence[str], *more: Any) -> ToolResult:
+        scripts.append(next((Path(a).name for a in arguments if "transform-dialect-library" in a), ""))
+        return ToolResult(1, "tiling failed") if scripts[-1] == "tiles.mlir" else compiler(target, arguments, *more)
+
+    monkeypatch.setattr(executable, "_run_compiler", run)
     tried: list[tuple[str, ...]] = []
     target = find_target("cuda:sm_90")
     rows = GOOD.replace("tensor<4xf32>", "tensor<4x1001xf32>")
