@@ -66,8 +66,8 @@ and gradients of 16 KiB or more that are written later lie there too, so that th
 in one residual are tensors of their own with one storage, of which a sixteenth at most is left over; a gradient that is
 kept beyond the step keeps those beside it. What anybody else knows of, by Python's and torch's counts, is not written
 over: with `retain_graph=True`, or a hook that keeps a saved tensor, the backward works in a copy. Stages work in what
-their plan frees after them. One arena for a whole step would need the same proof of who else has a residual, and would
-keep all of a step for one gradient.
+their plan frees after them, and a result of the size of one of these lies there. One arena for a whole step would need
+the same proof of who else has a residual, and would keep all of a step for one gradient.
 
 `free_early=True` cuts functions into stages, between which residuals are freed and gradients allocated. On a CPU that
 is the default where it saves 32 MiB, which of these models none does; [cpu-steps.md](cpu-steps.md) has others. A budget
