@@ -49,6 +49,11 @@ def step(model: Deep, x: Tensor) -> CompiledBackward:
     return retrograd.compile_backward(model, (x,), **GIVEN)
 
 
+def lower_kept(*given: Any, **more: Any) -> str:
+    """Lower as ``lower_to_linalg`` does, with nothing given up."""
+    return lower_to_linalg(*given, **{**more, "donating": False})
+
+
 def program_of(step: CompiledBackward) -> Program:
     return step._parts.program
 
@@ -57,9 +62,6 @@ def program_of(step: CompiledBackward) -> Program:
 def test_the_same_bits_in_less_memory(
     model: Deep, x: Tensor, step: CompiledBackward, loss: Callable[[Any], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lower_kept(*given: Any, **more: Any) -> str:
-        return lower_to_linalg(*given, **{**more, "donating": False})
-
     with monkeypatch.context() as patch:
         patch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)
         kept = retrograd.compile_backward(model, (x,), **GIVEN, cache=False)
@@ -311,9 +313,6 @@ def test_a_stage_gives_a_result_where_a_residual_was() -> None:
 
 @pytest.mark.filterwarnings("ignore::retrograd.EagerIslandWarning")
 def test_on_cuda_that_takes_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lower_kept(*given: Any, **more: Any) -> str:
-        return lower_to_linalg(*given, **{**more, "donating": False})
-
     model, data = Between(), torch.randn(512, 64)
     steps = [retrograd.compile_backward(model, (data,), **GIVEN, target="cuda:sm_90")]
     monkeypatch.setattr("retrograd.pipelines.stages.staged.lower_to_linalg", lower_kept)

@@ -87,6 +87,15 @@ def compiled_before(model: Model, *args: Any, **options: Any) -> None:
     loss.backward()
 
 
+def look_up(model: nn.Module, x: Tensor) -> tuple[KeptModel, bytes]:
+    """Find what is kept of a model that takes ``x``, and its code; there has to be some."""
+    question = ModelInQuestion.of(model, Request(), (x,), {})
+    assert question is not None
+    found = question.find()
+    assert found is not None
+    return found
+
+
 def test_a_known_model_is_not_traced_and_trains_alike(traces: list[Any]) -> None:
     model, x = Layers(), argument()
     fresh = retrograd.compile_backward(model, (x,))
@@ -302,11 +311,7 @@ def test_a_model_that_changes_as_it_runs_is_not_kept(traces: list[Any]) -> None:
 def test_a_model_whose_code_was_evicted_is_traced(traces: list[Any]) -> None:
     model, x = Layers(), argument()
     compiled_before(model, x)
-    question = ModelInQuestion.of(model, Request(), (x,), {})
-    assert question is not None
-    found = question.find()
-    assert found is not None
-    kept, code = found
+    kept, code = look_up(model, x)
     assert code not in kept.dump()
     (Cache().folder / f"{kept.code}.entry").unlink()
     retrograd.compile_backward(model, (x,))
@@ -394,9 +399,5 @@ def test_two_outputs_are_not_kept(traces: list[Any]) -> None:
 def test_a_lookup_finds_what_was_kept_for_this_very_model() -> None:
     model, x = Layers(), argument()
     compiled_before(model, x)
-    question = ModelInQuestion.of(model, Request(), (x,), {})
-    assert question is not None
-    found = question.find()
-    assert found is not None
-    kept, _ = found
+    kept, _ = look_up(model, x)
     assert {Store().get_by_key(key) for key in kept.checks.values()} == {b"right"}
