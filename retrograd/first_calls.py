@@ -88,18 +88,20 @@ class Keeper:
 
     def is_known(self) -> bool:
         """Whether this executable passed before."""
-        store = self.checks.store
+        store = self._store()
         return store is not None and store.get(self.parts()) == _RIGHT
 
     def remember(self) -> None:
         """It passed."""
-        if self.checks.store is not None:
-            self.checks.store.put(self.parts(), _RIGHT)
+        store = self._store()
+        if store is not None:
+            store.put(self.parts(), _RIGHT)
 
     def forget(self) -> None:
         """It passed, and is wrong: what it saved led to wrong gradients."""
-        if self.checks.store is not None:
-            self.checks.store.put(self.parts(), _WRONG)
+        store = self._store()
+        if store is not None:
+            store.put(self.parts(), _WRONG)
 
     def repair(self, fault: Fault) -> RepairWork | None:
         """Warn, and start a repair beside the training.
@@ -132,6 +134,11 @@ class Keeper:
         said = f"what was compiled is another graph than the one that was traced, and is not used: {message}"
         self._warn(said, "The step runs in eager; please report it")
 
+    def _store(self) -> ExecutableStore | None:
+        """Where it is remembered; nowhere where it is compared with kernels that are not PyTorch's, which no key tells
+        apart."""
+        return None if self.traced is not None and self.traced.kernels is None else self.checks.store
+
     def _warn(self, said: str, instead: str) -> None:
         options = self.checks.options
         if options.verify is True or options.fallback == "error":
@@ -145,7 +152,7 @@ class Keeper:
             "check": _VERSION,
             "function": self.name,
             "traced": "" if self.traced is None else self.traced.digest,
-            "kernels": "" if self.traced is None else self.traced.kernels,
+            "kernels": "" if self.traced is None else str(self.traced.kernels),
             "module": self.staged.texts["scheduled"],
             "executable": hashlib.sha256(self.executable.vmfb).hexdigest(),
             "device": self.checks.options.device.type,

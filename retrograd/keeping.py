@@ -44,9 +44,9 @@ def _describe(
     question: ModelInQuestion, captured: CapturedGraph, built: Build, record: BindingRecord, manifest: Manifest
 ) -> KeptModel | None:
     islands, binding = keep_islands(built.times.islands), record.read()
-    staged, checks = built.staged, {}
+    staged, checks, kernels = built.staged, {}, captured.as_traced.kernels
     code = question.store.key_of(built.work.place_of_code(staged))
-    if islands is None or binding is None or question.find_code(code) != built.executable.vmfb:
+    if islands is None or binding is None or kernels is None or question.find_code(code) != built.executable.vmfb:
         return None
     if built.checks is not None:
         cared = [call.care for call in built.checks.calls]
@@ -64,5 +64,5 @@ def _describe(
         notes=built.executable.notes,
         checks=checks,
         ops=find_ops(captured.as_traced.module.graph),
-        kernels=captured.as_traced.kernels,
+        kernels=kernels,
     )

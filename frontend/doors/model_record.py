@@ -151,6 +151,8 @@ class _Record:
         self._hash = hashlib.sha256()
         # Kept besides, as the model may catch what is raised.
         self.doubt: Doubt | None = None
+        # How many functions of PyTorch's run, one inside of the other.
+        self.calls = 0
         self._numbers: dict[int, int] = {}
         # By address a tensor is known only for as long as it lives.
         self._alive: list[Any] = []
@@ -236,7 +238,11 @@ class _Calls(TorchFunctionMode):
             record.refuse("it looks at autograd's graph")
         marks = record.encode(fx_traceback.current_meta.get("custom"))
         record.write(name, modes, marks, _place(sys._getframe(1)), *arguments, *named)
-        return func(*args, **kwargs)
+        record.calls += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            record.calls -= 1
 
 
 class _Ops(TorchDispatchMode):
@@ -253,6 +259,10 @@ class _Ops(TorchDispatchMode):
             self._record.refuse(f"it calls {func}, of whose gradient nothing is known")
         if torch._C._is_torch_function_all_disabled():
             self._record.refuse("it calls PyTorch where no mode sees its functions")
+        if not self._record.calls:
+            # A function of C++ with a gradient of its own, for one, which the node of a write to a view hides. It is
+            # told at the end: not all C++ lets an error through.
+            self._record.doubt = Doubt(f"other code than PyTorch's functions calls {func}")
         kwargs = kwargs or {}
         record = self._record
         named = [f"{name}={record.encode(kwargs[name])}" for name in sorted(kwargs)]

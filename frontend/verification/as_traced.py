@@ -70,8 +70,8 @@ class AsTraced:
         return found.hexdigest()
 
     @cached_property
-    def kernels(self) -> str:
-        """A digest of the kernels that it runs with in torch."""
+    def kernels(self) -> str | None:
+        """A digest of the kernels that it runs with in torch, if all are PyTorch's."""
         return describe_kernels(find_ops(self.module.graph))
 
     def has_outputs_of(self, forward: GraphModule) -> bool:

@@ -282,6 +282,24 @@ def test_what_was_compared_with_other_kernels_is_not_known(traces: list[Any]) ->
             step(x)
 
 
+def test_what_was_compared_with_kernels_of_one_place_is_not_known(traces: list[Any]) -> None:
+    model, x = Wave(), argument()
+
+    def compile_with(kernel: Callable[[Tensor], Tensor]) -> None:
+        # The decorator has a place in torch/library.py, whatever it decorates.
+        with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.library.impl("aten::sin", "CPU", lib=library)(kernel)
+            step = retrograd.compile_backward(model, (x,), fallback="error")
+            step(x).backward()
+
+    # As PyTorch's own, and then as no sine is.
+    compile_with(lambda x: (x - torch.pi / 2).cos())
+    with pytest.raises(retrograd.VerificationError, match="forward gives wrong values"):
+        compile_with(lambda x: x.cos() * 2)
+    assert len(traces) == 2
+
+
 class Fickle(nn.Module):
     """Does something else the first time that it runs, which is noted in no module."""
 

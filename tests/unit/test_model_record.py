@@ -444,6 +444,12 @@ def own_op(hidden: Tensor) -> Tensor:
     return result
 
 
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    """What TorchScript differentiates itself, from its third run on. It calls ops from C++, beside all modes."""
+    return (x.sin() * x.cos()).tanh()
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -460,6 +466,7 @@ def own_op(hidden: Tensor) -> Tensor:
         seed,
         pack,
         own_op,
+        scripted,
         lambda hidden: checkpoint(torch.sin, hidden, use_reentrant=False),
         lambda hidden: checkpoint(torch.sin, hidden, use_reentrant=True),
         lambda hidden: torch.vmap(torch.sin)(hidden),
@@ -472,12 +479,6 @@ def test_what_a_record_does_not_show_has_no_key(part: Callable[[Tensor], Tensor]
     model = Model()
     model.part = part
     assert key_of(model, argument()) is None
-
-
-@torch.jit.script
-def scripted(x: Tensor) -> Tensor:
-    """What TorchScript differentiates itself, from its third run on."""
-    return (x.sin() * x.cos()).tanh()
 
 
 def test_a_graph_with_unknown_nodes_is_in_doubt() -> None:
