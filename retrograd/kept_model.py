@@ -26,7 +26,7 @@ class KeptModel:
     what its user is told.
 
     ``checks`` are the keys under which the cache knows each function to be right, by name; ``ops`` are the names of
-    the ops that it was compiled from, and ``kernels`` tells the kernels that PyTorch had for them from those of another release.
+    the ops that it was compiled from, and ``kernels`` describes the kernels that PyTorch had for them.
     """
 
     code: str

@@ -74,13 +74,9 @@ class Cache:
         if data is None:
             _remove(path)
             return None
-        try:
+        # Evicted since it was read, or in a folder that others fill: what was read is whole all the same.
+        with contextlib.suppress(OSError):
             os.utime(path)
-        except FileNotFoundError:
-            # Evicted since it was read: what was read is whole all the same.
-            return data
-        except OSError as error:
-            self._warn(error)
         return data
 
     def put(self, key: str, data: bytes) -> None:

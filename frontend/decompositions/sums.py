@@ -18,7 +18,7 @@ from retrograd.frontend.decompositions.entry import Decomposition
 aten = torch.ops.aten
 
 HALF = (torch.bfloat16, torch.float16)
-# Past this length of a row n * n elements are too many.
+# Past this length of a row n * n elements are too many, and rows are cut into parts.
 LONGEST = 4096
 
 
@@ -66,22 +66,39 @@ def running(op: OpOverload) -> Callable[..., Any]:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Any:
-    """``aten.logcumsumexp``: the logarithm of running sums of exponentials, each from its own maximum.
-
-    Element i reduces a row that is masked behind i: n * n elements, which fuse with the reduction and are never in
-    memory.
-    """
-    length = x.shape[dim] if x.dim() else 1
-    if not isinstance(length, int) or length > LONGEST or not x.dtype.is_floating_point:
+    """``aten.logcumsumexp``: the logarithm of running sums of exponentials, each from its own maximum."""
+    if not x.dtype.is_floating_point:
         return NotImplemented
     if x.dim() == 0 or x.numel() == 0:
         return x.clone()
-    row, number = x.movedim(dim, -1), torch.arange(length, device=x.device)
-    masked = torch.where(number <= number.unsqueeze(-1), row.unsqueeze(-2), -math.inf)
-    highest = masked.amax(-1, keepdim=True)
-    shift = torch.where(torch.isinf(highest), 0.0, highest)
-    total = torch.exp(masked - shift).sum(-1)
-    return (torch.log(total) + shift.squeeze(-1)).movedim(-1, dim).contiguous()
+    return _running_excess(x.movedim(dim, -1)).movedim(-1, dim).contiguous()
+
+
+def _running_excess(rows: Tensor) -> Tensor:
+    """The same along the last axis.
+
+    Element i reduces a row that is masked behind i: n * n elements, which fuse with the reduction and are never in
+    memory. A long row is cut into as many parts as each has elements, and what is before a part is added to its own.
+    """
+    length = rows.shape[-1]
+    if not isinstance(length, int) or length <= LONGEST:
+        number = torch.arange(length, device=rows.device)
+        masked = torch.where(number <= number.unsqueeze(-1), rows.unsqueeze(-2), -math.inf)
+        shift = _finite(masked.amax(-1, keepdim=True))
+        return torch.log(torch.exp(masked - shift).sum(-1)) + shift.squeeze(-1)
+    width = math.isqrt(length - 1) + 1
+    padded = torch.nn.functional.pad(rows, (0, -length % width), value=-math.inf)
+    within = _running_excess(padded.unflatten(-1, (-1, width)))
+    totals = _running_excess(within[..., -1])
+    before = torch.nn.functional.pad(totals[..., :-1], (1, 0), value=-math.inf).unsqueeze(-1)
+    shift = _finite(torch.maximum(within, before))
+    summed = torch.log(torch.exp(within - shift) + torch.exp(before - shift)) + shift
+    return summed.flatten(-2)[..., :length]
+
+
+def _finite(highest: Tensor) -> Tensor:
+    """A maximum that can be taken from its elements: an infinite one leaves NaN."""
+    return torch.where(torch.isinf(highest), 0.0, highest)
 
 
 ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 the sum is off by 1 to 90 percent"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The compilation cache: whatever happens to its folder, an entry is whole or a miss."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -149,6 +150,18 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert (cache.size(), cache.entries(), cache.clear()) == (0, [], 0)
+
+
+def test_a_folder_that_others_fill_is_read_in_silence(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.put(key("a"), b"data")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.get(key("a")) == b"data"
 
 
 def test_what_another_makes_is_waited_for(cache: Cache) -> None:

@@ -118,7 +118,6 @@ def test_rows_too_long_are_kept() -> None:
     assert sorting.sort(x) is NotImplemented
     assert sorting.topk(x, 3) is NotImplemented
     assert sorting.median(x, 1) is NotImplemented
-    assert sums.logcumsumexp(torch.empty(sums.LONGEST + 1, device="meta"), 0) is NotImplemented
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
@@ -127,6 +126,15 @@ def test_running_sums_of_exponentials(dim: int) -> None:
     finite = x.nan_to_num(0.0, 3.0, -3.0)
     same(sums.logcumsumexp(x, dim), torch.logcumsumexp(x, dim), 1e-6)
     same(sums.logcumsumexp(finite * 200, dim), torch.logcumsumexp(finite * 200, dim), 1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 8, 9, 10, 17])
+def test_long_running_sums_of_exponentials(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut into parts, which the last does not fill."""
+    monkeypatch.setattr(sums, "LONGEST", 4)
+    x = rows((2, length), torch.float32)
+    for case in (x, x.nan_to_num(0.0, 3.0, -3.0) * 200, torch.full((1, length), -math.inf)):
+        same(sums.logcumsumexp(case, 1), torch.logcumsumexp(case, 1), 1e-6)
 
 
 def test_running_sums_and_products_of_a_scalar() -> None:
