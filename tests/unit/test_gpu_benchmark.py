@@ -126,7 +126,9 @@ def test_steps_at_real_sizes_make_a_page(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows[1].note == "RuntimeError: no compiler" and rows[1].step_ms is None
     assert rows[0].peak_mib == 3 and rows[0].peak_ratio == 1 and rows[2].peak_mib is None
     assert rows[0].error is not None and 0 < rows[0].error < 1e-5
-    page = "\n".join(gpu_steps.document(rows, {"command": "python it", "device": "a device", "torch": "2"}))
+    page = "\n".join(
+        gpu_steps.document(rows, {"command": "python it", "device": "a device", "torch": "2"}, of_packages=False)
+    )
     assert "| mlp:f32 | inductor | - | - | - | - | - | - |" in page
     assert "- mlp:f32, inductor: RuntimeError: no compiler" in page
     assert "# Steps at the sizes people train: a device" in page
