@@ -83,6 +83,8 @@ def find_difference(
     :func:`reruns`, and is asked only where the two part and ``first`` does not explain it. ``gradients`` that are zero
     but for rounding are measured against the others.
     """
+    # A seed that a forward saves is the CPU's where torch runs the graph, and the device's where it is compiled.
+    eager = [b.to(a.device) if _are_tensors(a, b) else b for a, b in zip(found, eager, strict=True)]
     places = [i for i, (a, b) in enumerate(zip(found, eager, strict=True)) if _are_tensors(a, b)]
     other = next((i for i in places if found[i].shape != eager[i].shape or found[i].dtype != eager[i].dtype), None)
     if other is not None:

@@ -139,6 +139,7 @@ def test_dropout_follows_the_seed_and_not_the_device() -> None:
         y = step(x.to(device))
         model.zero_grad()
         y.sum().backward()
+        assert "not verified" not in str(step.explain().to_dict()["verification"])
         gradient = model[0].weight.grad
         assert isinstance(gradient, Tensor)
         ones[device] = torch.cat([y.detach().cpu().flatten(), gradient.cpu().flatten()])
