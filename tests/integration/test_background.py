@@ -99,3 +99,25 @@ print("done")
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+COMPUTING = """
+import threading
+import torch
+from retrograd.frontend.autograd.engine.background import BackgroundWork
+begun = threading.Event()
+def work():
+    a = torch.randn(1500, 1500, dtype=torch.float64)
+    begun.set()
+    while True:
+        a = (a @ a).clamp(-1, 1)
+BackgroundWork(work)
+assert begun.wait(60)
+"""
+
+
+def test_work_in_torch_ends_with_the_program() -> None:
+    """A thread that the interpreter's end meets inside of an op would have the process abort."""
+    ended = subprocess.run([sys.executable, "-c", COMPUTING], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "terminate" not in ended.stderr

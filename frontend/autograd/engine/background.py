@@ -5,20 +5,27 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
-# How long the interpreter's exit waits for work that is not in a child process.
+# How long the interpreter's exit waits for work that may be in a child process, and for work in this one.
 _EXIT_SECONDS = 2.0
+_MOST_SECONDS = 60.0
+# Modules in which a thread waits for a child process.
+_WAITING = {("toolchain", "subprocesses.py"), ("toolchain", "warm_tool.py")}
 
 
 class BackgroundWork(Generic[_T]):
     """A function's result, once the thread has come to it. What has not begun when the interpreter exits never does;
-    what has is given up, and its child processes end with this one."""
+    what has is interrupted by :class:`Closing`, and its child processes end with this one."""
 
     def __init__(self, function: Callable[[], _T]) -> None:
         self._function = function
@@ -55,6 +62,10 @@ class BackgroundWork(Generic[_T]):
             self._finished.set()
 
 
+class Closing(BaseException):
+    """The interpreter exits: raised in the thread, wherever it is in Python."""
+
+
 class _Worker:
     """The thread; a fork starts one of its own."""
 
@@ -75,14 +86,38 @@ class _Worker:
             self._queue.put(work)
 
     def _work(self) -> None:
-        while (work := self._queue.get()) is not None and not self._closing:
-            work.run()
+        with contextlib.suppress(Closing):
+            while (work := self._queue.get()) is not None and not self._closing:
+                work.run()
 
     def _close(self, pid: int) -> None:
-        if pid == os.getpid():
-            self._closing = True
-            self._queue.put(None)
-            self._thread.join(_EXIT_SECONDS)
+        """End the thread. One that is still in torch or MLIR when the interpreter is gone would end the process with
+        an error: C++ does not let a thread end within it. One that waits in Python may be left."""
+        if pid != os.getpid():
+            return
+        self._closing = True
+        self._queue.put(None)
+        _raise_in(self._thread)
+        start = time.monotonic()
+        while self._thread.is_alive() and (passed := time.monotonic() - start) < _MOST_SECONDS:
+            if passed > _EXIT_SECONDS and _waits(self._thread):
+                return
+            self._thread.join(0.05)
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise :class:`Closing` in a thread as soon as it runs Python again."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Closing))
+
+
+def _waits(thread: threading.Thread) -> bool:
+    """Whether a thread waits for a lock or a queue in Python's own library, or for a process in the toolchain."""
+    frame = sys._current_frames().get(-1 if thread.ident is None else thread.ident)
+    if frame is None:
+        return True
+    folder, name = os.path.split(frame.f_code.co_filename)
+    return folder == os.path.dirname(threading.__file__) or (os.path.basename(folder), name) in _WAITING
 
 
 _WORKER = _Worker()
