@@ -14,7 +14,8 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, Step
+from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, Step, Write
+from retrograd.pipelines.toolchain.constant_data import ConstantData
 from retrograd.pipelines.toolchain.pool import Pool
 
 _GLOBAL = r'@("[^"]*"|[\w$.]+)'
@@ -51,13 +52,21 @@ class _Commands:
     steps: list[_Dispatch] = field(default_factory=list)
 
 
-_Value = int | float | str | Place | _Slot | _Commands
+@dataclass(frozen=True)
+class _Contents:
+    """The bytes of a constant, on the host; an attribute's, or an alias's, as the text has them."""
+
+    attribute: str
+
+
+_Value = int | float | str | Place | _Slot | _Commands | _Contents
 
 
 @dataclass
 class _Module:
     """The facts read so far: globals, statements of functions that record commands, why other globals are not known."""
 
+    constants: ConstantData
     globals: dict[str, _Value] = field(default_factory=dict)
     recorders: dict[str, list[str]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -65,7 +74,7 @@ class _Module:
 
 def read_launches(hal: str) -> Launches:
     """The plans of all exported functions of a module after IREE's HAL phase, and of the initializers they need."""
-    module = _Module()
+    module = _Module(ConstantData(hal))
     functions: dict[str, LaunchPlan] = {}
     reasons: dict[str, str] = {}
     initializers: list[LaunchPlan] = []
@@ -139,6 +148,9 @@ class _Reader:
         self.kept: dict[str, int] = {}
         self.returned: _Commands | None = None
         self._pool = Pool()
+        # Whether constants were imported, and what the blocks behind that get, by label.
+        self._imported: set[str] = set()
+        self._handed: dict[str, list[str]] = {}
 
     def plan(self) -> LaunchPlan:
         """Return the plan that was read."""
@@ -292,6 +304,54 @@ class _Reader:
         if not isinstance(place, Place) or place.base != "scratch" or not self._pool.free(place.offset):
             raise Unknown("it frees memory that it did not allocate")
 
+    def buffer_constant(self, m: re.Match[str]) -> None:
+        """`util.buffer.constant`: a constant's bytes, on the host."""
+        if not self._is_initializer:
+            raise Unknown("it holds a constant")
+        self._values[m[1]] = _Contents(m[2])
+
+    def place_constant(self, m: re.Match[str]) -> None:
+        """`hal.allocator.allocate`: memory for a constant, which stays."""
+        self._values[m[1]] = Place("scratch", "", self._pool.allocate(self._number(m[2])))
+
+    def read_file(self, m: re.Match[str]) -> None:
+        """`hal.device.queue.read`: a constant goes to the device."""
+        contents, target = self._value(m[1]), _own(self._place(*m.group(3, 4, 5)))
+        if not isinstance(contents, _Contents):
+            raise Unknown("a file is not a constant's")
+        first = self._number(m[2])
+        try:
+            data = self._module.constants.find(contents.attribute)[first : first + self._number(m[6])]
+        except ValueError as error:
+            raise Unknown(str(error)) from error
+        if len(data) != self._number(m[6]):
+            raise Unknown("it reads behind the end of a constant")
+        self.steps.append(Write(target, data))
+
+    def import_constant(self, m: re.Match[str]) -> None:
+        """`hal.allocator.import`: whether the device reads the host's memory, which is not asked: a copy it reads."""
+        if isinstance(self._value(m[2]), _Contents):
+            self._imported.add(m[1])
+
+    def choose(self, m: re.Match[str]) -> None:
+        """`cf.cond_br` upon an import: the block that copies follows."""
+        if m[1] not in self._imported:
+            raise Unknown("it branches")
+        self._handed[m[2]] = []
+
+    def branch(self, m: re.Match[str]) -> None:
+        """`cf.br` behind a copy."""
+        if m[1] not in self._handed:
+            raise Unknown("it branches")
+        self._handed[m[1]] = m[2].split(", ")
+
+    def block(self, m: re.Match[str]) -> None:
+        """The beginning of a block, which gets what the one before it gave."""
+        names = re.findall(r"(%[\w$.-]+): ", m[2] or "")
+        for name, given in zip(names, self._handed.get(m[1], []), strict=True):
+            if given in self._values:
+                self._values[name] = self._values[given]
+
     def begin(self, m: re.Match[str]) -> None:
         """`hal.command_buffer.create`."""
         self._values[m[1]] = _Commands()
@@ -424,7 +484,28 @@ _STATEMENTS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], Non
             rf"!hal\.buffer\{{{_V}\}}",
             _Reader.allocate,
         ),
-        (rf"hal\.device\.queue\.dealloca{_PUT}buffer\({_V} : !hal\.buffer\) {_FLAGS}", _Reader.free),
+        (rf"hal\.device\.queue\.dealloca{_PUT}buffer\({_V} : !hal\.buffer\) flags\(\S+\)", _Reader.free),
+        (rf"{_V} = util\.buffer\.constant (?:\"[^\"]*\" )?<[^>]*> : !util\.buffer = (.*)", _Reader.buffer_constant),
+        (
+            rf"{_V}, %[\w$.-]+ = hal\.allocator\.import<.* source\({_V} : !util\.buffer\).* : i1, !hal\.buffer",
+            _Reader.import_constant,
+        ),
+        (rf"cf\.cond_br {_V}, \^(\w+)\(%.*\), \^\w+", _Reader.choose),
+        (
+            rf"{_V} = hal\.allocator\.allocate<%[\w$.-]+ : !hal\.allocator> .* : !hal\.buffer\{{{_V}\}}",
+            _Reader.place_constant,
+        ),
+        (
+            rf"{_V} = hal\.ex\.file\.from_memory .* buffer\({_V} : !util\.buffer\)\[.*\] flags\(\S+\) : !hal\.file",
+            _Reader.same,
+        ),
+        (
+            rf"hal\.device\.queue\.read{_PUT}source\({_V} : !hal\.file\)\[{_V}\] target{_PLACE}\] "
+            rf"length\({_V}\) {_FLAGS}",
+            _Reader.read_file,
+        ),
+        (r"cf\.br \^(\w+)\((.*) : .*\)", _Reader.branch),
+        (r"\^(\w+)(?:\((.*)\))?:.*", _Reader.block),
         (rf"{_V} = hal\.command_buffer\.create .*", _Reader.begin),
         (
             rf"{_V} = hal\.executable\.lookup\.function target\(.*\) function\(@([\w$]+)::@([\w$]+)::@([\w$]+)\) : i64",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from retrograd.contract.archive import OWN
 
 MEMBER = f"{OWN}launches.json"
 """The file in a vmfb that holds the plans of its functions."""
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
 
 Base = Literal["argument", "scratch", "global"]
 
@@ -58,7 +60,15 @@ class Copy:
     length: int
 
 
-Step = Kernel | Fill | Copy
+@dataclass(frozen=True)
+class Write:
+    """The bytes of a constant go to a place; no function does so, but initializers."""
+
+    target: Place
+    contents: bytes
+
+
+Step = Kernel | Fill | Copy | Write
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ def parse_launches(text: str | bytes) -> Launches | None:
     """
     try:
         data = json.loads(text)
-        if data["format"] != FORMAT:
+        if data["format"] not in _READABLE:
             return None
         return Launches(
             tuple(_read_plan(plan) for plan in data["initializers"]),
@@ -123,9 +133,15 @@ def parse_launches(text: str | bytes) -> Launches | None:
 
 
 def _plan_data(plan: LaunchPlan) -> dict[str, Any]:
-    steps = [[type(step).__name__, dataclasses.astuple(step)] for step in plan.steps]
+    steps = [[type(step).__name__, _step_data(step)] for step in plan.steps]
     arguments = [dataclasses.astuple(argument) for argument in plan.arguments]
     return {"arguments": arguments, "scratch": plan.scratch, "steps": steps, "globals": dict(plan.globals)}
+
+
+def _step_data(step: Step) -> tuple[Any, ...]:
+    if isinstance(step, Write):
+        return dataclasses.astuple(step.target), base64.b64encode(step.contents).decode()
+    return dataclasses.astuple(step)
 
 
 def _read_plan(data: Any) -> LaunchPlan:
@@ -144,4 +160,7 @@ def _read_step(kind: str, fields: list[Any]) -> Step:
     if kind == "Copy":
         source, target, length = fields
         return Copy(Place(*source), Place(*target), length)
+    if kind == "Write":
+        target, contents = fields
+        return Write(Place(*target), base64.b64decode(contents, validate=True))
     raise ValueError(f"launch plans have the unknown step {kind!r}")

@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemsetD16Async": (_D, ctypes.c_ushort, _N, _P),
     "cuMemsetD32Async": (_D, _U, _N, _P),
     "cuMemcpyDtoDAsync_v2": (_D, _D, _N, _P),
+    "cuMemcpyHtoDAsync_v2": (_D, _P, _N, _P),
     "cuStreamCreate": (_P, _U),
     "cuStreamDestroy_v2": (_P,),
     "cuStreamBeginCapture_v2": (_P, ctypes.c_int),
@@ -162,6 +163,7 @@ class Driver:
         self.launch = library.cuLaunchKernelEx
         self.fills = {1: library.cuMemsetD8Async, 2: library.cuMemsetD16Async, 4: library.cuMemsetD32Async}
         self.copy = library.cuMemcpyDtoDAsync_v2
+        self.write = library.cuMemcpyHtoDAsync_v2
 
     def enter(self, device: int) -> None:
         """Have the calling thread's calls work on a device, by torch's number, from here on: where it has no context,

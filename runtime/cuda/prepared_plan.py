@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.contract.launches import Copy, Fill, Kernel, LaunchPlan, Place
+from retrograd.contract.launches import Copy, Kernel, LaunchPlan, Place, Step, Write
 from retrograd.runtime.cuda.driver import CopyNode, Driver, FillNode, KernelNode, LaunchConfig, Node
 
 
@@ -105,6 +105,9 @@ class PreparedPlan:
                 status = launch(*kernel)
             elif isinstance(step, Copy):
                 status = self._driver.copy(int(self._cells[cell + 1]), int(self._cells[cell]), step.length, stream)
+            elif isinstance(step, Write):
+                # The driver has read the bytes when it returns, or while an initializer waits for the stream.
+                status = self._driver.write(int(self._cells[cell]), step.contents, len(step.contents), stream)
             else:
                 count = step.length // step.width
                 status = self._driver.fills[step.width](int(self._cells[cell]), step.pattern, count, stream)
@@ -123,6 +126,8 @@ class PreparedPlan:
                 nodes.append(KernelNode(handle, config.grid, config.block, config.shared, place))
             elif isinstance(step, Copy):
                 nodes.append(CopyNode.of(step.length))
+            elif isinstance(step, Write):
+                raise AssertionError("a function writes a constant, which is an initializer's to do")
             else:
                 nodes.append(FillNode(0, 0, step.pattern, step.width, step.length // step.width, 1))
         return nodes
@@ -141,11 +146,11 @@ class PreparedPlan:
         return np.repeat(np.arange(len(counts)), counts)
 
 
-def _places(step: Kernel | Fill | Copy) -> tuple[Place, ...]:
+def _places(step: Step) -> tuple[Place, ...]:
     if isinstance(step, Kernel):
         return step.bindings
-    return (step.target,) if isinstance(step, Fill) else (step.source, step.target)
+    return (step.source, step.target) if isinstance(step, Copy) else (step.target,)
 
 
-def _describe(step: Kernel | Fill | Copy) -> str:
+def _describe(step: Step) -> str:
     return f"kernel {step.entry}" if isinstance(step, Kernel) else f"a {type(step).__name__.lower()}"

@@ -74,6 +74,28 @@ def test_functions_without_a_plan_go_through_iree() -> None:
         assert relative_error(gradient, expected[key]) < 1e-3, key
 
 
+def test_tables_that_a_program_holds_are_in_its_plans() -> None:
+    """A mask that is worked out when it is compiled, a table of the user's, and one in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(70, 700, generator=generator).to("cuda")
+    half = torch.randn(700, generator=generator).to("cuda", torch.bfloat16)
+
+    def function(x: Tensor) -> Tensor:
+        place = torch.arange(700, device=x.device)
+        is_masked = (place[:, None] // 7 > place[None, :] // 7) | (place[:, None] % 7 == 3)
+        return (x @ table * half).masked_fill(is_masked[: x.shape[0]], -100.0).tanh()
+
+    x = torch.randn(50, 70, generator=generator).to("cuda").requires_grad_()
+    compiled = retrograd.compile_backward(function, (x,), verify=False)
+    launcher = compiled._parts.program._current().launcher
+    assert launcher is not None and launcher.takes("forward_into") and launcher.takes("backward_into")
+    for call in range(5):
+        found, expected = compiled(x), function(x)
+        assert relative_error(found, expected) < 1e-5
+        ours, theirs = (torch.autograd.grad(output.square().sum(), x)[0] for output in (found, expected))
+        assert relative_error(ours, theirs) < 1e-5, call
+
+
 def test_a_network_of_convolutions_has_plans() -> None:
     """Its indices of windows and counts are worked out on the device when it is loaded."""
     case, compiled = compiled_and_launched("cnn")

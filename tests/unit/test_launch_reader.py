@@ -4,7 +4,17 @@
 
 import pytest
 
-from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, parse_launches
+from retrograd.contract.launches import (
+    Copy,
+    Expected,
+    Fill,
+    Kernel,
+    Launches,
+    LaunchPlan,
+    Place,
+    Write,
+    parse_launches,
+)
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 
 PUT = "<%d : !hal.device> affinity(%a) wait(%0) signal(%fence)"
@@ -198,7 +208,7 @@ def test_what_an_initializer_without_a_plan_sets_is_not_known() -> None:
     ("statement", "message"),
     [
         ("%x = hal.device.queue.barrier somehow\n", "'hal.device.queue.barrier' has no plan in this form"),
-        ("cf.br ^bb1(%c0 : index)\n", "'cf.br' has no plan in this form"),
+        ("cf.br ^bb1(%c0 : index)\n", "it branches"),
         (allocate("t0", "%size"), "it depends on sizes or values that only a call has"),
         (free("b0"), "it frees memory that it did not allocate"),
         ("util.global.store %b0, @g : !hal.buffer\n", "it changes a global"),
@@ -225,9 +235,60 @@ def test_results_are_in_the_callers_memory() -> None:
 
 
 def test_plans_of_another_format_are_not_read() -> None:
-    assert parse_launches(Launches((), {}, {}).to_json().replace('"format":1', '"format":2')) is None
+    assert parse_launches(Launches((), {}, {}).to_json().replace('"format":2', '"format":3')) is None
 
 
 def test_damaged_plans_are_refused() -> None:
     with pytest.raises(ValueError, match="damaged"):
         parse_launches('{"format": 1}')
+
+
+TABLE = f"""
+  util.initializer {{
+    %c0 = arith.constant 0 : index
+    %c0_i64 = arith.constant 0 : i64
+    %c4 = arith.constant 4 : index
+    %c8 = arith.constant 8 : index
+    %0 = util.null : !hal.fence
+    %buffer_cst = util.buffer.constant <alignment = 64> : !util.buffer = #table
+    %allocator = hal.device.allocator<%d : !hal.device> affinity(%a) : !hal.allocator
+    %did_import, %mapped = hal.allocator.import<%allocator : !hal.allocator> source(%buffer_cst : !util.buffer)[%c0, %c8] affinity(%a) type(%t) usage(%u) : i1, !hal.buffer
+    cf.cond_br %did_import, ^bb2(%0, %mapped : !hal.fence, !hal.buffer), ^bb1
+  ^bb1:  // pred: ^bb0
+    %buffer = hal.allocator.allocate<%allocator : !hal.allocator> affinity(%a) type(%t) usage(%u) : !hal.buffer{{%c8}}
+    %file = hal.ex.file.from_memory device(%d : !hal.device) affinity(%a) access(Read) buffer(%buffer_cst : !util.buffer)[%c0 for %c8] flags(%c0_i32) : !hal.file
+    %fence = hal.fence.create device(%d : !hal.device) flags("None") : !hal.fence
+    hal.device.queue.read{PUT} source(%file : !hal.file)[%c0_i64] target(%buffer : !hal.buffer)[%c0] length(%c8) flags("None")
+    cf.br ^bb2(%fence, %buffer : !hal.fence, !hal.buffer)
+  ^bb2(%1: !hal.fence, %2: !hal.buffer):  // 2 preds: ^bb0, ^bb1
+    %kept = hal.device.queue.alloca{PUT} pool(%c-1_i64) type(%t) usage(%u) flags("None") : !hal.buffer{{%c4}}
+    hal.device.queue.copy{PUT} source(%2 : !hal.buffer)[%c4] target(%kept : !hal.buffer)[%c0] length(%c4) flags("None")
+    hal.device.queue.dealloca{PUT} buffer(%2 : !hal.buffer) flags(PreferOrigin)
+    util.global.store %kept, @table : !hal.buffer
+    util.return
+  }}
+"""  # noqa: E501
+
+
+def test_constants_are_written_by_initializers() -> None:
+    """What the text has for the device that reads the host's memory is left out, and the copy taken."""
+    alias = "#table = dense<[1, 258]> : tensor<2xi32>\n"
+    launches = read_launches(alias + "module {\n" + TABLE + "}\n")
+    (initializer,) = launches.initializers
+    contents = bytes([1, 0, 0, 0, 2, 1, 0, 0])
+    written = Place("scratch", "", 0)
+    kept = initializer.globals["table"]
+    assert initializer.steps == (
+        Write(written, contents),
+        Copy(Place("scratch", "", 4), Place("scratch", "", kept), 4),
+    )
+    assert kept >= 8 and initializer.scratch >= kept + 4
+    assert parse_launches(launches.to_json()) == launches
+
+
+def test_a_constant_in_another_form_leaves_functions_that_read_it_without_a_plan() -> None:
+    load = "%t = util.global.load immutable @table : !hal.buffer\n"
+    found = reason(load, before="#table = dense<1> : tensor<8xi4>\n" + TABLE)
+    assert found == "a constant of i4"
+    inside = "%buffer_cst = util.buffer.constant <alignment = 64> : !util.buffer = dense<0> : tensor<8xi8>\n"
+    assert reason(inside) == "it holds a constant"

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place
+from retrograd.contract.launches import Copy, Expected, Fill, Kernel, Launches, LaunchPlan, Place, Write
 from retrograd.runtime.cuda.code import read_code
 from retrograd.runtime.cuda.driver import Driver
 from retrograd.runtime.cuda.launcher import Launcher, check_tensors
@@ -86,6 +86,13 @@ def test_steps_are_queued_in_order_with_the_addresses_of_the_call() -> None:
             ("cuMemcpyDtoDAsync_v2", first, 5016, 8, stream),
             ("cuMemcpyDtoDAsync_v2", first + 8, 9004, 8, stream),
         ]
+
+
+def test_constants_are_written_from_the_host() -> None:
+    library = Library()
+    plan = LaunchPlan((), 64, (Write(Place("scratch", "", 16), b"table"),), {"table": 16})
+    PreparedPlan("initializer 0", plan, Driver(library), lambda step: None, {}).run([5000], 42)  # type: ignore[arg-type, return-value]
+    assert library.calls == [("cuMemcpyHtoDAsync_v2", 5016, b"table", 5, 42)]
 
 
 def test_what_the_driver_refuses_is_named() -> None:
