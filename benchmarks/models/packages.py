@@ -91,6 +91,7 @@ def segformer() -> Case:
 
 def t5() -> Case:
     settings = {"d_model": 768, "d_ff": 3072, "num_layers": 6, "num_heads": 12, "use_cache": False}
+    settings |= {"decoder_start_token_id": 0}
     source, target = _words(8, 512, 32000), _words(8, 128, 32000)
     return _transformer("T5ForConditionalGeneration", settings, input_ids=source, labels=target)
 
@@ -151,7 +152,9 @@ PACKAGES: dict[str, Callable[[], Case]] = {
     "tv-efficientnet": lambda: _vision("efficientnet_b0", 64, 224, 224),
     "tv-mobilenet": lambda: _vision("mobilenet_v3_large", 64, 224, 224),
     "tv-densenet": lambda: _vision("densenet121", 32, 224, 224),
-    "tv-deeplab": lambda: _vision("deeplabv3_resnet50", 8, 256, 256, family="segmentation", classes=21),
+    "tv-deeplab": lambda: _vision(
+        "deeplabv3_resnet50", 8, 256, 256, family="segmentation", classes=21, weights_backbone=None
+    ),
     "tv-r3d": lambda: _vision("r3d_18", 8, 16, 112, 112, family="video", classes=400),
     "lstm": lambda: Case(Recurrent(10000, 512, 2), (_words(32, 129, 10000),), identity),
 }
