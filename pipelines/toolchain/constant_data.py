@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-import ml_dtypes
 import numpy as np
 
 _DTYPES: Mapping[str, np.dtype[np.generic]] = {
     **{name: np.dtype(f"<i{int(name[1:]) // 8}") for name in ("i8", "i16", "i32", "i64")},
     **{name: np.dtype(f"<f{int(name[1:]) // 8}") for name in ("f16", "f32", "f64")},
-    "bf16": np.dtype(ml_dtypes.bfloat16),
+    # Its bits: numpy has no such type.
+    "bf16": np.dtype("<u2"),
 }
 _ALIAS = re.compile(r"^#([\w.$-]+) = (#util\.composite<.*|dense.*)$")
 _COMPOSITE = re.compile(r"#util\.composite<(\d+)xi8, \[(.*)\]>", re.DOTALL)
@@ -91,4 +91,8 @@ def _number(text: str, dtype: np.dtype[np.generic]) -> bytes:
         return int(text, 16).to_bytes(dtype.itemsize, "little")
     if text in ("true", "false"):
         return int(text == "true").to_bytes(dtype.itemsize, "little")
+    if dtype.kind == "u":
+        bits = int(np.array(float(text), "<f4").view("<u4"))
+        # To the nearest, and to an even one between two.
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little")
     return np.array(int(text) if dtype.kind == "i" else float(text)).astype(dtype).tobytes()

@@ -40,6 +40,10 @@ def test_parts_of_a_composite_follow_one_another() -> None:
         ("dense<[[1.5, -2.0], [3.0, 1.0e+2]]> : tensor<2x2xf32>", np.array([1.5, -2, 3, 100], "<f4")),
         ("dense<0x7FC0> : tensor<3xbf16>", np.array([np.nan] * 3).astype(ml_dtypes.bfloat16)),
         ("dense<1.100000e+00> : tensor<bf16>", np.array(1.1).astype(ml_dtypes.bfloat16)),
+        (
+            "dense<[1.00390625, 1.01171875, -3.0e-40, 3.4e38]> : tensor<4xbf16>",
+            np.array([1.00390625, 1.01171875, -3.0e-40, 3.4e38]).astype(ml_dtypes.bfloat16),
+        ),
         ('dense<"0x0100000002000000"> : vector<2xi32>', np.array([1, 2], "<i4")),
         ("dense<[0.1, 0xFFEFFFFFFFFFFFFF]> : tensor<2xf64>", np.array([0.1, -np.finfo(np.float64).max])),
         ("dense<-9223372036854775808> : tensor<2xi64>", np.array([-(2**63)] * 2, "<i8")),
