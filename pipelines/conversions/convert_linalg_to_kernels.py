@@ -27,16 +27,18 @@ from retrograd.pipelines.kernels.transposes import Transposes
 from retrograd.pipelines.transforms.helpers.fills import FILL
 from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
-FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
-    "attention": Attention,
-    "columns": Columns,
-    "convolutions": Convolutions,
-    "products": Products,
-    "rows": Rows,
-    "scatters": Scatters,
-    "transposes": Transposes,
+Replaced = dict[ir.Value, ir.Value]
+FAMILIES: Mapping[str, Callable[[str, Chosen, Replaced], Family]] = {
+    "attention": lambda arch, chosen, _: Attention(arch, chosen),
+    "columns": lambda arch, chosen, replaced: Columns(arch, chosen, replaced=replaced),
+    "convolutions": lambda arch, chosen, _: Convolutions(arch, chosen),
+    "products": lambda arch, chosen, _: Products(arch, chosen),
+    "rows": lambda arch, chosen, replaced: Rows(arch, chosen, replaced=replaced),
+    "scatters": lambda arch, chosen, _: Scatters(arch, chosen),
+    "transposes": lambda arch, chosen, _: Transposes(arch, chosen),
 }
-"""Families by name; each is made for an architecture, with the tiles that were chosen."""
+"""Families by name; each is made for an architecture, with the tiles that were chosen, and a table of what kernels have
+replaced so far, which those read whose plans name values."""
 
 
 EMPTY = "tensor.empty"
@@ -73,7 +75,8 @@ class ConvertLinalgToKernels(ModulePass):
         choices: list[str] = []
         asked: list[str] = []
         for func in functions(module):
-            kinds = [FAMILIES[name](self.arch, chosen) for name in families]
+            replaced: Replaced = {}
+            kinds = [FAMILIES[name](self.arch, chosen, replaced) for name in families]
             for view in list(only_block(func, self.name).operations):
                 found = self._plan(kinds, view.operation)
                 if found is not None:

@@ -32,7 +32,14 @@ from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer, is_aligned
 from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch, Question, Run, Trial, pick
 from retrograd.pipelines.transforms.helpers.fills import read_number
-from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_elementwise, is_reduced, read_inputs, read_maps
+from retrograd.pipelines.transforms.helpers.generics import (
+    GENERIC,
+    count_bits,
+    is_elementwise,
+    is_reduced,
+    read_inputs,
+    read_maps,
+)
 
 FEWEST = 1 << 18
 """Tensors of fewer elements stay with IREE, as do those of fewer columns or rows than these."""
@@ -265,11 +272,18 @@ def _write_inlined(value: ir.Value, body: _Body) -> str | None:
 
 
 def _is_kept(op: ir.Operation) -> bool:
-    """Whether IREE writes a tensor to memory: one of several others that several besides sums read."""
+    """Whether a tensor is written to memory in any case: it is computed of several others, and several besides sums
+    read it; or it is narrower than what it is computed of, as a product reads it, so that nothing else of what it is
+    computed of need be written."""
     whole = _whole(len(is_reduced(op)))
-    count = sum(str(map_) == whole for map_ in read_maps(op)[:-1])
+    read = [value for value, map_ in zip(read_inputs(op), read_maps(op), strict=False) if str(map_) == whole]
     others = {use.owner for use in op.results[0].uses if not _leads_to_sums(use.owner)}
-    return count > 1 and len(others) > 1
+    narrowest = min((_bits(value) for value in read), default=0)
+    return bool(others) and (_bits(op.results[0]) < narrowest or (len(read) > 1 and len(others) > 1))
+
+
+def _bits(value: ir.Value) -> int:
+    return count_bits(ir.RankedTensorType(value.type).element_type)
 
 
 def _leads_to_sums(user: ir.Operation | ir.OpView) -> bool:

@@ -576,3 +576,53 @@ func.func @convolutions(%x: tensor<8x56x56x64xbf16>, %w: tensor<64x3x3x64xbf16>,
   return %y, %dx, %dw, %z
       : tensor<8x28x28x64xbf16>, tensor<8x56x56x64xbf16>, tensor<64x3x3x64xbf16>, tensor<8x28x28x64xbf16>
 }
+
+// -----
+
+// The gradient of a vocabulary's logits under autocast: in bfloat16 for a product, and added up in f32 for a bias. The
+// sum reads what is written for the product; what it is computed of, twice as wide, is written for nobody.
+
+// CHECK: bwd.kernels = ["map along rows of 1024 x 1001: rows_map_{{.*}}", "matmul of tensor<1024x1001xbf16>{{.*}}", "sum of 1024 rows of 1001: columns_1_
+// CHECK-LABEL: func.func @read_narrow(
+// CHECK: %[[G:.*]] = "flow.dispatch"({{.*}}@rows_map_{{.*}} -> tensor<1024x1001xbf16>
+// CHECK-NOT: @rows_map_
+// CHECK: "flow.dispatch"({{.*}}, %[[G]], {{.*}}@columns_1_
+func.func @read_narrow(%x: tensor<1024x1001xf32>, %s: tensor<1024x1xf32>, %w: tensor<1001x256xbf16>)
+    -> (tensor<1024x256xf32>, tensor<1001xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<1024x1001xf32>
+  %p = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, 0)>,
+      affine_map<(d0, d1) -> (d0, d1)>], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %s : tensor<1024x1001xf32>, tensor<1024x1xf32>) outs(%e : tensor<1024x1001xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %d = arith.subf %a, %b : f32
+    %q = math.exp %d : f32
+    linalg.yield %q : f32
+  } -> tensor<1024x1001xf32>
+  %h = tensor.empty() : tensor<1024x1001xbf16>
+  %g = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>],
+      iterator_types = ["parallel", "parallel"]} ins(%p : tensor<1024x1001xf32>) outs(%h : tensor<1024x1001xbf16>) {
+  ^bb0(%a: f32, %o: bf16):
+    %t = arith.truncf %a : f32 to bf16
+    linalg.yield %t : bf16
+  } -> tensor<1024x1001xbf16>
+  %f = tensor.empty() : tensor<1024x256xf32>
+  %fill = linalg.fill ins(%zero : f32) outs(%f : tensor<1024x256xf32>) -> tensor<1024x256xf32>
+  %r = linalg.matmul ins(%g, %w : tensor<1024x1001xbf16>, tensor<1001x256xbf16>)
+      outs(%fill : tensor<1024x256xf32>) -> tensor<1024x256xf32>
+  %v = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>],
+      iterator_types = ["parallel", "parallel"]} ins(%g : tensor<1024x1001xbf16>) outs(%e : tensor<1024x1001xf32>) {
+  ^bb0(%a: bf16, %o: f32):
+    %u = arith.extf %a : bf16 to f32
+    linalg.yield %u : f32
+  } -> tensor<1024x1001xf32>
+  %c = tensor.empty() : tensor<1001xf32>
+  %none = linalg.fill ins(%zero : f32) outs(%c : tensor<1001xf32>) -> tensor<1001xf32>
+  %b = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d1)>],
+      iterator_types = ["reduction", "parallel"]} ins(%v : tensor<1024x1001xf32>) outs(%none : tensor<1001xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %t = arith.addf %a, %o : f32
+    linalg.yield %t : f32
+  } -> tensor<1001xf32>
+  return %r, %b : tensor<1024x256xf32>, tensor<1001xf32>
+}
