@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``retrograd``: compile, run and explain artifacts, look at the installation and the cache.
+"""``retrograd``: compile and explain artifacts, look at the installation and the cache.
 
 Each subcommand is a module of its own, imported when it is asked for: ``retrograd --help`` loads no package.
 """
@@ -65,7 +65,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {metadata.version('retrograd')}")
     commands = parser.add_subparsers(metavar="command", required=True)
     add_compile(commands)
-    add_run(commands)
     add_bisect(commands)
     explain = add_command(commands, "explain", "say what a compiled file holds")
     explain.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
@@ -177,45 +176,6 @@ def add_bisect(commands: Any) -> None:
         choices=("island", "error"),
         default="island",
         help="an op that does not compile runs in torch, and is no fault (island), or is what is looked for (error)",
-    )
-
-
-def add_run(commands: Any) -> None:
-    """Add ``retrograd run``."""
-    parser = add_command(commands, "run", "call a function of a compiled file on tensors from files")
-    parser.add_argument("file", type=Path, help="file that `retrograd compile` or CompiledBackward.save wrote")
-    parser.add_argument("--function", required=True, help="forward or backward")
-    inputs = parser.add_mutually_exclusive_group()
-    inputs.add_argument(
-        "--input",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="FILE.npy",
-        help="arguments, an array in each file, in the order that `retrograd explain` lists",
-    )
-    inputs.add_argument(
-        "--inputs",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="FILE.safetensors",
-        help="arguments by the names that `retrograd explain` lists; for bfloat16 and float8, which .npy cannot hold",
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, vulkan (the first that the file has code for)")
-    outputs = parser.add_mutually_exclusive_group()
-    outputs.add_argument("--output-dir", type=Path, metavar="FOLDER", help="write each result there as .npy")
-    outputs.add_argument("--output", type=Path, metavar="FILE.safetensors", help="write all results there by name")
-    parser.add_argument(
-        "--expected",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="what the results should be, .npy files in order or .safetensors by name: exit status 1 where they differ",
-    )
-    parser.add_argument(
-        "--tolerance", type=float, help="relative norm of a difference that is allowed; from the dtype unless given"
     )
 
 

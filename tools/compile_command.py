@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``retrograd compile``: from a function that makes a model to a file that ``retrograd run`` and IREE take."""
+"""``retrograd compile``: from a function that makes a model to a file that ``retrograd.load`` and IREE take."""
 
 from __future__ import annotations
 

@@ -192,8 +192,7 @@ class CompiledBackward:
         return any(half.plan is not None and half.plan.has_collectives for half in self._parts.cut.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that ``retrograd.load``, ``retrograd run`` and ``iree-run-module`` take. Parameters are not in
-        it.
+        """Write one file that ``retrograd.load`` and ``iree-run-module`` take. Parameters are not in it.
 
         Unless that was done already (``portable=True``), what it holds is compiled now, or taken from the cache; ops
         that a library of PyTorch's computes in this process are compiled there.

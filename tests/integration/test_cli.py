@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A network compiled, run and explained by ``retrograd``, compared with eager and with IREE's own tool."""
+"""A network compiled and explained by ``retrograd``, compared with eager and with IREE's own tool."""
 
 import json
 import os
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from iree_tools import RUN_MODULE
-from safetensors.torch import load_file, save_file
 
 from retrograd.runtime.artifact import read_artifact
 from retrograd.tools import cli
@@ -122,59 +121,10 @@ def test_emitted_mlir(compiled: Compiled) -> None:
     assert '"bwd.' not in linalg
 
 
-def test_forward_and_backward_on_npy(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
-    for function in ("forward", "backward"):
-        arguments, results = compiled.names(function, "arguments"), compiled.names(function, "results")
-        folder = compiled.folder / f"{function}-results"
-        status, out, err = run_here(
-            capsys,
-            "run",
-            compiled.file,
-            "--function",
-            function,
-            "--output-dir",
-            folder,
-            "--input",
-            *compiled.npy(arguments),
-        )
-        assert (status, err) == (0, "")
-        for name in results:
-            found = torch.from_numpy(np.load(folder / f"{name}.npy"))
-            torch.testing.assert_close(found, compiled.tensors[name].detach())
-            assert name in out
-            assert f"{float(found.double().norm()):.6g}" in out
-            assert str(folder / f"{name}.npy") in out
-
-
-def test_forward_feeds_backward_through_safetensors(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
-    given, made = compiled.folder / "given.safetensors", compiled.folder / "made.safetensors"
-    grads = compiled.folder / "grads.safetensors"
-    known = {n: t.detach() for n, t in compiled.tensors.items() if not n.startswith(("grad.", "saved.", "output"))}
-    save_file(known, given)
-    status, _, err = run_here(
-        capsys, "run", compiled.file, "--function", "forward", "--inputs", given, "--output", made
-    )
-    assert (status, err) == (0, "")
-    status, _, err = run_here(
-        capsys, "run", compiled.file, "--function", "backward", "--inputs", given, made, "--output", grads
-    )
-    assert (status, err) == (0, "")
-    found = load_file(grads)
-    assert set(found) == set(compiled.names("backward", "results"))
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, compiled.tensors[name].detach())
-
-
 @pytest.mark.parametrize("function", ["forward", "backward"])
-def test_expected_results_as_retrograd_and_iree_compare_them(
-    compiled: Compiled, function: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_iree_runs_a_compiled_file(compiled: Compiled, function: str) -> None:
     inputs = compiled.npy(compiled.names(function, "arguments"))
     outputs = compiled.npy(compiled.names(function, "results"))
-    line = ["run", str(compiled.file), "--function", function, "--input", *inputs, "--expected"]
-    status, out, err = run_here(capsys, *line, *outputs)
-    assert (status, err) == (0, "")
-    assert "difference" in out
     iree = [*RUN_MODULE, f"--module={compiled.file}", "--device=local-task"]
     iree += [f"--function={function}", *(f"--input=@{file}" for file in inputs)]
     result = subprocess.run(
@@ -184,40 +134,10 @@ def test_expected_results_as_retrograd_and_iree_compare_them(
 
     wrong = compiled.folder / f"wrong-{function}.npy"
     np.save(wrong, np.load(outputs[-1]) + 0.5)
-    status, out, err = run_here(capsys, *line, *outputs[:-1], wrong)
-    assert status == 1
-    assert f"1 of {len(outputs)} results differ from what was expected, first " in err
     result = subprocess.run(
         [*iree, *(f"--expected_output=@{file}" for file in (*outputs[:-1], wrong))], capture_output=True, text=True
     )
     assert result.returncode != 0
-
-
-def test_run_refuses_before_it_runs(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
-    files = compiled.npy(compiled.names("forward", "arguments"))
-    folder = compiled.folder / "refused"
-    line = ["run", compiled.file, "--output-dir", folder, "--function"]
-    status, _, err = run_here(capsys, *line, "sideways")
-    assert (status, err.strip()) == (
-        1,
-        f"retrograd: error: {compiled.file}: no function 'sideways'; it has forward, backward",
-    )
-    status, _, err = run_here(capsys, *line, "forward", "--input", *files[:-1])
-    assert status == 1
-    assert "nothing is given for argument 4, args[0] (input, float32 [5, 4])" in err
-    np.save(compiled.folder / "wide.npy", np.zeros((5, 5), np.float32))
-    status, _, err = run_here(capsys, *line, "forward", "--input", *files[:-1], compiled.folder / "wide.npy")
-    assert status == 1
-    assert "argument args[0] of forward: expected float32 [5, 4], found float32 [5, 5]" in err
-    status, _, err = run_here(capsys, *line, "forward", "--input", *files[:-1], compiled.folder / "none.npy")
-    assert (status, err.strip()) == (
-        1,
-        f"retrograd: error: {compiled.folder / 'none.npy'}: No such file or directory",
-    )
-    status, _, err = run_here(capsys, *line, "forward", "--input", *files, "--expected", files[0], files[0])
-    assert status == 1
-    assert "result output of forward: expected float32 [5, 3], found float32 [8, 4]" in err
-    assert not folder.exists()
 
 
 def test_explain(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,29 +177,9 @@ def test_altered_file_is_refused(compiled: Compiled, capsys: pytest.CaptureFixtu
     data = bytearray(compiled.file.read_bytes())
     data[len(data) // 2] ^= 1
     altered.write_bytes(data)
-    for command in (["explain", altered], ["run", altered, "--function", "forward"]):
-        status, out, err = run_here(capsys, *command)
-        assert (status, out) == (1, "")
-        assert "altered.vmfb: altered" in err
-
-
-@pytest.mark.long
-def test_bfloat16_goes_through_safetensors(compiled: Compiled, capsys: pytest.CaptureFixture[str]) -> None:
-    file, folder = compiled.folder / "half.vmfb", compiled.folder / "half"
-    status, _, err = run_here(capsys, "compile", f"{compiled.folder / 'cli_networks.py'}:half", "-o", file)
-    assert status == 0, err
-    inputs = compiled.folder / "half.safetensors"
-    save_file({n: compiled.tensors[n].detach().bfloat16() for n in compiled.names("forward", "arguments")}, inputs)
-    line = ["run", file, "--function", "forward", "--inputs", inputs]
-    status, _, err = run_here(capsys, *line, "--output-dir", folder)
-    assert status == 1
-    assert "result output of forward is bfloat16, which .npy files cannot hold" in err
-    assert not folder.exists()
-    status, _, err = run_here(capsys, *line, "--output", folder.with_suffix(".safetensors"))
-    assert (status, err) == (0, "")
-    found = load_file(folder.with_suffix(".safetensors"))["output"]
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found.float(), compiled.tensors["output"].detach(), rtol=0.05, atol=0.05)
+    status, out, err = run_here(capsys, "explain", altered)
+    assert (status, out) == (1, "")
+    assert "altered.vmfb: altered" in err
 
 
 def test_compile_with_keyword_arguments_and_without_cache(

@@ -55,7 +55,7 @@ def test_help_loads_no_package() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert all(command in result.stdout for command in ("compile", "run", "explain", "doctor", "cache"))
+    assert all(command in result.stdout for command in ("compile", "explain", "doctor", "cache"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +73,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("compile m:f", "required: -o"),
         ("compile m:f -o x.vmfb --partition most", "invalid choice: 'most'"),
         ("compile m:f -o x.vmfb --verif", "unrecognized arguments: --verif"),
-        ("run x.vmfb", "required: --function"),
-        ("run x.vmfb --function forward --input a.npy --inputs b.safetensors", "not allowed with argument --input"),
-        ("run x.vmfb --function forward --output-dir d --output e.safetensors", "not allowed with argument"),
         ("cache empty", "invalid choice: 'empty'"),
     ],
 )
@@ -97,14 +94,12 @@ def test_usage_error(line: str, message: str, capsys: pytest.CaptureFixture[str]
         ("compile m:f -o x.vmfb --partition budget", 2, "--memory-budget: unreadable memory budget None; give bytes"),
         ("compile m:f -o x.vmfb --partition budget --memory-budget 0", 2, "memory budget '0' is not above zero"),
         ("compile m:f -o x.vmfb --memory-budget 64MiB", 2, "--memory-budget is for --partition budget, found"),
-        ("run x.vmfb --function forward --output y.npy", 2, "--output takes a .safetensors file, found 'y.npy'"),
         ("compile m:f -o x.vmfb --target cpuu", 1, "target 'cpuu' is not one of cpu"),
         ("compile m:f -o no/x.vmfb", 1, "no/x.vmfb: there is no folder no; make it first"),
         # A budget that devices alone know.
         ("compile m:f -o no/x.vmfb --partition budget --memory-budget free", 1, "no/x.vmfb: there is no folder no"),
         ("compile m:f -o .", 1, ".: is a folder; name a file in it"),
         ("compile m:f -o x.vmfb --emit-mlir linalg:no/x.mlir", 1, "no/x.mlir: there is no folder no"),
-        ("run no.vmfb --function forward", 1, "no.vmfb: no such file"),
         ("explain no.vmfb", 1, "no.vmfb: no such file"),
         ("explain no.vmfb --before x.vmfb", 2, "--before is for --timeline: say which pictures or traces to write"),
     ],

@@ -3,6 +3,7 @@
 """``verify=True`` allows what rounding explains and nothing else. What is "compiled" here is eager code that is off."""
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.verification.errors import VerificationError
-from retrograd.frontend.verification.first_comparison import compare_with_eager
+from retrograd.frontend.verification.first_comparison import compare_with_eager, relative_error
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -77,3 +78,17 @@ def test_without_autocast_rounding_to_bfloat16_is_wrong() -> None:
     compare(exact, autocast=False)
     with pytest.raises(VerificationError, match=r"1e-04 is allowed for torch\.float32"):
         compare(eager(True), autocast=False)
+
+
+def test_relative_error() -> None:
+    nan, inf = math.nan, math.inf
+    assert relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0])) == 0
+    assert relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([nan, inf, 1.0]), torch.tensor([nan, inf, 1.0])) == 0
+    assert relative_error(torch.tensor([nan, 1.0]), torch.tensor([0.0, 1.0])) == inf
+    assert relative_error(torch.tensor([0.0, 1.0]), torch.tensor([nan, 1.0])) == inf
+    assert relative_error(torch.tensor([inf, 1.0]), torch.tensor([-inf, 1.0])) == inf
+    assert relative_error(torch.tensor([inf]), torch.tensor([1.0])) == inf
+    assert relative_error(torch.tensor([nan]), torch.tensor([inf])) == inf
+    assert relative_error(torch.tensor([True]), torch.tensor([False])) > 1
+    assert relative_error(torch.empty(0), torch.empty(0)) == 0
