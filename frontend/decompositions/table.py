@@ -26,13 +26,11 @@ from retrograd.frontend.decompositions.functions import (
 from retrograd.frontend.decompositions.losses import class_gradients
 from retrograd.frontend.decompositions.matrices import distances, experts
 from retrograd.frontend.decompositions.places import (
-    embedding_bags,
     grid_sample,
     indexing,
     interpolation,
     masked_writes,
     resizing,
-    segments,
     sorting,
 )
 from retrograd.frontend.decompositions.pooling import (
@@ -56,11 +54,9 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *masked_writes.ENTRIES,
     *resizing.ENTRIES,
     *interpolation.ENTRIES,
-    *segments.ENTRIES,
     *experts.ENTRIES,
     *class_gradients.ENTRIES,
     *distances.ENTRIES,
-    *embedding_bags.ENTRIES,
     *copies.ENTRIES,
     *grid_sample.ENTRIES,
     *gamma.ENTRIES,

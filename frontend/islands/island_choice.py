@@ -26,27 +26,42 @@ from retrograd.frontend.python.source_locations import CaptureError, source_plac
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
 from retrograd.frontend.traceable.matrix_checks import CHECK
 
+aten = torch.ops.aten
 # Element types that executables take and compute with.
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-# Ops of this project that torch runs where they are still in a graph.
-_LEFT = (CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD)
+# Ops that torch runs where they are still in a graph, each an aten packet's or one of this project's.
+_LEFT = (
+    *(CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD),
+    *(
+        getattr(packet, overload)
+        for packet in (
+            *(aten.sort, aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode),
+            *(aten._embedding_bag, aten._embedding_bag_forward_only, aten._embedding_bag_backward),
+            *(aten._embedding_bag_dense_backward, aten._embedding_bag_per_sample_weights_backward),
+            *(aten.adaptive_max_pool2d, aten.adaptive_max_pool2d_backward),
+            *(aten.adaptive_max_pool3d, aten.adaptive_max_pool3d_backward),
+            *(aten.scatter_reduce, aten.index_reduce),
+        )
+        for overload in packet.overloads()
+    ),
+)
 # Backwards of CPU libraries' layers, for which the forward, run in eager, left notes in the library's own form.
-_OF_LIBRARIES = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+_OF_LIBRARIES = (aten.mkldnn_rnn_layer_backward.default,)
 # Of float64 IREE's code for a CPU calls these by name, and is linked with no library that has them.
 _NAMED_IN_F64 = (
-    torch.ops.aten.sin.default,
-    torch.ops.aten.cos.default,
-    torch.ops.aten.asin.default,
-    torch.ops.aten.acos.default,
-    torch.ops.aten.atan.default,
-    torch.ops.aten.atan2.default,
+    aten.sin.default,
+    aten.cos.default,
+    aten.asin.default,
+    aten.acos.default,
+    aten.atan.default,
+    aten.atan2.default,
 )
 # What lies between its layers and takes torch a few microseconds, where a compiled function takes fifty: parts of
 # tensors, and sums of the gradients that two directions give, up to this many bytes, which an island has until its
 # end.
-_PARTS = (torch.ops.aten.slice.Tensor, torch.ops.aten.permute.default)
-_SUMS = (torch.ops.aten.add.Tensor,)
+_PARTS = (aten.slice.Tensor, aten.permute.default)
+_SUMS = (aten.add.Tensor,)
 _MOST_BETWEEN = 1 << 18
 _WHY_WHOLE = {
     ROUNDING: "whole numbers hang on its rounding",

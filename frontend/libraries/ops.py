@@ -165,8 +165,8 @@ def _running_excess(*_: Any) -> int:
     return _OF_RUNNING
 
 
-def _choice(x: Tensor, *_: Any) -> int:
-    return x.numel()
+def _choice(*_: Any, **__: Any) -> int:
+    return 0
 
 
 # A workgroup of IREE's has the widest part of the rows that divides them and is no wider than this, and computes it by
@@ -245,6 +245,8 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.logcumsumexp.default: LibraryOp(_running, "PyTorch's running sums", _running_excess),
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
+    aten.sort.default: LibraryOp(_choice, CHOICE, always=True),
+    aten.sort.stable: LibraryOp(_choice, "PyTorch's sorting", always=True),
 }
 
 POOLS: Mapping[OpOverload, int] = {

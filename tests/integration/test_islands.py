@@ -314,6 +314,38 @@ def test_small_matrices_and_special_functions_run_in_torch() -> None:
     assert found >= {f"aten.{name}" for name in named.split()}
 
 
+class Chosen(torch.nn.Module):
+    """Sorted rows, middles of them, bags and uneven pools: PyTorch has a kernel for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.Linear(6, 6)
+        self.tables = torch.nn.ModuleList(nn.EmbeddingBag(5, 6, mode=m, padding_idx=2) for m in ("sum", "mean", "max"))
+        self.sums = nn.EmbeddingBag(5, 6, mode="sum")
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden, weights = self.mix(x), torch.arange(6.0)
+        ordered = hidden.sort(-1, descending=True).values * weights + hidden.sort(dim=0, stable=True).values
+        middles = hidden.median(0).values + hidden.nanmedian(0).values + hidden.kthvalue(2, 0).values + hidden.median()
+        often = hidden.round().mode(0).values + hidden.nanmedian()
+        indices, offsets = torch.tensor([1, 2, 4, 2, 2, 3, 0, 1]), torch.tensor([0, 2, 2, 3])
+        bags = [table(indices, offsets) for table in self.tables]
+        bags.append(self.sums(indices, offsets, per_sample_weights=hidden[:, 0]))
+        planes = hidden.reshape(1, 2, 4, 6)
+        pools = F.adaptive_max_pool2d(planes, (3, 4)).sum((2, 3)), F.adaptive_max_pool3d(planes[None], (1, 3, 4)).sum()
+        return ordered, middles, often, *bags, *pools
+
+
+def test_what_is_chosen_among_many_runs_in_torch() -> None:
+    torch.manual_seed(8)
+    model, x = Chosen(), torch.randn(8, 6)
+    step = retrograd.compile_backward(model, (x,))
+    assert_same(gradients(step, [*model.parameters()], x), gradients(model, [*model.parameters()], x))
+    found = {op for i in step.explain().to_dict()["islands"] for op in i["what"].partition(" (")[0].split(", ")}
+    named = "median nanmedian kthvalue mode _embedding_bag adaptive_max_pool2d adaptive_max_pool3d"
+    assert found >= {f"aten.{name}" for name in named.split()}
+
+
 def test_backwards_that_differ_inside_of_an_island_are_two_programs() -> None:
     torch.manual_seed(4)
     x, y = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)

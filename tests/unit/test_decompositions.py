@@ -118,7 +118,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
         [(2, 3, 12)],
     ),
     "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 3), nn.MaxPool3d(2), nn.AdaptiveAvgPool3d(2)), [(1, 2, 8, 9, 8)]),
-    "adaptive_max": (lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveMaxPool2d(3)), [(2, 1, 7, 8)]),
     "attention": (Attention, [(2, 3, 6, 8)] * 3),
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), [(2, 5, 8)]),
     "norms": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.RMSNorm(8), nn.Softmax(-1)), [(4, 6)]),

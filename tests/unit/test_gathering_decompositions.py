@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Distances, bags, reductions by an index and grids as decompositions, against eager; nothing is compiled."""
+"""Distances and grids as decompositions, against eager; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -85,39 +85,6 @@ def test_norms_of_orders_that_are_rounded(dim: Any, keepdim: bool) -> None:
     check(smallest_and_largest, numbers(2, 3, 4), ops=(aten.linalg_vector_norm.default,))
 
 
-REDUCTIONS = ["prod", "mean", "amax", "amin"]
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_index_reduce(reduce: str, include: bool, dim: int) -> None:
-    index = torch.tensor([0, 3, 0, 2])
-    op = aten.index_reduce.default
-    x, sources = numbers(4, 4, 5), numbers(*[4 if a == dim % 3 else s for a, s in enumerate((4, 4, 5))])
-    check(lambda x, s: x.index_reduce(dim, index, s, reduce, include_self=include), x, sources, ops=(op,))
-    scalar = torch.tensor([0])
-    check(lambda x, s: x.index_reduce(0, scalar, s, reduce, include_self=include), numbers(), numbers(), ops=(op,))
-
-
-@pytest.mark.parametrize("reduce", ["sum", *REDUCTIONS])
-@pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_scatter_reduce(reduce: str, include: bool, dim: int) -> None:
-    op = aten.scatter_reduce.two
-    for shape in ((4, 5, 3), (2, 3, 3), (1, 5, 2)):
-        index = torch.randint(3, shape)
-        x, source = numbers(4, 5, 3), numbers(*shape)
-        check(lambda x, s, i=index: x.scatter_reduce(dim, i, s, reduce, include_self=include), x, source, ops=(op,))
-        # A larger source has no gradient in eager.
-        arguments = (x, dim, index, numbers(4, 5, 4), reduce)
-        torch.testing.assert_close(
-            FUNCTIONS[op](*arguments, include_self=include), op(*arguments, include_self=include)
-        )
-    zero = torch.tensor(0)
-    check(lambda x, s: x.scatter_reduce(0, zero, s, reduce, include_self=include), numbers(), numbers(), ops=(op,))
-
-
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("align", [False, True])
@@ -140,23 +107,6 @@ def test_grid_sample_of_one_argument() -> None:
     x, grid = numbers(1, 2, 4, 4), numbers(1, 3, 3, 2)
     check(lambda x: F.grid_sample(x, grid, align_corners=False), x, ops=ops)
     check(lambda g: F.grid_sample(x, g, align_corners=False), grid, ops=ops)
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding", [None, 2])
-@pytest.mark.parametrize("last", [False, True])
-def test_bags(mode: str, padding: int | None, last: bool) -> None:
-    indices, offsets = torch.tensor([1, 2, 4, 2, 2, 3, 0]), torch.tensor([0, 2, 2, 3, 5])
-    table = numbers(5, 3)
-    ops = (aten._embedding_bag.default, aten._embedding_bag_backward.default)
-    bag: Any = F.embedding_bag
-    settings: dict[str, Any] = {"mode": mode, "padding_idx": padding, "include_last_offset": last}
-    if last:
-        offsets = torch.tensor([0, 2, 2, 3, 5, 7])
-    check(lambda t: bag(indices, t, offsets, **settings), table, ops=ops)
-    if mode == "sum":
-        more = (*ops, aten._embedding_bag_per_sample_weights_backward.default)
-        check(lambda t, w: bag(indices, t, offsets, per_sample_weights=w, **settings), table, numbers(7), ops=more)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
@@ -200,11 +150,3 @@ def test_copies_of_views(entry: Any) -> None:
     for mine, reference in zip(*[[t] if isinstance(t, Tensor) else t for t in (ours, theirs)], strict=True):
         torch.testing.assert_close(mine, reference, rtol=0, atol=0)
         assert mine.is_contiguous() and mine.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-
-
-def test_bags_that_are_kept() -> None:
-    indices, offsets = torch.tensor([1, 2]), torch.tensor([0])
-    grad, more = numbers(1, 3), (offsets, torch.tensor([0, 0]), torch.tensor([2]), torch.tensor([2]), 5)
-    backward = FUNCTIONS[aten._embedding_bag_backward.default]
-    for by_freq, sparse in ((True, False), (False, True)):
-        assert backward(grad, indices, *more, by_freq, 0, sparse, None) is NotImplemented

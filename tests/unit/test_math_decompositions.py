@@ -43,14 +43,10 @@ def rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 ROWS = [((9,), 0), ((3, 7, 4), 1), ((2, 9), -1), ((), 0), ((4, 0), 1), ((3, 33), 1), ((33, 2), 0)]
 
 
-@pytest.mark.parametrize("network_length", [2, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize(("shape", "dim"), ROWS)
-def test_sort(
-    shape: tuple[int, ...], dim: int, dtype: torch.dtype, network_length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By ranks and by the network: values and places, ties in their order, NaN above all."""
-    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
+def test_sort(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
+    """Values and places, ties in their order, NaN above all."""
     x = rows(shape, dtype)
     for descending in (False, True):
         expected = torch.sort(x, dim=dim, descending=descending, stable=True)
@@ -58,40 +54,11 @@ def test_sort(
         same(sorting.sort_stable(x, stable=True, dim=dim, descending=descending), expected)
 
 
-@pytest.mark.parametrize("network_length", [2, 512])
 @pytest.mark.parametrize("largest", [False, True])
-def test_topk(largest: bool, network_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
+def test_topk(largest: bool) -> None:
     x = torch.randperm(44).reshape(4, 11).float()
     for k, dim in ((3, 1), (1, 0), (4, 0), (11, -1), (0, 1)):
         same(sorting.topk(x, k, dim, largest), torch.topk(x, k, dim, largest))
-
-
-@pytest.mark.parametrize("network_length", [2, 512])
-@pytest.mark.parametrize("keepdim", [False, True])
-def test_order_statistics(keepdim: bool, network_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "NETWORK_LENGTH", network_length)
-    plain = torch.randperm(36).reshape(4, 9).float()
-    broken = plain.clone()
-    broken[1, 3] = broken[1, 6] = math.nan
-    broken[2] = math.nan
-    for dim in (0, 1):
-        same(sorting.kthvalue(plain, 3, dim, keepdim), torch.kthvalue(plain, 3, dim, keepdim))
-        for x in (plain, broken):
-            same(sorting.median(x, dim, keepdim), torch.median(x, dim, keepdim))
-            found, expected = sorting.nanmedian(x, dim, keepdim), torch.nanmedian(x, dim, keepdim)
-            same(found[0], expected[0])
-            # Which of a row of NaN stands for it is nobody's concern.
-            same(found[1][~found[0].isnan()], expected[1][~found[0].isnan()])
-    for x in (plain, broken):
-        same(sorting.median_of_all(x), torch.median(x))
-        same(sorting.nanmedian_of_all(x), torch.nanmedian(x))
-
-
-def test_mode() -> None:
-    x = torch.randint(4, (5, 12)).float()
-    for dim in (0, 1):
-        same(sorting.mode(x, dim), torch.mode(x, dim))
 
 
 @pytest.mark.parametrize("right", [False, True])
@@ -117,7 +84,6 @@ def test_rows_too_long_are_kept() -> None:
     x = torch.empty(2, sorting.LONGEST + 1, device="meta")
     assert sorting.sort(x) is NotImplemented
     assert sorting.topk(x, 3) is NotImplemented
-    assert sorting.median(x, 1) is NotImplemented
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

@@ -80,17 +80,6 @@ def test_adaptive_average_pool(case: tuple[tuple[int, ...], tuple[int, ...]], dt
     check(backward, grad[0], x[0])
 
 
-@pytest.mark.parametrize(("case", "dtype"), with_types(SIZES))
-def test_adaptive_max_pool(case: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Of equal elements, which halves and a few whole numbers have, the first in the plane is taken."""
-    size, out = case
-    x, rank = torch.randint(9, (2, 3, *size)).to(dtype), len(size)
-    forward = getattr(aten, f"adaptive_max_pool{rank}d").default
-    check(forward, x, list(out))
-    y, indices = forward(x, list(out))
-    check(getattr(aten, f"adaptive_max_pool{rank}d_backward").default, torch.randn_like(y), x, indices)
-
-
 SINGLE_WINDOWS = [
     # spatial, kernel, stride, padding, ceil_mode: along some axis one window, which does not fill it
     ((3, 6), [2, 3], [2, 2], [0, 0], False),

@@ -1,3 +1,3 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Elements chosen by indices, masks, segments and order."""
+"""Elements chosen by indices, masks and order."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from retrograd.contract.attributes import ISLAND_OP
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 
@@ -128,6 +129,9 @@ def _is_exact(graph: JointGraph, value: int) -> bool:
     if producer is None:
         return False
     op = graph.ops[producer]
+    if op.name == ISLAND_OP:
+        # What runs in torch may choose: a median, a maximum by group. A library's products and convolutions do not.
+        return not op.flops
     return op.kind in _EXACT_KINDS or op.name in CHOICES or (op.kind is OpKind.CONSTANT and len(op.operands) > 1)
 
 
