@@ -18,7 +18,7 @@ from retrograd.pipelines.devices.kernel_rules import (
     Rule,
     write_action,
     write_comparison,
-    write_count,
+    write_rank,
     write_sizes,
 )
 
@@ -109,7 +109,7 @@ def _write_tile(bits: int, rank: int, tile: Sequence[int]) -> Rule:
 
 def _write_matcher(name: str, rank: int, more: str) -> str:
     """A sequence that matches ops of as many loops, and that passes ``more`` comparisons."""
-    return _MATCHER.format(name=name, rank=write_count("rank", rank, "rank"), more=more)
+    return _MATCHER.format(name=name, rank=write_rank(rank), more=more)
 
 
 _MATCHER = """  transform.named_sequence @{name}(%op: !transform.any_op {{transform.readonly}}) -> !transform.any_op {{

@@ -19,8 +19,7 @@ from retrograd.contract.roles import INTO
 from retrograd.pipelines.devices.device_targets import DATA_TILING, SHARED_BINDINGS
 from retrograd.pipelines.devices.elementwise_tiles import elementwise_rules
 from retrograd.pipelines.devices.kernel_rules import write_library
-from retrograd.pipelines.devices.product_tiles import scatter_rules, write_tile_script
-from retrograd.pipelines.devices.row_tiles import row_rules
+from retrograd.pipelines.devices.product_tiles import write_tile_script
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.kernels.family import CHOICES
@@ -323,15 +322,11 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, .
     devices, whose kernels are one another's."""
     if target.kinds != ("cuda",):
         return []
-    script, rules = write_tile_script(linalg), [*row_rules(linalg), *scatter_rules(linalg)]
-    common = (
-        () if script is None else (_write_option("preprocessing-transform-spec-filename", script, folder, "products"),)
-    )
-    choices = []
-    for name, chosen in (("tiles", [*rules, *elementwise_rules(linalg)]), ("reductions", rules)):
-        library = write_library(chosen)
-        option = "codegen-transform-dialect-library"
-        choices.append(common if library is None else (*common, _write_option(option, library, folder, name)))
+    script, maps = write_tile_script(linalg), write_library(elementwise_rules(linalg))
+    common: tuple[str, ...] = ()
+    if script is not None:
+        common = (_write_option("preprocessing-transform-spec-filename", script, folder, "products"),)
+    choices = [(*common, _write_option("codegen-transform-dialect-library", maps, folder, "maps")), common]
     return [options for options in choices if options]
 
 

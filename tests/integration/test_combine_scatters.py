@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sums of ``bwd-combine-scatters``: run on a CPU, and how code for CUDA computes them."""
+"""Sums of ``bwd-combine-scatters``: run on a CPU."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,6 @@ from iree_tools import RUN_MODULE
 
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
-from retrograd.pipelines.devices.product_tiles import scatter_rules
 from retrograd.pipelines.devices.targets import CPU
 from retrograd.pipelines.infra.runner import run_pipeline
 from retrograd.pipelines.toolchain.executable import compile_executable
@@ -65,11 +64,3 @@ def test_the_sums_are_those_of_the_updates(tmp_path: Path, count: int, depth: in
     expected = np.zeros(tensor)
     np.add.at(expected, tuple(places.T), updates.reshape(count, *tensor[depth:]).astype(np.float64))
     assert np.load(tmp_path / "out.npy") == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
-def test_cuda_computes_them_tile_by_tile() -> None:
-    (rule,) = scatter_rules(combined(64, 1, (10, 32)))
-    assert rule.matcher == "combines_64_32_2"
-    # The updates, and what their places are compared with.
-    assert "promote_operands = [1, 2]" in rule.text
-    assert not scatter_rules(combined(64, 1, (10, 33))) and not scatter_rules(combined(64, 1, (10,)))
