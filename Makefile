@@ -50,8 +50,9 @@ lit-then-unit: lit
 	$(PYTEST) $(SHORT) tests/unit
 
 lit-then-all: lit
-	@# Those that take long come first: at the end no core waits for another's last.
-	$(PYTEST) $(SHORT) tests/integration tests/unit
+	@# Those that take long come first: at the end no core waits for another's last. And before all, what one worker has to
+	@# run alone: a file that is divided at the end has its environment, or its processes, once for each worker.
+	$(PYTEST) $(SHORT) tests/integration/test_wheel.py tests/integration/test_two_processes.py tests/integration tests/unit
 
 bytecode: $(STAMP)
 	@# Every tool that a test starts imports these: two at once would compile them twice.

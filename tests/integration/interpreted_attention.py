@@ -63,6 +63,8 @@ CASES = (
     Case(2, 2, 1, 70, 75, 16, causal=True, dropout=0.3),
     Case(1, 2, 2, 35, 130, 20, "bias", turned=True, dropout=0.6),
 )
+# Types differ in how products and exponentials are rounded, which masks, causal rows and dropout have in common.
+IN_HALF = (CASES[1], CASES[3], CASES[6])
 STREAM = 3
 
 
@@ -229,11 +231,11 @@ def check(case: Case, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    """Check all cases."""
+    """Check all cases in float32, and some in float16."""
     mend_interpreter()
     torch.manual_seed(0)
-    for dtype in TOLERANCES:
-        for case in CASES:
+    for dtype, cases in ((torch.float32, CASES), (torch.float16, IN_HALF)):
+        for case in cases:
             check(case, dtype)
 
 

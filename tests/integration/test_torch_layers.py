@@ -90,7 +90,6 @@ def rarities(x: Tensor, m: Tensor, number: Tensor, narrow: Tensor, place: Tensor
         m.take(place[None][:0]),
         F.normalize(number, dim=0, p=1.2),
         torch.linalg.vector_norm(number, math.inf, 0, True),
-        number.mode()[0],
         m.gather(0, narrow),
         m[narrow, narrow.long()],
         F.rrelu(m),

@@ -93,58 +93,59 @@ def test_an_error_of_a_program_that_was_compiled_ahead_of_time_says_which_proces
     assert "in a collective of compiled code, in the process of rank 0 of 2" in first.text
 
 
-@pytest.fixture(scope="module")
-def collectives(runner: RankRunner, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each process did in the last backward of each program, whose gradients are eager's, by its name."""
-    ranks = runner.run(rank_collectives.__name__, ["cpu"], tmp_path_factory.mktemp("collectives"))
+def test_collectives_of_compiled_code(runner: RankRunner, tmp_path: Path) -> None:
+    """What each process did in the last backward of each program, whose gradients are eager's: one test, as all of them
+    run in the same two processes."""
+    ranks = runner.run(rank_collectives.__name__, ["cpu"], tmp_path)
     assert [rank.code for rank in ranks] == [0, 0], "\n".join(rank.text for rank in ranks)
     lines = [[line.partition(": ") for line in rank.text.splitlines()] for rank in ranks]
-    return [{name: how for name, _, how in own if name in rank_collectives.PROGRAMS} for own in lines]
+    for rank in lines:
+        own = {name: how for name, _, how in rank if name in rank_collectives.PROGRAMS}
+        check_that_hooks_start_early(own)
+        check_that_hooks_are_joined(own)
+        check_that_a_gathering_starts_early(own)
 
 
-def test_collectives_of_hooks_start_before_the_computation_that_hides_them(collectives: list[dict[str, str]]) -> None:
+def check_that_hooks_start_early(own: dict[str, str]) -> None:
     """Sixteen gradients, that hooks average: in eager's order each is waited for at once."""
-    for own in collectives:
-        assert own["hooks"].startswith("compiled: compute all_reduce(1) compute wait all_reduce(1) wait")
-        assert own["hooks, overlap"] == "compiled: " + "compute all_reduce(1) " * 16 + "wait x16"
-        assert own["hooks, one rank"] == "compiled"
+    assert own["hooks"].startswith("compiled: compute all_reduce(1) compute wait all_reduce(1) wait")
+    assert own["hooks, overlap"] == "compiled: " + "compute all_reduce(1) " * 16 + "wait x16"
+    assert own["hooks, one rank"] == "compiled"
 
 
-def test_reductions_of_hooks_are_joined(collectives: list[dict[str, str]]) -> None:
-    for own in collectives:
-        ran, *joined = own["hooks, buckets"].split("; ")
-        assert ran == (
-            "compiled: compute all_reduce(3) compute all_reduce(1) compute all_reduce(1) compute all_reduce(1) "
-            "compute all_reduce(3) compute all_reduce(1) compute all_reduce(1) compute all_reduce(1) "
-            "compute all_reduce(4) wait x16"
-        )
-        assert joined == [
-            "joined: 3 times all_reduce (avg), 80 bytes in one bucket",
-            "joined: 3 times all_reduce (avg), 72 bytes in one bucket",
-            "joined: 4 times all_reduce (avg), 168 bytes in one bucket",
-        ]
-        # Of each hook the second follows the first; it is joined with the first of the next.
-        ran, *joined = own["hooks, one depends on the other"].split("; ")
-        assert ran.startswith("compiled: compute all_reduce(1) compute wait compute all_reduce(2) wait x2 ")
-        assert ran.count("all_reduce(2)") == 15 and ran.count("all_reduce(1)") == 2
-        assert joined and all(line.startswith("joined: 2 times") for line in joined)
+def check_that_hooks_are_joined(own: dict[str, str]) -> None:
+    ran, *joined = own["hooks, buckets"].split("; ")
+    assert ran == (
+        "compiled: compute all_reduce(3) compute all_reduce(1) compute all_reduce(1) compute all_reduce(1) "
+        "compute all_reduce(3) compute all_reduce(1) compute all_reduce(1) compute all_reduce(1) "
+        "compute all_reduce(4) wait x16"
+    )
+    assert joined == [
+        "joined: 3 times all_reduce (avg), 80 bytes in one bucket",
+        "joined: 3 times all_reduce (avg), 72 bytes in one bucket",
+        "joined: 4 times all_reduce (avg), 168 bytes in one bucket",
+    ]
+    # Of each hook the second follows the first; it is joined with the first of the next.
+    ran, *joined = own["hooks, one depends on the other"].split("; ")
+    assert ran.startswith("compiled: compute all_reduce(1) compute wait compute all_reduce(2) wait x2 ")
+    assert ran.count("all_reduce(2)") == 15 and ran.count("all_reduce(1)") == 2
+    assert joined and all(line.startswith("joined: 2 times") for line in joined)
 
 
-def test_a_gathering_starts_before_the_computation_in_front_of_it(collectives: list[dict[str, str]]) -> None:
+def check_that_a_gathering_starts_early(own: dict[str, str]) -> None:
     """Three layers in parts: the backward gathers the weights of the last two, and reduces three gradients."""
     reduced, moved = "@backward: 3 times reduce_scatter (avg)", "moved: 1 times all_gather one stage earlier, 144 bytes"
     gathered, forward = "@backward: 2 times all_gather", "@forward: 3 times all_gather"
-    for own in collectives:
-        late = (
-            "all_gather(1) compute reduce_scatter(1) all_gather(1) compute wait compute reduce_scatter(1) wait "
-            "compute reduce_scatter(1) wait x3"
-        )
-        assert own["sharded"].split("; ") == [late, gathered, reduced, forward]
-        # Of 144 bytes each; there is memory for none.
-        assert own["sharded, no memory"] == own["sharded"]
-        early = (
-            "all_gather(1) x2 compute reduce_scatter(1) compute wait compute reduce_scatter(1) wait "
-            "compute reduce_scatter(1) wait x3"
-        )
-        assert own["sharded, prefetched"].split("; ") == [early, gathered, reduced, forward, moved]
-        assert own["sharded, dynamo"].startswith("compute reduce_scatter(1) compute reduce_scatter(1) compute")
+    late = (
+        "all_gather(1) compute reduce_scatter(1) all_gather(1) compute wait compute reduce_scatter(1) wait "
+        "compute reduce_scatter(1) wait x3"
+    )
+    assert own["sharded"].split("; ") == [late, gathered, reduced, forward]
+    # Of 144 bytes each; there is memory for none.
+    assert own["sharded, no memory"] == own["sharded"]
+    early = (
+        "all_gather(1) x2 compute reduce_scatter(1) compute wait compute reduce_scatter(1) wait "
+        "compute reduce_scatter(1) wait x3"
+    )
+    assert own["sharded, prefetched"].split("; ") == [early, gathered, reduced, forward, moved]
+    assert own["sharded, dynamo"].startswith("compute reduce_scatter(1) compute reduce_scatter(1) compute")
