@@ -28,11 +28,6 @@ class Work:
     depth: int
     element: str
 
-    @property
-    def multiplications(self) -> int:
-        """All of them."""
-        return self.count * self.rows * self.columns * self.taps * self.depth
-
 
 @dataclass(frozen=True)
 class ConvolutionTile:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ptx_modules import read_ptx
 
 from retrograd.api import compile_backward
 from retrograd.contract.convolution import Convolution
@@ -20,7 +21,6 @@ from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.ptx import compile_kernels, find_triton
 from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
 from retrograd.pipelines.kernels.tiles import Shape, choose_tiling
-from retrograd.pipelines.toolchain.vmfb import read_ptx
 from retrograd.runtime.artifact import read_artifact
 
 needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from ptx_modules import read_ptx
 from torch import Tensor, nn
 
 import retrograd
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.toolchain.executable import compile_executable
-from retrograd.pipelines.toolchain.vmfb import read_formats, read_ptx
+from retrograd.pipelines.toolchain.vmfb import read_formats
 from retrograd.runtime.artifact import read_artifact
 
 EXPONENTIAL = """

@@ -13,7 +13,7 @@ return y h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
@@ -94,3 +94,15 @@ def hook_graphs(draw: st.DrawFn, *, max_tasks: int = 12) -> HookGraph:
     if draw(st.booleans()):
         tasks.append(Task(effect=Effect("final_callbacks")))
     return HookGraph(tuple(tasks), tuple(draw(st.lists(st.sampled_from(values), max_size=3))))
+
+
+def find_order_problem(graph: HookGraph, order: Sequence[int]) -> str | None:
+    """Say why an order is no schedule of a graph; None if it is one."""
+    if sorted(order) != sorted(graph.live):
+        return f"tasks {sorted(graph.live.symmetric_difference(order))} are missing, or dead, or there twice"
+    places = {number: place for place, number in enumerate(order)}
+    for number in order:
+        late = [before for before in graph.dependencies[number] if places[before] > places[number]]
+        if late:
+            return f"task {number} runs before task {late[0]}, on which it depends"
+    return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hook_text import TextGraph, hook_graphs
+from hook_text import TextGraph, find_order_problem, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from retrograd.pipelines.analysis.hooks.collectives import (
     without_chain,
 )
 from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, HookGraph, find_following
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, find_order_problem
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES
 from retrograd.scope import enable
 
 LAYERS = """

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hook_text import TextGraph, hook_graphs
+from hook_text import TextGraph, find_order_problem, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.hooks.hook_graph import WAIT, HookGraph
-from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule, find_order_problem, find_stages
+from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule, find_stages
 
 # Two layers as captured: each has a hook on its output's gradient, and a parameter with a hook after accumulation.
 TWO_LAYERS = """

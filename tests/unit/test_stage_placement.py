@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from hook_text import TextGraph, hook_graphs
+from hook_text import TextGraph, find_order_problem, hook_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.pipelines.analysis.hooks.hook_graph import HookGraph
-from retrograd.pipelines.analysis.hooks.hook_schedule import Order, find_levels, find_order_problem
-from retrograd.pipelines.analysis.stages.stage_placement import Stages, count_alive, find_lean_stages, place_lean
+from retrograd.pipelines.analysis.hooks.hook_schedule import Order, find_levels
+from retrograd.pipelines.analysis.stages.stage_placement import Stages, find_lean_stages, place_lean
 
 # Two layers: their outputs' gradients, an island between them, and weights' gradients, which wait for nobody.
 LAYERS = """
@@ -28,6 +28,18 @@ LAYERS = """
 """
 # By name: what goes from layer to layer is large, weights are small; a2 and a1 are residuals.
 BYTES = {"d2": 100, "a2": 50, "d1": 100, "a1": 50, "w2": 10, "w1": 10, "h": 100, "k": 100, "d0": 100}
+
+
+def count_alive(graph: HookGraph, sizes: Sequence[int], levels: Mapping[int, int], border: int) -> int:
+    """Bytes alive when all tasks up to this level have run."""
+    done = {n for n, level in levels.items() if level <= border}
+    alive = 0
+    for value, takers in graph.takers.items():
+        made = graph.producers.get(value)
+        if (made is None or made in done) and (value in graph.results or not done.issuperset(takers)):
+            alive += sizes[value]
+    untaken = set(graph.results) - graph.takers.keys()
+    return alive + sum(sizes[v] for v in untaken if graph.producers.get(v) in done)
 
 
 def numbers_of(text: str) -> dict[str, int]:

@@ -5,7 +5,9 @@
 import io
 import zipfile
 
-from retrograd.pipelines.toolchain.vmfb import Ptx, read_formats, read_ptx
+from ptx_modules import Ptx, read_ptx
+
+from retrograd.pipelines.toolchain.vmfb import read_formats
 
 PTX = b"""CDA1....
 .version 8.0

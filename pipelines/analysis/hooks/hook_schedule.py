@@ -146,18 +146,6 @@ def find_stages(graph: HookGraph, order: Iterable[int]) -> tuple[Order, ...]:
     return tuple(tuple(stage) for stage in stages if stage)
 
 
-def find_order_problem(graph: HookGraph, order: Sequence[int]) -> str | None:
-    """Say why an order is no schedule of a graph; None if it is one."""
-    if sorted(order) != sorted(graph.live):
-        return f"tasks {sorted(graph.live.symmetric_difference(order))} are missing, or dead, or there twice"
-    places = {number: place for place, number in enumerate(order)}
-    for number in order:
-        late = [before for before in graph.dependencies[number] if places[before] > places[number]]
-        if late:
-            return f"task {number} runs before task {late[0]}, on which it depends"
-    return None
-
-
 def _schedule(
     graph: HookGraph, keys: Mapping[int, _Key], may_join: Callable[[Sequence[int], int], bool] = lambda group, e: False
 ) -> Order:

@@ -23,10 +23,9 @@ ANSWERS = frozenset(f"torch.aten.{name}" for name in _ANSWERS.split())
 # Ops that round nothing, as each element that they give is one that they take, or its negative; and differences, which
 # are the same in either order.
 _CHOICES = """_cdist_forward abs amax amin clamp clamp.Tensor clamp_max clamp_min clone contiguous copy
-    index_put index_put.hacked_twin _index_put_impl _unsafe_index_put.hacked_twin kthvalue linalg_vector_norm
-    masked_fill.Scalar
-    masked_fill.Tensor max max.dim max_pool2d max_pool2d_with_indices maximum median median.dim min min.dim minimum neg
-    relu scatter.src scatter.value scatter_reduce.two sort sub.Tensor topk where.ScalarOther where.ScalarSelf
+    index_put index_put.hacked_twin _index_put_impl _unsafe_index_put.hacked_twin linalg_vector_norm masked_fill.Scalar
+    masked_fill.Tensor max max.dim max_pool2d max_pool2d_with_indices maximum min min.dim minimum neg relu
+    scatter.src scatter.value sort sub.Tensor topk where.ScalarOther where.ScalarSelf
     where.self"""
 CHOICES = frozenset(f"torch.aten.{name}" for name in _CHOICES.split())
 _EXACT_KINDS = (OpKind.VIEW, OpKind.DATA_MOVEMENT)

@@ -106,18 +106,6 @@ def place_lean(
     return levels
 
 
-def count_alive(graph: HookGraph, sizes: Sequence[int], levels: Mapping[int, int], border: int) -> int:
-    """Bytes alive when all tasks up to this level have run."""
-    done = {n for n, level in levels.items() if level <= border}
-    alive = 0
-    for value, takers in graph.takers.items():
-        made = graph.producers.get(value)
-        if (made is None or made in done) and (value in graph.results or not done.issuperset(takers)):
-            alive += sizes[value]
-    untaken = set(graph.results) - graph.takers.keys()
-    return alive + sum(sizes[v] for v in untaken if graph.producers.get(v) in done)
-
-
 def _find_smallest_best(
     graph: HookGraph, sizes: Sequence[int], undecided: set[int], done: set[int], fixed: Collection[int]
 ) -> set[int]:
