@@ -42,6 +42,7 @@ from retrograd.frontend.python.argument_answers import AskedArguments
 from retrograd.frontend.python.quiet_logs import without_stacks_of_fakes
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
+    TO_MODULE,
     CaptureError,
     ModelError,
     capture_error,
@@ -232,13 +233,19 @@ def _state_specs(names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> t
     return tuple(StateSpec(state_name(name), type_of(tensors[name])) for name in names)
 
 
-def _check_differentiable(flat: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+def _check_differentiable(flat: FlatModule, tensors: Sequence[torch.Tensor]) -> None:
     if not torch.is_grad_enabled():
         raise CaptureError(
             "nothing to differentiate: gradients are off, by torch.no_grad() or torch.inference_mode()",
             "compile outside of it; what is compiled runs there as well",
         )
     if not any(t.requires_grad for t in (*flat.parameters(), *tensors)):
+        if flat.model is None:
+            raise CaptureError(
+                "nothing to differentiate: no argument of the function requires grad, and parameters of modules it "
+                "uses are not its own",
+                f"{TO_MODULE}, or give it an argument that requires grad",
+            )
         raise CaptureError(
             "nothing to differentiate: no parameter and no argument requires grad",
             "call requires_grad_() on a parameter or an argument, or use the model without compile_backward",

@@ -46,6 +46,10 @@ class CaptureError(RetrogradError, RuntimeError):
         self.remedy = remedy
 
 
+TO_MODULE = "make it the forward of an nn.Module that has these modules as attributes"
+"""What to do with a function that uses modules."""
+
+
 class ModelError(CaptureError):
     """The model raised what neither its tensors' contents nor PyTorch's tracer explain: eager may raise it as well."""
 
@@ -78,7 +82,8 @@ class SourceTracker(TorchFunctionMode):
                 raise CaptureError(
                     f"a tensor of shape {tuple(leaf.shape)} that requires grad is neither an argument nor a parameter "
                     f"of the module{_at(frame)}",
-                    "pass it as an argument, register it as a parameter, or detach() it",
+                    f"pass it as an argument, register it as a parameter, or detach() it; of a function that uses "
+                    f"modules, {TO_MODULE}",
                 )
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)

@@ -117,7 +117,7 @@ def line_of(text: str) -> int:
             r"requires grad is neither an argument nor a parameter.*weight",
         ),
         (nn.Linear(4, 2), (torch.randn(3, 5),), r"linear.py.*F.linear"),
-        (lambda x: x * 2, (torch.randn(3),), r"nothing to differentiate"),
+        (lambda x: x * 2, (torch.randn(3),), r"nothing to differentiate.*remedy: make it the forward of an nn.Module"),
         (lambda x: x.detach() * 2, (torch.randn(3, requires_grad=True),), r"nothing to differentiate"),
         (
             lambda x: torch.linalg.vector_norm(x, 0),
