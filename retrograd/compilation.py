@@ -151,11 +151,13 @@ class Compilation:
         convention = _convention(captured, built.program)
         names, training = [e.name for e in convention.state], captured.signature.training
         constants, own_hooks = find_constants(captured.graph_module), captured.module.own_hooks
+        python = captured.module.python or PythonValues()
+        found = [(p.table, p.name, t, p.path) for p in python.tensors if (t := p.value()) is not None]
         said = "by the first step, or that raises" if self.request.verify is True else "not verified: not wanted"
         return Parts(
             call=call,
             convention=convention,
-            state=ModelState(names, captured.module.model, training, constants, own_hooks.find),
+            state=ModelState(names, captured.module.model, training, constants, own_hooks.find, found),
             program=built.program,
             portable=built.compile_portable,
             manifest=manifest,

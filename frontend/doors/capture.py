@@ -150,6 +150,7 @@ def _capture(
         raise kept
     graph_module = joint.graph_module
     _check_gradients(graph_module)
+    graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)
     sizes = OpenSizes() if shapes is None else shapes.find_sizes()
     copied = prepare_copied(Traced(graph_module, sizes.names, find_open_pair(), is_joint=True))
     metadata = joint._aot_state.fw_metadata

@@ -62,6 +62,8 @@ class FlatModule(torch.nn.Module):
         self.constants: dict[str, Any] = {}
         self.own_hooks = OwnHooks()
         self.made = MadeTensors()
+        # Tensors beside its state and its arguments whose contents it took.
+        self.read: list[torch.Tensor] = []
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
@@ -118,7 +120,7 @@ class FlatModule(torch.nn.Module):
         self.made.note((tensors, list(self.parameters()), list(self.buffers())), None)
         with (
             HookTracker(),
-            SourceTracker(self.made.note),
+            SourceTracker(self.made.note, self.read.append),
             given,
             contained(self.model, self.made.place_of) as changed,
             noting,
@@ -137,7 +139,7 @@ class FlatModule(torch.nn.Module):
         if self.model is not None and changed:
             with (
                 HookTracker(),
-                SourceTracker(self.made.note),
+                SourceTracker(self.made.note, self.read.append),
                 contained(self.model, self.made.place_of),
                 compiling(self.says_compiling),
                 self._watched(tensors, here),

@@ -10,26 +10,59 @@ read, and never less, but for names that are put together while the model runs (
 from __future__ import annotations
 
 import copy
-import dis
 import functools
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+import weakref
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.unregistered_objects import PLAIN
 from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator, is_library
-from retrograd.frontend.python.python_places import ABSENT, Environment, Place, PythonValues
+from retrograd.frontend.python.python_functions import (
+    cells_of,
+    find_functions,
+    global_names,
+    is_programs,
+    is_users_class,
+    names_in,
+)
+from retrograd.frontend.python.python_places import (
+    ABSENT,
+    Cell,
+    Environment,
+    Items,
+    OfClass,
+    Place,
+    PythonValues,
+    Settings,
+)
 from retrograd.frontend.python.source_locations import is_user_file
 
 # What every module has: its mode, which calls look at by themselves, and tables.
 _OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
+# What is put on a module in the place of its class's method.
+_METHODS = ("forward", "_call_impl")
 _DEPTH = 4
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
+_VALUES = (*PLAIN, *_FUNCTIONS, np.generic)
+# Arrays of more bytes are not copied, and known by being the same object.
+_COMPARED = 2**24
+# What a user may set between two calls; those that are always looked at, and those that are where code names them.
+_ALWAYS = {
+    "get_default_dtype": torch.get_default_dtype,
+    "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+}
+_NAMED = {
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "get_num_threads": torch.get_num_threads,
+}
+_ASKING = frozenset(("hasattr", "getattr"))
 
 
 def find_values(
@@ -45,10 +78,11 @@ def find_values(
         search.add_attributes(f"{path or 'model'}", module, _DEPTH)
     for function in find_functions(model, modules.values(), seen.codes):
         search.add_names(function)
+    search.add_settings()
     for name, value in seen.environment.items():
         known = ABSENT if value is None else value
         search.places.append(Place(f"os.environ[{name!r}]", Environment(os.environ), name, known))
-    return PythonValues(tuple(search.places))
+    return PythonValues(tuple(search.places), tuple(search.tensors))
 
 
 def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
@@ -59,93 +93,40 @@ def find_generators(model: Callable[..., Any], modules: Mapping[str, torch.nn.Mo
             if is_generator(value):
                 found.setdefault(id(value), (f"{path}.{name}".lstrip("."), value))
     for function in find_functions(model, modules.values(), None):
-        for name, value in _cells(function).items():
+        for name, value in cells_of(function).items():
             if is_generator(value):
                 found.setdefault(id(value), (name, value))
-        for name in _global_names(function.__code__):
+        for name in global_names(function.__code__):
             if is_generator(value := function.__globals__.get(name)):
                 found.setdefault(id(value), (name, value))
     return dict(found.values())
-
-
-def find_functions(model: Callable[..., Any], modules: Any, codes: set[CodeType] | None) -> Iterator[FunctionType]:
-    """Functions of the user's that ``codes`` are of, from the model and its modules' classes on, through what these
-    name; without ``codes``, those that are not called through others."""
-    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
-    pending: list[Any] = [model, *(v for kind in kinds if _is_users_class(kind) for v in vars(kind).values())]
-    known: set[CodeType] = set()
-    while pending:
-        function = _plain_function(pending.pop())
-        if function is None or function.__code__ in known:
-            continue
-        if codes is not None and function.__code__ not in codes:
-            continue
-        known.add(function.__code__)
-        yield function
-        if codes is not None:
-            pending += _cells(function).values()
-            pending += [function.__globals__.get(name) for name in _global_names(function.__code__)]
-
-
-def _plain_function(value: Any) -> FunctionType | None:
-    while True:
-        if isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, staticmethod | classmethod | MethodType):
-            value = value.__func__
-        elif isinstance(value, functools.partial):
-            value = value.func
-        elif isinstance(value, FunctionType):
-            # What stands behind a decorator is in the closure of what it gives.
-            return value
-        else:
-            return None
-
-
-def _cells(function: FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: value for name, cell in cells if (value := _content(cell)) is not ABSENT}
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # The variable is not set yet.
-        return ABSENT
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in code, in functions within it too, and texts in it, which may be names."""
-    yield from (name for name in code.co_names if not name.startswith("__"))
-    for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-@functools.cache
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    """The globals that code reads, in functions within it too: of ``model.step``, ``model`` and not ``step``."""
-    read = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _global_names(part)]
-    return tuple(dict.fromkeys((*read, *inner)))
-
-
-def _is_users_class(kind: type) -> bool:
-    module = kind.__module__.partition(".")[0]
-    return module not in ("torch", "retrograd", "numpy", "builtins") and module not in sys.stdlib_module_names
 
 
 class _Search:
     """Looks for values by the names in the code of what ran."""
 
     def __init__(self, codes: set[CodeType], changed: set[tuple[int, str]]) -> None:
-        self.names = frozenset(name for code in codes for name in _names(code)) | _layer_names()
+        self.names = frozenset(name for code in codes for name in names_in(code)) | _layer_names()
+        self.asked = frozenset(
+            name
+            for code in codes
+            if "site-packages" not in code.co_filename and not _ASKING.isdisjoint(code.co_names)
+            for name in code.co_consts
+            if isinstance(name, str) and name.isidentifier()
+        )
         self.changed = changed
         self.places: list[Place] = []
+        # Those of tensors, which the program may have a copy of.
+        self.tensors: list[Place] = []
         self._seen: set[int] = set()
+        # Of tables that are made here, so that no two have one identity.
+        self._tables: list[Any] = []
+
+    def add_settings(self) -> None:
+        """Add settings of PyTorch's."""
+        settings = _ALWAYS | {name: get for name, get in _NAMED.items() if name in self.names}
+        table = Settings(settings)
+        self.places += [Place(f"torch.{name}()", table, name, get()) for name, get in settings.items()]
 
     def add_attributes(self, path: str, owner: Any, depth: int) -> None:
         """Values in the attributes of an object, and of objects in these."""
@@ -153,33 +134,57 @@ class _Search:
             return
         self._seen.add(id(owner))
         table = getattr(owner, "__dict__", {})
-        hidden = _OF_ALL_MODULES if isinstance(owner, torch.nn.Module) else frozenset()
+        is_module = isinstance(owner, torch.nn.Module)
+        hidden = _OF_ALL_MODULES if is_module else frozenset()
         for name in self.names.intersection(table) - hidden:
             if (id(owner), name) not in self.changed:
                 self._add(f"{path}.{name}", table, name, depth)
+        inherited: set[str] = set()
         for kind in type(owner).__mro__:
-            if not _is_users_class(kind):
-                continue
-            for name in self.names.intersection(vars(kind)) - table.keys():
-                if isinstance(vars(kind)[name], PLAIN) and (id(owner), name) not in self.changed:
-                    # The class's own, for as long as the object has none.
-                    self.places.append(Place(f"{path}.{name}", table, name, ABSENT))
-                    self._add(f"{kind.__qualname__}.{name}", vars(kind), name, 0)
+            if is_users_class(kind):
+                inherited |= self.names.intersection(vars(kind)) - table.keys()
+        for name in _METHODS if is_module else ():
+            self._add(f"{path}.{name}", table, name, 0)
+        for name in inherited:
+            if isinstance(OfClass(type(owner)).get(name), (*PLAIN, np.generic, np.ndarray)):
+                self._add_inherited(path, table, name, owner)
+        for name in self.asked - table.keys() - inherited:
+            if not hasattr(type(owner), name) and (id(owner), name) not in self.changed:
+                self.places.append(Place(f"{path}.{name}", table, name, ABSENT))
+
+    def _add_inherited(self, path: str, table: Any, name: str, owner: Any) -> None:
+        """The class's own value, for as long as the object has none."""
+        if (id(owner), name) not in self.changed:
+            self.places.append(Place(f"{path}.{name}", table, name, ABSENT))
+            kind = type(owner)
+            if (key := hash((id(kind), name))) not in self._seen:
+                self._seen.add(key)
+                self._add(f"{kind.__qualname__}.{name}", OfClass(kind), name, 0)
 
     def add_names(self, function: FunctionType) -> None:
-        """Values that a function finds in its globals and closure."""
+        """Values that a function finds in its globals and closure, and it itself where its class has it."""
         module = function.__globals__.get("__name__", "")
+        of_program = is_programs(function)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _content(cell) is not ABSENT:
-                self._add(name, _Cell(cell), name, _DEPTH)
-        for name in _global_names(function.__code__):
+            self._add(name, Cell(cell), name, _DEPTH)
+        for name in global_names(function.__code__):
             value = function.__globals__.get(name, ABSENT)
             if isinstance(value, ModuleType):
-                file = getattr(value, "__file__", None) or ""
-                if file and is_user_file(file) and not is_library(file) and not is_numpy(value):
-                    self._add_module(value)
-            elif value is not ABSENT and not isinstance(value, type):
+                self._add_names_of_module(value, function)
+            elif value is not ABSENT and not (
+                isinstance(value, type) or (isinstance(value, _FUNCTIONS) and not of_program)
+            ):
                 self._add(f"{module}.{name}", function.__globals__, name, _DEPTH)
+
+    def _add_names_of_module(self, module: ModuleType, function: FunctionType) -> None:
+        file = getattr(module, "__file__", None) or ""
+        if file and is_user_file(file) and not is_library(file) and not is_numpy(module):
+            self._add_module(module)
+        elif is_programs(function):
+            # Functions of a library that a user may put others in the place of.
+            for name in set(names_in(function.__code__)).intersection(vars(module)):
+                if isinstance(vars(module)[name], FunctionType | BuiltinFunctionType):
+                    self._add(f"{module.__name__}.{name}", vars(module), name, 0)
 
     def _add_module(self, module: ModuleType) -> None:
         if id(module) in self._seen:
@@ -193,22 +198,42 @@ class _Search:
         if key in self._seen:
             return
         self._seen.add(key)
-        value = table.get(name)
-        if isinstance(value, PLAIN):
+        self._tables.append(table)
+        value = table.get(name, ABSENT)
+        if value is ABSENT or isinstance(value, _VALUES):
             self.places.append(Place(path, table, name, value))
+        elif isinstance(value, torch.Tensor):
+            self._add_tensor(path, table, name, value)
+        elif isinstance(value, np.ndarray):
+            self.places.append(Place(path, table, name, value.copy() if value.nbytes <= _COMPARED else value))
         elif isinstance(value, _CONTAINERS):
             leaves = pytree.tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, PLAIN))
-            if all(isinstance(leaf, (*PLAIN, set, frozenset)) for leaf in leaves) and _is_plain_tree(value):
+            if all(isinstance(leaf, (*_VALUES, np.ndarray, set, frozenset)) for leaf in leaves) and _is_plain_tree(
+                value
+            ):
                 self.places.append(Place(path, table, name, copy.deepcopy(value)))
-            elif depth:
+                return
+            self._add_tensors_in(path, value)
+            if depth:
                 for leaf in leaves:
                     self._add_object(path, leaf, depth - 1)
         elif depth:
             self._add_object(path, value, depth - 1)
 
+    def _add_tensors_in(self, path: str, container: Any) -> None:
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for key, value in items:
+            if isinstance(value, torch.Tensor) and isinstance(container, dict | list):
+                self._add_tensor(f"{path}[{key!r}]", Items(container), key, value)
+            elif isinstance(value, dict | list | tuple):
+                self._add_tensors_in(f"{path}[{key!r}]", value)
+
+    def _add_tensor(self, path: str, table: Any, name: Any, value: torch.Tensor) -> None:
+        self.tensors.append(Place(path, table, name, weakref.ref(value)))
+
     def _add_object(self, path: str, value: Any, depth: int) -> None:
-        ours = (torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType)
-        if not isinstance(value, ours) and _is_users_class(type(value)) and not is_generator(value):
+        ours = (torch.Tensor, torch.nn.Module, type, ModuleType, *_FUNCTIONS)
+        if not isinstance(value, ours) and is_users_class(type(value)) and not is_generator(value):
             self.add_attributes(path, value, depth)
 
 
@@ -217,23 +242,14 @@ def _is_plain_tree(value: Any) -> bool:
         return all(_is_plain_tree(part) for part in value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return all(_is_plain_tree(part) for part in value)
-    return isinstance(value, PLAIN)
+    if isinstance(value, np.ndarray):
+        return value.nbytes <= _COMPARED
+    return isinstance(value, _VALUES)
 
 
 def is_numpy(module: ModuleType) -> bool:
     """Whether a module is one of numpy's."""
     return module.__name__.partition(".")[0] == "numpy"
-
-
-class _Cell:
-    """The variable of a closure, as a table of one name."""
-
-    def __init__(self, cell: Any) -> None:
-        self._cell = cell
-
-    def get(self, _name: str, default: Any = None) -> Any:
-        value = _content(self._cell)
-        return default if value is ABSENT else value
 
 
 @functools.cache
@@ -245,5 +261,5 @@ def _layer_names() -> frozenset[str]:
         name
         for f in functions
         if f.__name__ not in ("__init__", "extra_repr", "__repr__")
-        for name in _names(f.__code__)
+        for name in names_in(f.__code__)
     )

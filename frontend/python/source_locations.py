@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.contract.errors import RetrogradError
 
@@ -34,6 +35,8 @@ _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[2] / "runtime"), str(Path
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What gives a tensor's contents to Python.
+_READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
 
 class CaptureError(RetrogradError, RuntimeError):
@@ -59,12 +62,13 @@ class SourceTracker(TorchFunctionMode):
 
     A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
     traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
-    line.
+    line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes.
     """
 
-    def __init__(self, seen: Callable[[Any, str | None], None]) -> None:
+    def __init__(self, seen: Callable[[Any, str | None], None], read: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._seen = seen
+        self._read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -85,6 +89,11 @@ class SourceTracker(TorchFunctionMode):
                     f"pass it as an argument, register it as a parameter, or detach() it; of a function that uses "
                     f"modules, {TO_MODULE}",
                 )
+        if func in _READS and isinstance(args[0], torch.Tensor) and _is_plain(args[0]):
+            self._read(args[0])
+            # Of fake memory there would be nothing to read.
+            with _disable_current_modes():
+                return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)
         return result
@@ -95,8 +104,13 @@ def _is_from_outside(tensor: torch.Tensor) -> bool:
     each transform that is open; what is inside says whose it is."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.requires_grad and not torch._is_functional_tensor(tensor)
+    return _is_plain(tensor) and tensor.requires_grad
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is the user's, with contents, and none of a trace's."""
+    is_wrapped = torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_wrapped
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

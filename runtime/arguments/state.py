@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
 
 from retrograd.runtime.arguments.calling import ArgumentError
+
+Found = tuple[Any, Any, torch.Tensor, str]
+"""A tensor in a table that ``get`` looks up, by a key of it, and where that is in words."""
 
 
 class ModelState:
@@ -17,7 +21,8 @@ class ModelState:
 
     ``training`` is the mode that each module was compiled in, by its path. ``constants`` are tensors that the program
     holds copies of, as they were when this was made. ``find_own_hooks`` gives the keys of hooks in a module's table
-    that the model registers itself when it runs, and that were registered while it was traced.
+    that the model registers itself when it runs, and that were registered while it was traced. ``found`` is where the
+    model finds tensors beside those of its modules' own attributes.
     """
 
     def __init__(
@@ -27,16 +32,20 @@ class ModelState:
         training: Mapping[str, bool],
         constants: Sequence[torch.Tensor] = (),
         find_own_hooks: Callable[[Mapping[int, object]], Collection[int]] = lambda _table: (),
+        found: Sequence[Found] = (),
     ) -> None:
         self._names = tuple(names)
         self._training = training
         # Inference tensors count no versions.
-        self._constants = [(t, t._version) for t in constants if not t.is_inference()]
-        self._attributes: list[tuple[Mapping[str, object], str, torch.Tensor]] = []
+        self._constants = [(t, t._version, _address(t)) for t in constants if not t.is_inference()]
+        known = {id(t) for t in constants}
+        self._attributes: list[Found] = [place for place in found if id(place[2]) in known]
         self._hooks: list[Mapping[int, object]] = []
         self._modules: list[tuple[torch.nn.Module, bool]] = []
         self._children: list[tuple[Mapping[str, torch.nn.Module | None], str, torch.nn.Module | None]] = []
         self._siblings: list[Mapping[str, torch.nn.Module | None]] = []
+        # Of parameters and buffers, set or not.
+        self._tables: list[Mapping[str, torch.Tensor | None]] = []
         # Places of parameters and buffers that the model does without.
         self._unset: list[tuple[Mapping[str, torch.Tensor | None], str, str]] = []
         self._places: list[tuple[Mapping[str, torch.Tensor | None], str]] = []
@@ -50,12 +59,14 @@ class ModelState:
             self._places = [_place(model, name) for name in self._names]
             self._unset = [(table, path, name) for table, path, name in _state_places(model) if table[name] is None]
             _refuse_more_state(model, self._names)
-            self._attributes = _find_attributes(model, constants)
+            self._attributes += _find_attributes(model, known)
+            self._tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         elif model is not None:
             missing = [name for name in self._names if name not in model]
             if missing:
                 raise ArgumentError(f"no tensor for parameter or buffer {missing[0]!r} in the mapping given as model")
             self._places = [(model, name) for name in self._names]
+        self._table_size = sum(map(len, self._tables))
         self._find_own_hooks = find_own_hooks
         self._note_hooks()
 
@@ -94,17 +105,20 @@ class ModelState:
                 )
         if sum(map(len, self._hooks)) != self._hook_count or any(tuple(t) != keys for t, keys in self._hook_keys):
             self._check_hooks()
+        if sum(map(len, self._tables)) != self._table_size:
+            raise ArgumentError("parameters or buffers were added to the model, or removed; compile again")
         for place, path, name in self._unset:
             if place.get(name) is not None:
                 raise ArgumentError(f"the model had no {path!r} when it was compiled, and has one now; compile again")
-        for attributes, name, constant in self._attributes:
+        for attributes, name, constant, path in self._attributes:
             if attributes.get(name) is not constant:
                 raise ArgumentError(
-                    f"the tensor {name!r}, an attribute that the model reads, was replaced; "
-                    "register it as a buffer, or compile again"
+                    f"the tensor {path!r}, which the model reads, was replaced; "
+                    "register it as a buffer or pass it as an argument, or compile again"
                 )
-        for tensor, version in self._constants:
-            if tensor._version != version:
+        for tensor, version, address in self._constants:
+            # An assignment to .data counts no version.
+            if tensor._version != version or _address(tensor) != address:
                 raise ArgumentError(
                     f"a tensor of shape {tuple(tensor.shape)} that the model reads, but that is neither parameter, "
                     "buffer nor argument, was written to; make it one of these, or compile again"
@@ -130,17 +144,18 @@ class ModelState:
         return next(name for siblings in self._siblings for name in siblings if (id(siblings), name) not in known)
 
 
-def _find_attributes(
-    model: torch.nn.Module, constants: Sequence[torch.Tensor]
-) -> list[tuple[Mapping[str, object], str, torch.Tensor]]:
-    """Where modules hold tensors of ``constants`` as plain attributes."""
-    known = {id(t) for t in constants}
+def _find_attributes(model: torch.nn.Module, known: Collection[int]) -> list[Found]:
+    """Where modules hold tensors of these identities as plain attributes."""
     return [
-        (vars(module), name, value)
+        (vars(module), name, value, name)
         for module in model.modules()
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor) and id(value) in known
     ]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _hook_tables(module: torch.nn.Module) -> tuple[Mapping[int, object], ...]:

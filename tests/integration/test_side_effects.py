@@ -283,7 +283,40 @@ def test_tensor_attribute_that_was_replaced() -> None:
     step = retrograd.compile_backward(model, (x,))
     torch.testing.assert_close(step(x), model(x))
     model.table = torch.ones(3)
-    with pytest.raises(retrograd.ArgumentError, match="the tensor 'table', an attribute that the model reads"):
+    with pytest.raises(retrograd.ArgumentError, match=r"the tensor 'model\.table', which the model reads"):
+        step(x)
+
+
+class Tables(Table):
+    """Reads a tensor in a list, and the contents of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = {"first": [torch.ones(3)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = float(self.table.numpy()[1]) + self.table.tolist()[2]
+        result: torch.Tensor = x * self.tables["first"][0] * factor + self.weight
+        return result
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda model: model.tables["first"].__setitem__(0, torch.zeros(3)), r"\['first'\]\[0\]\", which the model"),
+        (lambda model: model.table.mul_(2), "was written to"),
+        (lambda model: setattr(model.table, "data", model.table * 2), "was written to"),
+        (lambda model: setattr(model, "table", model.table * 2), r"'model\.table', which the model reads"),
+        (lambda model: model.register_parameter("more", nn.Parameter(torch.ones(1))), "parameters or buffers"),
+    ],
+    ids=["in a list", "contents", "data", "contents of another", "parameter"],
+)
+def test_tensors_that_a_model_reads_beside_its_state(change: Callable[[Tables], Any], told: str) -> None:
+    model, x = Tables(), randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    torch.testing.assert_close(step(x), model(x))
+    change(model)
+    with pytest.raises(retrograd.ArgumentError, match=told):
         step(x)
 
 

@@ -1,0 +1,151 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The Python values that a model goes by, of each kind: found where they are, and seen to be others."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
+from retrograd.frontend.python.python_places import PythonValues, is_same_value
+from retrograd.frontend.python.python_values import find_values
+
+WEIGHTS = np.array([1.0, 2.0])
+KEPT = [torch.ones(2)]
+
+
+def helper(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+class Base(nn.Module):
+    kind = 2.0
+
+
+class Model(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.array, self.scalar, self.zero = np.ones(3), np.float32(2), 0.0
+        self.function: Callable[[Tensor], Tensor] = torch.relu
+        self.table: dict[str, Any] = {"act": F.silu, "at": np.ones(1)}
+        self.bias = torch.ones(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.function(self.layer(x)) * float(self.array[0]) * float(self.scalar) * math.copysign(1, self.zero)
+        y = F.relu(helper(y)) * self.kind * float(WEIGHTS[0]) + self.table["act"](KEPT[0])
+        result: Tensor = y * 2 if hasattr(self, "doubled") else y
+        return result
+
+
+def values_of(model: nn.Module) -> PythonValues:
+    seen, modules = PythonSeen(), dict(model.named_modules())
+    run_watched(lambda: model(torch.ones(1, 2)), seen, {})
+    return find_values(model, modules, seen, set())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, patch: patch.setattr(model, "array", np.ones(4)),
+        lambda model, patch: model.array.__imul__(2),
+        lambda model, patch: patch.setattr(model, "scalar", np.float64(2)),
+        lambda model, patch: patch.setattr(model, "zero", -0.0),
+        lambda model, patch: patch.setattr(model, "function", torch.tanh),
+        lambda model, patch: patch.setattr(model, "function", lambda x: x * 3),
+        lambda model, patch: patch.setitem(model.table, "act", F.gelu),
+        lambda model, patch: model.table["at"].__imul__(2),
+        lambda model, patch: patch.setattr(model.layer, "forward", torch.sin),
+        lambda model, patch: patch.setattr(model, "doubled", True, raising=False),
+        lambda model, patch: patch.setattr(Model, "kind", 3.0),
+        lambda model, patch: patch.setitem(globals(), "helper", torch.cos),
+        lambda model, patch: patch.setitem(globals(), "WEIGHTS", WEIGHTS * 2),
+        lambda model, patch: patch.setattr(F, "relu", torch.cos),
+    ],
+    ids=[
+        "array",
+        "in an array",
+        "scalar",
+        "sign of zero",
+        "function",
+        "lambda",
+        "function in a dict",
+        "array in a dict",
+        "forward",
+        "asked for",
+        "class between",
+        "global function",
+        "global array",
+        "function of torch",
+    ],
+)
+def test_other_values_are_seen(change: Callable[[Model, pytest.MonkeyPatch], Any]) -> None:
+    model = Model()
+    values = values_of(model)
+    assert values.are_as_before()
+    with pytest.MonkeyPatch.context() as patch:
+        change(model, patch)
+        assert not values.are_as_before()
+        assert values.find_changed()
+
+
+def test_settings_of_pytorch_are_seen() -> None:
+    values = values_of(Model())
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not values.are_as_before()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert values.are_as_before()
+
+
+def test_tensors_that_a_model_may_read_are_found_and_not_held() -> None:
+    model = Model()
+    found = {place.path: place.value() for place in values_of(model).tensors}
+    assert found["model.bias"] is model.bias
+    assert next(value for path, value in found.items() if path.endswith("KEPT[0]")) is KEPT[0]
+
+
+def scaled(factor: float) -> Callable[[float], float]:
+    return lambda x: x * factor
+
+
+def recursive(depth: int) -> Callable[[int], int]:
+    def call(x: int) -> int:
+        return call(x - 1) if x > depth else x
+
+    return call
+
+
+def test_which_values_are_the_same() -> None:
+    same = [
+        (math.nan, math.nan),
+        (complex(0, math.nan), complex(0, math.nan)),
+        (scaled(2.0), scaled(2.0)),
+        (functools.partial(max, 1), functools.partial(max, 1)),
+        (np.array([math.nan]), np.array([math.nan])),
+        ([np.float32(1)], [np.float32(1)]),
+    ]
+    other = [
+        (0.0, -0.0),
+        (0j, complex(0, -0.0)),
+        (1, True),
+        (scaled(2.0), scaled(3.0)),
+        (scaled(2.0), scaled(2)),
+        (recursive(1), recursive(1)),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (np.float32(1), np.float64(1)),
+        (np.zeros(2), np.zeros((2, 1))),
+        (torch.ones(2), torch.ones(2)),
+    ]
+    assert all(is_same_value(a, b) for a, b in same)
+    assert not any(is_same_value(a, b) for a, b in other)
