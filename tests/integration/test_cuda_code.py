@@ -54,7 +54,6 @@ func.func @f(%x: tensor<64x96xf32>, %y: tensor<64x96xf32>) -> tensor<64x64xf32> 
 }
 """  # noqa: E501
 
-# Sums of rows that no warp divides, and what is computed on these rows after.
 # A gather that widens (from 32 bits in to 64 out), and of what it gives another.
 GATHERS = """
 #id = affine_map<(d0) -> (d0)>
