@@ -260,7 +260,8 @@ def _climb(
     rungs = target.find_rungs(linalg)
     tiles = _write_tiles(linalg, target, folder)
     parts = select_parts(linalg, target)
-    attempts = [*((flags, script) for flags in rungs for script in tiles), *((flags, ()) for flags in rungs)]
+    with_tiles = [(flags, script) for flags in rungs for script in tiles]
+    attempts = [*dict.fromkeys([*with_tiles, *((flags, ()) for flags in rungs)])]
     problem = None
     while attempts:
         flags, script = attempts.pop(0)
@@ -326,8 +327,7 @@ def _write_tiles(linalg: str, target: Target, folder: Path) -> list[tuple[str, .
     common: tuple[str, ...] = ()
     if script is not None:
         common = (_write_option("preprocessing-transform-spec-filename", script, folder, "products"),)
-    choices = [(*common, _write_option("codegen-transform-dialect-library", maps, folder, "maps")), common]
-    return [options for options in choices if options]
+    return [(*common, _write_option("codegen-transform-dialect-library", maps, folder, "maps")), common]
 
 
 def _write_option(option: str, script: str, folder: Path, name: str) -> str:
