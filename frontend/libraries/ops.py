@@ -10,6 +10,8 @@ becomes an island: it runs in torch, on torch's current stream, between compiled
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -96,8 +98,12 @@ def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
     return x.shape[0] * math.prod(windows) * weight.numel()
 
 
-def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:
-    return _convolution(x, weight, None, *how) * sum(how[-1][:2])
+def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int | None:
+    *_, transposed, _, groups, mask = how
+    if mask[1] and not transposed and has_many_own_taps(x, weight, groups):
+        # Two convolutions are faster: see own_filters.py.
+        return None
+    return _convolution(x, weight, None, *how) * sum(mask[:2])
 
 
 def _has_open_images(*args: Any, **_: Any) -> bool:
@@ -208,10 +214,18 @@ def _product_and_bias_excess(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> i
     return _product_excess(a, b)
 
 
+# By which oneDNN is told to leave out what a CPU has, the first before the second, and what it is then left with that
+# has no matrix units; it takes a name that it does not know for none.
+_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_WITHOUT_MATRIX_UNITS = re.compile(r"SSE41|AVX|AVX2(_VNNI(_2)?)?|AVX512_CORE(_VNNI|_BF16|_FP16)?|AVX10_\d(_512)?")
+
+
 @cache
 def has_matrix_units() -> bool:
-    """Whether the CPU multiplies matrices of bfloat16."""
-    return torch.cpu._is_amx_tile_supported()
+    """Whether PyTorch multiplies matrices of bfloat16 by units of the CPU's for that: it has them, and oneDNN, which
+    reads its variables once, may use them."""
+    told = next((os.environ[name] for name in _ISA_VARIABLES if name in os.environ), "")
+    return not _WITHOUT_MATRIX_UNITS.fullmatch(told.upper()) and torch.cpu._is_amx_tile_supported()
 
 
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from
@@ -219,8 +233,32 @@ def has_matrix_units() -> bool:
 _OF_CONVOLUTIONS = 8
 
 
-def _convolution_excess(*_: Any, **__: Any) -> int:
-    return _OF_CONVOLUTIONS
+# One core with AVX-512, 3 x 3 taps, forward and backward: of 4 x 144 x 16 x 16 0.7 ms by two calls and 2.6 compiled, of
+# 4 x 320 x 7 x 7 0.4 and 1.3; and each such filter is some ten kernels to compile.
+_OF_OWN_FILTERS = 1 << 8
+# Up to so many taps oneDNN's gradient of one filter for each channel is as fast as its convolution.
+_FEW_TAPS = 9
+
+
+def _convolution_excess(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
+    return _OF_OWN_FILTERS if not how[3] and _has_own_filters(x, weight, how[5]) else _OF_CONVOLUTIONS
+
+
+def _convolution_backward_excess(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:
+    return _convolution_excess(x, weight, None, *how)
+
+
+def _has_own_filters(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether each channel of images has one filter of its own, of several taps."""
+    is_own = 1 < groups == weight.shape[0] and weight.shape[1] == 1
+    return is_own and x.dim() == len(LAST) and math.prod(weight.shape[2:]) > 1
+
+
+def has_many_own_taps(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether each channel of images on a CPU has one filter of its own, of more taps than oneDNN's gradient of such
+    filters is made for."""
+    is_known = x.device.type == "cpu" and all(isinstance(size, int) for size in x.shape)
+    return is_known and _has_own_filters(x, weight, groups) and math.prod(weight.shape[2:]) > _FEW_TAPS
 
 
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
@@ -230,7 +268,7 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
         _convolution, "PyTorch's convolution", _convolution_excess, open=_has_open_images
     ),
     aten.convolution_backward.default: LibraryOp(
-        _convolution_backward, "PyTorch's convolution", _convolution_excess, open=_has_open_images
+        _convolution_backward, "PyTorch's convolution", _convolution_backward_excess, open=_has_open_images
     ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(
         _attention, "PyTorch's attention", takes=takes_forward

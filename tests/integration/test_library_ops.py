@@ -104,6 +104,23 @@ def test_ahead_of_time(name: str) -> None:
     assert all("is faster" in text for text in islands(compiled))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_filter_of_many_taps_for_each_channel(dtype: torch.dtype) -> None:
+    """Of their strides some leave a part of the image over, and are not those of their taps."""
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 5, stride=2, padding=2, groups=4),
+        nn.GELU(),
+        nn.Conv2d(4, 4, (4, 3), stride=(3, 1), padding=(1, 2), dilation=(1, 2), groups=4, bias=False),
+    ).to(dtype)
+    x = torch.randn(3, 4, 18, 15, dtype=dtype, requires_grad=True)
+    expected = step(model, model, x)
+    compiled = retrograd.compile_backward(model, (x,), kernels="library")
+    for ours, eagers in zip(step(compiled, model, x), expected, strict=True):
+        assert (ours - eagers).norm() <= (1e-6 if dtype is torch.float32 else 5e-3) * eagers.norm()
+    # Forward, the gradient of images and that of filters, of both.
+    assert len(islands(compiled)) == 6
+
+
 @pytest.mark.short_cases("causal")
 @pytest.mark.parametrize("name", CASES)
 def test_under_torch_compile(name: str) -> None:

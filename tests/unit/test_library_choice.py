@@ -33,6 +33,7 @@ from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels.choice import NAMES
 
 aten = torch.ops.aten
+BACKWARD = aten.convolution_backward.default
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,52 @@ def test_the_work_of_a_convolution() -> None:
     assert backward(y, x, weight, [0], *how, [False, True, True]) == y.numel() * 2 * 9
     turned = ([2, 2], [0, 0], [1, 1], True, [0, 0], 1)
     assert count(x, torch.randn(4, 6, 3, 3), None, *turned) == x.numel() * 6 * 9
+
+
+@pytest.mark.parametrize(("taps", "groups", "is_split"), [(5, 4, True), (3, 4, False), (5, 2, False)])
+def test_filters_of_many_taps_get_their_gradient_by_a_convolution(taps: int, groups: int, is_split: bool) -> None:
+    """Where each channel has one: of planes with gradients, beside the gradient of images by itself."""
+    model = nn.Sequential(nn.Conv2d(4, 4, taps, 2, taps // 2, groups=groups, bias=False), nn.Flatten())
+    with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=0)):
+        joint = capture_joint(stack, model, (torch.randn(2, 4, 8, 8, requires_grad=True),)).graph_module
+    masks = [node.args[-1] for node in joint.graph.find_nodes(op="call_function", target=BACKWARD)]
+    assert masks == [[True, False, False] if is_split else [True, True, False]]
+    convolutions = joint.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert [node.args[-1] for node in convolutions] == [groups, 8][: 1 + is_split]
+    assert all(LIBRARY in node.meta for node in convolutions)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, True),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, True),
+        ({"ONEDNN_MAX_CPU_ISA": "default"}, True),
+        ({"ONEDNN_MAX_CPU_ISA": "no such name"}, True),
+        ({"ONEDNN_MAX_CPU_ISA": "avx512_core_bf16"}, False),
+        ({"DNNL_MAX_CPU_ISA": "AVX2"}, False),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, True),
+    ],
+)
+def test_matrix_units_that_onednn_may_not_use(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ops.has_matrix_units.__wrapped__() is expected
+
+
+def test_one_filter_a_channel_is_worth_its_step_sooner() -> None:
+    how = ([1, 1], [1, 1], [1, 1], False, [0, 0])
+    forward, backward = LIBRARY_OPS[aten.convolution.default], LIBRARY_OPS[BACKWARD]
+    x, own, dense = torch.randn(2, 8, 6, 6), torch.randn(8, 1, 3, 3), torch.randn(8, 8, 3, 3)
+    assert forward.excess(x, own, None, *how, 8) > forward.excess(x, dense, None, *how, 1)
+    assert backward.excess(x, x, own, None, *how, 8, [True] * 3) == forward.excess(x, own, None, *how, 8)
+    turned = (*how[:3], True, [0, 0], 8)
+    assert forward.excess(x, own, None, *turned) == forward.excess(x, dense, None, *how, 1)
 
 
 class Small(nn.Module):

@@ -23,6 +23,7 @@ from retrograd.frontend.decompositions.convolutions.correlation import (
 )
 from retrograd.frontend.decompositions.convolutions.im2col import is_static
 from retrograd.frontend.decompositions.convolutions.kernel_calls import takes_backward, takes_forward
+from retrograd.frontend.decompositions.convolutions.own_filters import filters_of_planes, takes_planes
 from retrograd.frontend.decompositions.convolutions.turned_filters import correlate
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
@@ -127,8 +128,12 @@ def convolution_backward(
     )
     gs, xs, ws = computed(grad), computed(x), computed(weight)
     grad_x = grad_weight = grad_bias = None
+    in_planes = output_mask[1] and takes_planes(gs, xs, ws, window, transposed, groups)
     if output_mask[0]:
-        if transposed:
+        if in_planes:
+            # By itself, a library may take it.
+            grad_x = aten.convolution_backward.default(grad, x, weight, None, *how, [True, False, False])[0]
+        elif transposed:
             grad_x = correlate(gs, ws, window, groups)
             # Output padding of a whole stride or more leaves room for windows past the last input.
             for axis, (more, step) in enumerate(zip(extra, window.stride, strict=True)):
@@ -139,7 +144,8 @@ def convolution_backward(
         grad_x = grad_x.to(x.dtype)
     if output_mask[1]:
         wide, narrow = (gs, xs) if transposed else (xs, gs)
-        grad_weight = weight_gradient(wide, narrow, window, groups).to(weight.dtype)
+        found = filters_of_planes(gs, xs, window) if in_planes else weight_gradient(wide, narrow, window, groups)
+        grad_weight = found.to(weight.dtype)
     if output_mask[2]:
         grad_bias = sum_of_channels(gs).to(grad.dtype)
     return grad_x, grad_weight, grad_bias
