@@ -88,7 +88,10 @@ class LibraryOp:
     notes: int = 0
 
 
-def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
+def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int | None:
+    if x.dtype is torch.float16 and x.device.type == "cpu":
+        # oneDNN takes twice as long as for float32, and 500 times for the gradient of filters.
+        return None
     stride, padding, dilation, transposed, _ = how[:5]
     if transposed:
         return x.numel() * weight[0].numel()
@@ -103,7 +106,8 @@ def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any,
     if mask[1] and not transposed and has_many_own_taps(x, weight, groups):
         # Two convolutions are faster: see own_filters.py.
         return None
-    return _convolution(x, weight, None, *how) * sum(mask[:2])
+    forward = _convolution(x, weight, None, *how)
+    return None if forward is None else forward * sum(mask[:2])
 
 
 def _has_open_images(*args: Any, **_: Any) -> bool:
@@ -124,6 +128,9 @@ def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
 
 def _product(a: Tensor, b: Tensor) -> int | None:
     if a.device.type != "cpu" or not _LIBRARIES.get().products:
+        return None
+    if a.dtype is torch.float16 and not has_half_units():
+        # Of 512 x 1024 x 1024 oneDNN takes 1,700 ms then, of float32 10.
         return None
     return a.numel() * b.shape[-1]
 
@@ -196,7 +203,7 @@ _OF_NARROW_PRODUCTS = 16
 
 
 def _product_excess(a: Tensor, b: Tensor) -> int:
-    if a.dtype is torch.bfloat16 and has_matrix_units():
+    if _has_units_for(a.dtype):
         return _OF_NARROW_PRODUCTS
     width = b.shape[-1]
     # An open width has no part that divides it.
@@ -204,10 +211,9 @@ def _product_excess(a: Tensor, b: Tensor) -> int:
 
 
 def _product_and_bias(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int | None:
-    """In bfloat16, where the CPU has matrix units for it: PyTorch's decomposition widens a product that something is
-    added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
-    is_narrow = a.dtype is torch.bfloat16 and has_matrix_units()
-    return _product(a, b) if is_narrow else None
+    """In bfloat16 and float16, where the CPU has units for them: PyTorch's decomposition widens a product that something
+    is added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
+    return _product(a, b) if _has_units_for(a.dtype) else None
 
 
 def _product_and_bias_excess(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
@@ -215,17 +221,31 @@ def _product_and_bias_excess(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> i
 
 
 # By which oneDNN is told to leave out what a CPU has, the first before the second, and what it is then left with that
-# has no matrix units; it takes a name that it does not know for none.
+# does not multiply float16, or bfloat16 in matrix units; it takes a name that it does not know for none.
 _ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_WITHOUT_MATRIX_UNITS = re.compile(r"SSE41|AVX|AVX2(_VNNI(_2)?)?|AVX512_CORE(_VNNI|_BF16|_FP16)?|AVX10_\d(_512)?")
+_WITHOUT_HALF_UNITS = re.compile(r"SSE41|AVX|AVX2(_VNNI(_2)?)?|AVX512_CORE(_VNNI|_BF16)?")
+_WITHOUT_MATRIX_UNITS = re.compile(_WITHOUT_HALF_UNITS.pattern + r"|AVX512_CORE_FP16|AVX10_\d(_512)?")
 
 
 @cache
 def has_matrix_units() -> bool:
     """Whether PyTorch multiplies matrices of bfloat16 by units of the CPU's for that: it has them, and oneDNN, which
     reads its variables once, may use them."""
-    told = next((os.environ[name] for name in _ISA_VARIABLES if name in os.environ), "")
-    return not _WITHOUT_MATRIX_UNITS.fullmatch(told.upper()) and torch.cpu._is_amx_tile_supported()
+    return not _WITHOUT_MATRIX_UNITS.fullmatch(_told_isa()) and torch.cpu._is_amx_tile_supported()
+
+
+@cache
+def has_half_units() -> bool:
+    """Whether PyTorch multiplies matrices of float16 by instructions for that."""
+    return not _WITHOUT_HALF_UNITS.fullmatch(_told_isa()) and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def _told_isa() -> str:
+    return next((os.environ[name] for name in _ISA_VARIABLES if name in os.environ), "").upper()
+
+
+def _has_units_for(dtype: torch.dtype) -> bool:
+    return (dtype is torch.bfloat16 and has_matrix_units()) or (dtype is torch.float16 and has_half_units())
 
 
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from
@@ -233,15 +253,19 @@ def has_matrix_units() -> bool:
 _OF_CONVOLUTIONS = 8
 
 
-# One core with AVX-512, 3 x 3 taps, forward and backward: of 4 x 144 x 16 x 16 0.7 ms by two calls and 2.6 compiled, of
-# 4 x 320 x 7 x 7 0.4 and 1.3; and each such filter is some ten kernels to compile.
-_OF_OWN_FILTERS = 1 << 8
+# One core with AVX-512, 3 x 3 taps, forward and backward: of 4 x 144 x 16 x 16 0.7 ms by two calls and 2.6 compiled. In
+# a model what is around them is cut by each: MobileNetV3 on small images takes 0.67 of eager's step compiled, and 0.84
+# where steps have a quarter as many multiplications. Of more taps, each is some fifteen kernels more to compile.
+_OF_OWN_FILTERS = 1 << 6
+_OF_MANY_TAPS = 1 << 8
 # Up to so many taps oneDNN's gradient of one filter for each channel is as fast as its convolution.
 _FEW_TAPS = 9
 
 
 def _convolution_excess(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
-    return _OF_OWN_FILTERS if not how[3] and _has_own_filters(x, weight, how[5]) else _OF_CONVOLUTIONS
+    if how[3] or not _has_own_filters(x, weight, how[5]):
+        return _OF_CONVOLUTIONS
+    return _OF_MANY_TAPS if has_many_own_taps(x, weight, how[5]) else _OF_OWN_FILTERS
 
 
 def _convolution_backward_excess(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:

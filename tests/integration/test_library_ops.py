@@ -104,7 +104,7 @@ def test_ahead_of_time(name: str) -> None:
     assert all("is faster" in text for text in islands(compiled))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_filter_of_many_taps_for_each_channel(dtype: torch.dtype) -> None:
     """Of their strides some leave a part of the image over, and are not those of their taps."""
     model = nn.Sequential(

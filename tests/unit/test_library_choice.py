@@ -126,26 +126,48 @@ def test_filters_of_many_taps_get_their_gradient_by_a_convolution(taps: int, gro
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("variables", "matrices", "halves"),
     [
-        ({}, True),
-        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, True),
-        ({"ONEDNN_MAX_CPU_ISA": "default"}, True),
-        ({"ONEDNN_MAX_CPU_ISA": "no such name"}, True),
-        ({"ONEDNN_MAX_CPU_ISA": "avx512_core_bf16"}, False),
-        ({"DNNL_MAX_CPU_ISA": "AVX2"}, False),
-        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, True),
+        ({}, True, True),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, True, True),
+        ({"ONEDNN_MAX_CPU_ISA": "default"}, True, True),
+        ({"ONEDNN_MAX_CPU_ISA": "no such name"}, True, True),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, False, True),
+        ({"ONEDNN_MAX_CPU_ISA": "avx512_core_bf16"}, False, False),
+        ({"DNNL_MAX_CPU_ISA": "AVX2"}, False, False),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, True, True),
     ],
 )
-def test_matrix_units_that_onednn_may_not_use(
-    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_units_that_onednn_may_not_use(
+    variables: dict[str, str], matrices: bool, halves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert ops.has_matrix_units.__wrapped__() is expected
+    assert (ops.has_matrix_units.__wrapped__(), ops.has_half_units.__wrapped__()) == (matrices, halves)
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_products_of_float16_are_for_cpus_that_multiply_it(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "has_half_units", lambda: has_units)
+    a, b, bias = (torch.randn(*size, dtype=torch.float16) for size in ((3, 4), (4, 5), (5,)))
+    with library_ops(Libraries(cpu=0)):
+        assert LIBRARY_OPS[aten.mm.default].count(a, b) == (60 if has_units else None)
+        assert LIBRARY_OPS[aten.addmm.default].count(bias, a, b) == (60 if has_units else None)
+
+
+def test_convolutions_of_float16_are_computed_in_float32() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten()).half()
+    with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=0)):
+        joint = capture_joint(stack, model, (torch.randn(2, 4, 8, 8, dtype=torch.float16),)).graph_module
+    marked = [node for node in joint.graph.nodes if node.target in (aten.convolution.default, BACKWARD)]
+    assert len(marked) == 2
+    for node in marked:
+        assert LIBRARY in node.meta
+        assert all(x.meta["val"].dtype is torch.float32 for x in node.all_input_nodes)
 
 
 def test_one_filter_a_channel_is_worth_its_step_sooner() -> None:

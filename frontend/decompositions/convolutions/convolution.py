@@ -28,6 +28,7 @@ from retrograd.frontend.decompositions.convolutions.turned_filters import correl
 from retrograd.frontend.decompositions.convolutions.windows import Window, spread_axes
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.sums import computed, sum_of_channels
+from retrograd.frontend.libraries.ops import computes
 from retrograd.frontend.sizes.taken_conditions import take_equal
 
 aten = torch.ops.aten
@@ -55,7 +56,8 @@ def convolution(
 ) -> Any:
     """``aten.convolution``: ``x [N, C, *spatial]`` with ``weight [O, C / groups, *kernel]``.
 
-    A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32. Returns
+    A transposed convolution's weight is ``[C, O / groups, *kernel]``. Half types are added up in f32, and those of f16
+    that a library would compute in f32 are. Returns
     ``NotImplemented`` for unbatched tensors, for filters of too many taps on open sizes, and where torch-mlir's own
     lowering is faster, or a kernel of ours takes it.
     """
@@ -64,6 +66,10 @@ def convolution(
         # As PyTorch's libraries add a bias on a GPU, in the type of the images.
         own = NotImplemented if bias is None else aten.convolution.default(x, weight, None, *how)
         return own if bias is None else own + bias.reshape(1, -1, *[1] * (x.dim() - 2))
+    if x.dtype is torch.float16:
+        wide = (computed(x), computed(weight), None if bias is None else computed(bias), *how)
+        if computes(aten.convolution.default, *wide):
+            return aten.convolution.default(*wide).to(x.dtype)
     window = Window.of(tuple(weight.shape[2:]), stride, padding, dilation)
     direct = not transposed and groups == 1 and _is_direct(window, weight, x)
     half = x.dtype in (torch.bfloat16, torch.float16)
@@ -127,6 +133,9 @@ def convolution_backward(
         grad.shape[2:], lambda: _transposed_size(sizes, window, extra) if transposed else out_size(sizes, window)
     )
     gs, xs, ws = computed(grad), computed(x), computed(weight)
+    wide = (gs, xs, ws, bias_sizes, *how, output_mask)
+    if x.dtype is torch.float16 and computes(aten.convolution_backward.default, *wide):
+        return tuple(None if g is None else g.to(x.dtype) for g in aten.convolution_backward.default(*wide))
     grad_x = grad_weight = grad_bias = None
     in_planes = output_mask[1] and takes_planes(gs, xs, ws, window, transposed, groups)
     if output_mask[0]:

@@ -38,7 +38,7 @@ def filters_of_planes(grad: Tensor, x: Tensor, window: Window) -> Tensor:
 
 
 def _planes(grad: Tensor, x: Tensor, window: Window) -> tuple[Any, ...]:
-    """What a convolution takes."""
+    """The arguments of that convolution."""
     planes = math.prod(x.shape[:2])
     images, filters = x.reshape(1, planes, *x.shape[2:]), grad.reshape(planes, 1, *grad.shape[2:])
     how = (window.dilation, window.padding, window.stride)
