@@ -10,13 +10,11 @@ becomes an island: it runs in torch, on torch's current stream, between compiled
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from retrograd.frontend.doors.outputs import hint
 from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
 from retrograd.frontend.libraries.attention_calls import takes_backward, takes_forward
+from retrograd.frontend.libraries.cpu_units import has_half_units, has_units_for
 from retrograd.frontend.libraries.kernel_calls import refusing_calls
 
 aten = torch.ops.aten
@@ -203,7 +202,7 @@ _OF_NARROW_PRODUCTS = 16
 
 
 def _product_excess(a: Tensor, b: Tensor) -> int:
-    if _has_units_for(a.dtype):
+    if has_units_for(a.dtype):
         return _OF_NARROW_PRODUCTS
     width = b.shape[-1]
     # An open width has no part that divides it.
@@ -211,41 +210,13 @@ def _product_excess(a: Tensor, b: Tensor) -> int:
 
 
 def _product_and_bias(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int | None:
-    """In bfloat16 and float16, where the CPU has units for them: PyTorch's decomposition widens a product that something
-    is added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
-    return _product(a, b) if _has_units_for(a.dtype) else None
+    """In bfloat16 and float16, where the CPU has units for them: PyTorch's decomposition widens a product that
+    something is added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
+    return _product(a, b) if has_units_for(a.dtype) else None
 
 
 def _product_and_bias_excess(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
     return _product_excess(a, b)
-
-
-# By which oneDNN is told to leave out what a CPU has, the first before the second, and what it is then left with that
-# does not multiply float16, or bfloat16 in matrix units; it takes a name that it does not know for none.
-_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_WITHOUT_HALF_UNITS = re.compile(r"SSE41|AVX|AVX2(_VNNI(_2)?)?|AVX512_CORE(_VNNI|_BF16)?")
-_WITHOUT_MATRIX_UNITS = re.compile(_WITHOUT_HALF_UNITS.pattern + r"|AVX512_CORE_FP16|AVX10_\d(_512)?")
-
-
-@cache
-def has_matrix_units() -> bool:
-    """Whether PyTorch multiplies matrices of bfloat16 by units of the CPU's for that: it has them, and oneDNN, which
-    reads its variables once, may use them."""
-    return not _WITHOUT_MATRIX_UNITS.fullmatch(_told_isa()) and torch.cpu._is_amx_tile_supported()
-
-
-@cache
-def has_half_units() -> bool:
-    """Whether PyTorch multiplies matrices of float16 by instructions for that."""
-    return not _WITHOUT_HALF_UNITS.fullmatch(_told_isa()) and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-def _told_isa() -> str:
-    return next((os.environ[name] for name in _ISA_VARIABLES if name in os.environ), "").upper()
-
-
-def _has_units_for(dtype: torch.dtype) -> bool:
-    return (dtype is torch.bfloat16 and has_matrix_units()) or (dtype is torch.float16 and has_half_units())
 
 
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Linear layers in bfloat16 whose products a CPU's matrix units compute, with their biases, and in a file without."""
+"""Linear layers in half types whose products a CPU has units for, with their biases, and in a file without."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.frontend.libraries import ops
+from retrograd.frontend.libraries import cpu_units, ops
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_gradients_are_eagers(autocast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "has_matrix_units", lambda: True)
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)]
+)
+def test_gradients_are_eagers(
+    dtype: torch.dtype, autocast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_units, "has_matrix_units", lambda: True)
+    for module in (cpu_units, ops):
+        monkeypatch.setattr(module, "has_half_units", lambda: True)
     model = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8))
-    model = model if autocast else model.bfloat16()
-    x = torch.randn(16, 8, dtype=torch.float32 if autocast else torch.bfloat16)
+    model = model if autocast else model.to(dtype)
+    x = torch.randn(16, 8, dtype=torch.float32 if autocast else dtype)
 
     def gradients(call: nn.Module, around: bool) -> list[Tensor]:
         leaf = x.clone().requires_grad_()

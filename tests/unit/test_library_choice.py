@@ -14,7 +14,7 @@ from retrograd import options
 from retrograd.frontend.decompositions.attention import score_scale
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.capture import capture_joint
-from retrograd.frontend.libraries import attention, ops
+from retrograd.frontend.libraries import attention, cpu_units, ops
 from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import (
     LIBRARY,
@@ -147,12 +147,13 @@ def test_units_that_onednn_may_not_use(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert (ops.has_matrix_units.__wrapped__(), ops.has_half_units.__wrapped__()) == (matrices, halves)
+    assert (cpu_units.has_matrix_units.__wrapped__(), cpu_units.has_half_units.__wrapped__()) == (matrices, halves)
 
 
 @pytest.mark.parametrize("has_units", [True, False])
 def test_products_of_float16_are_for_cpus_that_multiply_it(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "has_half_units", lambda: has_units)
+    for module in (ops, cpu_units):
+        monkeypatch.setattr(module, "has_half_units", lambda: has_units)
     a, b, bias = (torch.randn(*size, dtype=torch.float16) for size in ((3, 4), (4, 5), (5,)))
     with library_ops(Libraries(cpu=0)):
         assert LIBRARY_OPS[aten.mm.default].count(a, b) == (60 if has_units else None)
@@ -354,13 +355,15 @@ def test_narrow_products_with_a_bias_are_whole_where_units_are_for_them(
     has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written out, they are products in float32, which are faster elsewhere."""
-    monkeypatch.setattr(ops, "has_matrix_units", lambda: has_units)
-    for dtype in (torch.bfloat16, torch.float32):
+    monkeypatch.setattr(cpu_units, "has_matrix_units", lambda: has_units)
+    for module in (cpu_units, ops):
+        monkeypatch.setattr(module, "has_half_units", lambda: has_units)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=0)):
             model, x = nn.Linear(4, 6, dtype=dtype), torch.randn(3, 4, dtype=dtype, requires_grad=True)
             nodes = capture_joint(stack, model, (x,)).graph_module.graph.nodes
         forward = next(n for n in nodes if LIBRARY in n.meta and n.target in (aten.mm.default, aten.addmm.default))
-        is_whole = has_units and dtype is torch.bfloat16
+        is_whole = has_units and dtype is not torch.float32
         assert forward.target is (aten.addmm.default if is_whole else aten.mm.default)
         assert forward.args[is_whole].meta["val"].dtype is (dtype if is_whole else torch.float32)
 
@@ -372,7 +375,7 @@ def test_narrow_products_with_a_bias_are_whole_where_units_are_for_them(
 def test_narrow_products_are_sooner_a_librarys(
     dtype: torch.dtype, has_units: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "has_matrix_units", lambda: has_units)
+    monkeypatch.setattr(cpu_units, "has_matrix_units", lambda: has_units)
     with contextlib.ExitStack() as stack, library_ops(Libraries(cpu=WORTH_ON_CPU)):
         model, x = nn.Linear(128, 128, bias=False, dtype=dtype), torch.randn(256, 128, dtype=dtype)
         nodes = capture_joint(stack, model, (x,)).graph_module.graph.nodes

@@ -133,9 +133,9 @@ def convolution_backward(
         grad.shape[2:], lambda: _transposed_size(sizes, window, extra) if transposed else out_size(sizes, window)
     )
     gs, xs, ws = computed(grad), computed(x), computed(weight)
-    wide = (gs, xs, ws, bias_sizes, *how, output_mask)
-    if x.dtype is torch.float16 and computes(aten.convolution_backward.default, *wide):
-        return tuple(None if g is None else g.to(x.dtype) for g in aten.convolution_backward.default(*wide))
+    widened = (gs, xs, ws, bias_sizes, *how, output_mask)
+    if x.dtype is torch.float16 and computes(aten.convolution_backward.default, *widened):
+        return tuple(None if g is None else g.to(x.dtype) for g in aten.convolution_backward.default(*widened))
     grad_x = grad_weight = grad_bias = None
     in_planes = output_mask[1] and takes_planes(gs, xs, ws, window, transposed, groups)
     if output_mask[0]:
@@ -143,11 +143,7 @@ def convolution_backward(
             # By itself, a library may take it.
             grad_x = aten.convolution_backward.default(grad, x, weight, None, *how, [True, False, False])[0]
         elif transposed:
-            grad_x = correlate(gs, ws, window, groups)
-            # Output padding of a whole stride or more leaves room for windows past the last input.
-            for axis, (more, step) in enumerate(zip(extra, window.stride, strict=True)):
-                if more >= step:
-                    grad_x = grad_x.narrow(axis + 2, 0, x.shape[axis + 2])
+            grad_x = _transposed_input_gradient(gs, ws, window, x.shape, extra, groups)
         else:
             grad_x = input_gradient(gs, weight, window, x.shape[2:], groups)
         grad_x = grad_x.to(x.dtype)
@@ -158,6 +154,17 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = sum_of_channels(gs).to(grad.dtype)
     return grad_x, grad_weight, grad_bias
+
+
+def _transposed_input_gradient(
+    grad: Tensor, weight: Tensor, window: Window, shape: Sequence[int], extra: Sequence[int], groups: int
+) -> Tensor:
+    grad_x: Tensor = correlate(grad, weight, window, groups)
+    # Output padding of a whole stride or more leaves room for windows past the last input.
+    for axis, (more, step) in enumerate(zip(extra, window.stride, strict=True)):
+        if more >= step:
+            grad_x = grad_x.narrow(axis + 2, 0, shape[axis + 2])
+    return grad_x
 
 
 def _transposed_size(size: Sequence[int], window: Window, extra: Sequence[int]) -> list[int]:
