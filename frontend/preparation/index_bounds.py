@@ -87,7 +87,7 @@ def _indexed_size(user: Node, index: Node) -> int | None:
     if getattr(user.meta.get("original_aten", user.target), "overloadpacket", None) not in _STRICT:
         return None
     packet, args = _packet(user), user.args
-    if packet is aten.embedding and args[1] is index:
+    if packet in (aten.embedding, aten._embedding_bag) and args[1] is index:
         return _size(args[0], 0)
     if packet in _BY_AXIS and args[2] is index and isinstance(args[1], int):
         return _size(args[0], args[1])
