@@ -21,7 +21,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from retrograd.contract.attributes import Tag
-from retrograd.frontend.python.source_locations import CaptureError
+from retrograd.frontend.python.source_locations import CaptureError, place_of_caller
 
 # The key of a mark among the annotations of a node.
 MARK = "retrograd.save"
@@ -124,7 +124,8 @@ class _Reentrant:
     @staticmethod
     def apply(*_args: Any) -> None:
         raise CaptureError(
-            "a reentrant checkpoint (use_reentrant=True) cannot be traced", "call checkpoint(..., use_reentrant=False)"
+            f"a reentrant checkpoint (use_reentrant=True) cannot be traced{place_of_caller()}",
+            "call checkpoint(..., use_reentrant=False)",
         )
 
 

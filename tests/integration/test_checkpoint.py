@@ -149,7 +149,10 @@ def test_contradictions_name_the_line() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"use_reentrant": True}, r"a reentrant checkpoint .* cannot be traced\n.*use_reentrant=False"),
+        (
+            {"use_reentrant": True},
+            r"a reentrant checkpoint .* cannot be traced, at .*test_checkpoint.py.*\n.*\n.*use_reentrant=False",
+        ),
         (
             {"context_fn": policy(CheckpointPolicy.MUST_CPU_OFFLOAD)},
             r"MUST_CPU_OFFLOAD is not supported, at .*test_checkpoint.py.*\n.*use MUST_SAVE",
