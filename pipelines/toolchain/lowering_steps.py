@@ -157,7 +157,12 @@ LOWERING: tuple[Step, ...] = (
         "compiled code cannot raise at an index out of range: it gives NaN, not others' memory",
     ),
     Step("bwd-isolate-scatters", ALL, "IREE fuses into a scatter what reads the tensor as it was before"),
-    Step("bwd-isolate-gathers", ALL, "IREE computes in a gather's kernel what other threads have not written yet"),
+    Step(
+        "bwd-isolate-gathers",
+        ALL,
+        "IREE computes in a gather's kernel what other threads have not written yet",
+        (("copies-slices=true", NOT_CPU_ALONE),),
+    ),
     Step("bwd-isolate-reductions", ALL, "IREE computes the diagonal alone of what reads one reduction at two places"),
     Step(
         "bwd-copy-updated",

@@ -128,6 +128,25 @@ def test_recurrent_cells(cell: type[nn.LSTMCell] | type[nn.GRUCell]) -> None:
     check(Cell(cell(6, 8).to("cuda")), torch.randn(3, 6, device="cuda", requires_grad=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gathers_from_slices_with_gaps(dtype: torch.dtype) -> None:
+    """Channels of joined images that were resized, as heads for segmentation do: of an argument and of a result."""
+
+    def resize(x: Tensor, weight: Tensor) -> Tensor:
+        parts = F.conv2d(x, weight).chunk(3, 1)
+        sizes = ((16, 16), (32, 8), (4, 4))
+        resized = [F.interpolate(part, size=size, mode="bilinear") for part, size in zip(parts, sizes, strict=True)]
+        return torch.cat([part.flatten(1) for part in resized], 1)
+
+    def join(a: Tensor, b: Tensor, c: Tensor, weight: Tensor) -> Tensor:
+        images = [F.interpolate(x, size=(16, 16), mode="bilinear") for x in (a, b, c)]
+        return F.conv2d(torch.cat(images, 1), weight)
+
+    check(resize, random(2, 6, 8, 8, dtype=dtype), random(12, 6, 1, 1, dtype=dtype))
+    images = [random(2, 8, size, size, dtype=dtype) for size in (2, 4, 8)]
+    check(join, *images, random(5, 24, 1, 1, dtype=dtype))
+
+
 def test_dropout_follows_the_seed_and_not_the_device() -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.25), nn.Tanh())
     x = torch.randn(32, 16)
