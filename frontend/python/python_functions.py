@@ -7,30 +7,56 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+import torch
 
 from retrograd.frontend.python.python_places import ABSENT, Cell
 
+# Of a container as many elements are looked at: what is longer is data.
+_LONGEST = 256
+
 
 def find_functions(model: Callable[..., Any], modules: Any, codes: set[CodeType] | None) -> Iterator[FunctionType]:
-    """Functions of the user's that ``codes`` are of, from the model and its modules' classes on, through what these
-    name; without ``codes``, those that are not called through others."""
+    """Functions of the user's that ``codes`` are of, from the model, its modules' classes and what these hold on,
+    through what functions name, containers and objects; without ``codes``, those that are not called through others."""
+    modules = list(modules)
     kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
     pending: list[Any] = [model, *(v for kind in kinds if is_users_class(kind) for v in vars(kind).values())]
+    if codes is not None:
+        pending += [value for module in modules for value in vars(module).values()]
     known: set[CodeType] = set()
+    looked_at: set[int] = set()
     while pending:
-        function = _plain_function(pending.pop())
-        if function is None or function.__code__ in known:
+        value = pending.pop()
+        function = _plain_function(value)
+        if function is None:
+            if codes is not None and id(value) not in looked_at:
+                looked_at.add(id(value))
+                pending += _held_by(value)
             continue
-        if codes is not None and function.__code__ not in codes:
+        if function.__code__ in known or (codes is not None and function.__code__ not in codes):
             continue
         known.add(function.__code__)
         yield function
         if codes is not None:
             pending += cells_of(function).values()
             pending += [function.__globals__.get(name) for name in global_names(function.__code__)]
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    """Whatever may be a function, or hold one, in a container or an object of a class of the user's."""
+    if isinstance(value, dict):
+        return list(value.values())[:_LONGEST]
+    if isinstance(value, list | tuple):
+        return value[:_LONGEST]
+    kind = type(value)
+    if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType) or not is_users_class(kind):
+        return ()
+    methods = [v for base in kind.__mro__ if is_users_class(base) for v in vars(base).values()]
+    return [*getattr(value, "__dict__", {}).values(), *methods]
 
 
 def _plain_function(value: Any) -> FunctionType | None:

@@ -45,8 +45,8 @@ from retrograd.frontend.python.source_locations import is_user_file
 
 # What every module has: its mode, which calls look at by themselves, and tables.
 _OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
-# What is put on a module in the place of its class's method.
-_METHODS = ("forward", "_call_impl")
+# Of the class's, another may be put on a module.
+_METHOD = "forward"
 _DEPTH = 4
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
@@ -143,8 +143,8 @@ class _Search:
         for kind in type(owner).__mro__:
             if is_users_class(kind):
                 inherited |= self.names.intersection(vars(kind)) - table.keys()
-        for name in _METHODS if is_module else ():
-            self._add(f"{path}.{name}", table, name, 0)
+        if is_module:
+            self._add(f"{path}.{_METHOD}", table, _METHOD, 0)
         for name in inherited:
             if isinstance(OfClass(type(owner)).get(name), (*PLAIN, np.generic, np.ndarray)):
                 self._add_inherited(path, table, name, owner)

@@ -27,6 +27,22 @@ def helper(x: Tensor) -> Tensor:
     return x.sin()
 
 
+GAIN = {"value": 2.0}
+
+
+def gain(x: Tensor) -> Tensor:
+    return x * GAIN["value"]
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.functions = {"gain": [gain]}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = self.functions["gain"][0](x)
+        return result
+
+
 class Base(nn.Module):
     kind = 2.0
 
@@ -39,11 +55,12 @@ class Model(Base):
         self.function: Callable[[Tensor], Tensor] = torch.relu
         self.table: dict[str, Any] = {"act": F.silu, "at": np.ones(1)}
         self.bias = torch.ones(2)
+        self.holder = Holder()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.function(self.layer(x)) * float(self.array[0]) * float(self.scalar) * math.copysign(1, self.zero)
         y = F.relu(helper(y)) * self.kind * float(WEIGHTS[0]) + self.table["act"](KEPT[0])
-        result: Tensor = y * 2 if hasattr(self, "doubled") else y
+        result: Tensor = self.holder(y) * 2 if hasattr(self, "doubled") else self.holder(y)
         return result
 
 
@@ -70,6 +87,7 @@ def values_of(model: nn.Module) -> PythonValues:
         lambda model, patch: patch.setitem(globals(), "helper", torch.cos),
         lambda model, patch: patch.setitem(globals(), "WEIGHTS", WEIGHTS * 2),
         lambda model, patch: patch.setattr(F, "relu", torch.cos),
+        lambda model, patch: patch.setitem(GAIN, "value", 3.0),
     ],
     ids=[
         "array",
@@ -86,6 +104,7 @@ def values_of(model: nn.Module) -> PythonValues:
         "global function",
         "global array",
         "function of torch",
+        "global of a function that an object holds",
     ],
 )
 def test_other_values_are_seen(change: Callable[[Model, pytest.MonkeyPatch], Any]) -> None:
