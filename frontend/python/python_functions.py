@@ -27,31 +27,36 @@ def find_functions(model: Callable[..., Any], modules: Any, codes: set[CodeType]
     pending: list[Any] = [model, *(v for kind in kinds if is_users_class(kind) for v in vars(kind).values())]
     if codes is not None:
         pending += [value for module in modules for value in vars(module).values()]
-    known: set[CodeType] = set()
+    # By identity: of one code there may be several functions, each with a closure of its own.
+    known: set[int] = set()
     looked_at: set[int] = set()
     while pending:
         value = pending.pop()
+        if codes is not None and id(value) not in looked_at:
+            looked_at.add(id(value))
+            pending += _held_by(value)
         function = _plain_function(value)
-        if function is None:
-            if codes is not None and id(value) not in looked_at:
-                looked_at.add(id(value))
-                pending += _held_by(value)
+        if function is None or id(function) in known or (codes is not None and function.__code__ not in codes):
             continue
-        if function.__code__ in known or (codes is not None and function.__code__ not in codes):
-            continue
-        known.add(function.__code__)
+        known.add(id(function))
         yield function
         if codes is not None:
-            pending += cells_of(function).values()
+            pending += [*cells_of(function).values(), *(function.__defaults__ or ())]
+            pending += (function.__kwdefaults__ or {}).values()
             pending += [function.__globals__.get(name) for name in global_names(function.__code__)]
 
 
 def _held_by(value: Any) -> Iterable[Any]:
-    """Whatever may be a function, or hold one, in a container or an object of a class of the user's."""
+    """Whatever may be a function, or hold one, in a container, an object of a class of the user's, or what has one or
+    some arguments already."""
     if isinstance(value, dict):
         return list(value.values())[:_LONGEST]
     if isinstance(value, list | tuple):
         return value[:_LONGEST]
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__]
     kind = type(value)
     if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType) or not is_users_class(kind):
         return ()

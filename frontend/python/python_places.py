@@ -68,6 +68,17 @@ class Items:
             return default
 
 
+class Slots:
+    """Attributes of an object that are in no dict, by name."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """As of a dict."""
+        return getattr(self._owner, name, default)
+
+
 class OfClass:
     """Attributes that objects of a class have from it and its bases, by name."""
 

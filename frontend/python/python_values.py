@@ -4,17 +4,28 @@
 
 A value counts where code that ran names it: of the attributes of the model's modules, and of objects that are
 attributes of these, those whose names stand in the code of a function that was called. That may be more than what was
-read, and never less, but for names that are put together while the model runs (``getattr(self, f"scale_{i}")``).
+read. It is less of names that are put together while the model runs (``getattr(self, f"scale_{i}")``), of methods that
+are replaced on a class, and of what objects hold that are of neither a user's class nor a namespace.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -40,6 +51,7 @@ from retrograd.frontend.python.python_places import (
     Place,
     PythonValues,
     Settings,
+    Slots,
 )
 from retrograd.frontend.python.source_locations import is_user_file
 
@@ -48,7 +60,9 @@ _OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
 # Of the class's, another may be put on a module.
 _METHOD = "forward"
 _DEPTH = 4
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+# Of Python's own classes, those whose objects are a user's settings.
+_NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 _VALUES = (*PLAIN, *_FUNCTIONS, np.generic)
 # Arrays of more bytes are not copied, and known by being the same object.
@@ -139,6 +153,8 @@ class _Search:
         for name in self.names.intersection(table) - hidden:
             if (id(owner), name) not in self.changed:
                 self._add(f"{path}.{name}", table, name, depth)
+        for name in self.names.intersection(_slots_of(type(owner))):
+            self._add(f"{path}.{name}", Slots(owner), name, depth)
         inherited: set[str] = set()
         for kind in type(owner).__mro__:
             if is_users_class(kind):
@@ -217,7 +233,9 @@ class _Search:
             if depth:
                 for leaf in leaves:
                     self._add_object(path, leaf, depth - 1)
-        elif depth:
+        elif depth and _is_object(value):
+            # Another object in its place has attributes of its own.
+            self.places.append(Place(path, table, name, value))
             self._add_object(path, value, depth - 1)
 
     def _add_tensors_in(self, path: str, container: Any) -> None:
@@ -232,15 +250,28 @@ class _Search:
         self.tensors.append(Place(path, table, name, weakref.ref(value)))
 
     def _add_object(self, path: str, value: Any, depth: int) -> None:
-        ours = (torch.Tensor, torch.nn.Module, type, ModuleType, *_FUNCTIONS)
-        if not isinstance(value, ours) and is_users_class(type(value)) and not is_generator(value):
+        if _is_object(value):
             self.add_attributes(path, value, depth)
+
+
+def _slots_of(kind: type) -> set[str]:
+    """The names of attributes for which objects of a class have a place that is in no dict."""
+    return {
+        name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)
+    }
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an object of a user's class, or of one that holds a user's settings."""
+    ours = (torch.Tensor, torch.nn.Module, type, ModuleType, *_FUNCTIONS)
+    is_users = is_users_class(type(value)) or isinstance(value, _NAMESPACES)
+    return is_users and not isinstance(value, ours) and not is_generator(value)
 
 
 def _is_plain_tree(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain_tree(part) for part in value.values())
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | deque):
         return all(_is_plain_tree(part) for part in value)
     if isinstance(value, np.ndarray):
         return value.nbytes <= _COMPARED

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +65,81 @@ class Model(Base):
         y = F.relu(helper(y)) * self.kind * float(WEIGHTS[0]) + self.table["act"](KEPT[0])
         result: Tensor = self.holder(y) * 2 if hasattr(self, "doubled") else self.holder(y)
         return result
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+class Scaled:
+    """An object whose method reads a global, by a function in an attribute."""
+
+    def __init__(self) -> None:
+        self.function = functools.partial(times, factor=2.0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x) * FACTORS["of an object's method"]
+
+
+FACTORS = {"of an object's method": 2.0}
+OF_A_FUNCTION, OF_A_DEFAULT = SimpleNamespace(factor=2.0), argparse.Namespace(factor=2.0)
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    return x * factor * OF_A_FUNCTION.factor
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * OF_A_DEFAULT.factor
+
+
+class Holding(nn.Module):
+    """Reads values through objects that it holds, and functions that no name in its code leads to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.slotted, self.object, self.factors = Settings(), Slotted(), Scaled(), deque([2.0])
+        self.tables = [{"factor": 2.0}, {"factor": 3.0}]
+        self.closed = [closed_over(table) for table in self.tables]
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor] = doubled) -> Tensor:
+        y = function(self.object(x)) * self.settings.factor * self.slotted.factor * self.factors[0]
+        return self.closed[1](self.closed[0](y))
+
+
+def closed_over(table: dict[str, float]) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * table["factor"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, patch: patch.setitem(FACTORS, "of an object's method", 3.0),
+        lambda model, patch: patch.setattr(OF_A_FUNCTION, "factor", 3.0),
+        lambda model, patch: patch.setattr(OF_A_DEFAULT, "factor", 3.0),
+        lambda model, patch: patch.setattr(model, "settings", Settings()),
+        lambda model, patch: patch.setattr(model.slotted, "factor", 3.0),
+        lambda model, patch: model.factors.appendleft(3.0),
+        lambda model, patch: patch.setitem(model.tables[0], "factor", 4.0),
+        lambda model, patch: patch.setitem(model.tables[1], "factor", 4.0),
+    ],
+    ids=["method", "function", "default", "another object", "slot", "deque", "first closure", "second closure"],
+)
+def test_values_behind_what_a_model_holds_are_seen(change: Callable[[Holding, pytest.MonkeyPatch], Any]) -> None:
+    model = Holding()
+    values = values_of(model)
+    assert values.are_as_before()
+    with pytest.MonkeyPatch.context() as patch:
+        change(model, patch)
+        assert not values.are_as_before()
 
 
 def values_of(model: nn.Module) -> PythonValues:
