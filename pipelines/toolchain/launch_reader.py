@@ -348,7 +348,10 @@ class _Reader:
     def block(self, m: re.Match[str]) -> None:
         """The beginning of a block, which gets what the one before it gave."""
         names = re.findall(r"(%[\w$.-]+): ", m[2] or "")
-        for name, given in zip(names, self._handed.get(m[1], []), strict=True):
+        handed = self._handed.get(m[1], [])
+        if len(names) != len(handed):
+            raise Unknown("it branches")
+        for name, given in zip(names, handed, strict=True):
             if given in self._values:
                 self._values[name] = self._values[given]
 

@@ -209,6 +209,7 @@ def test_what_an_initializer_without_a_plan_sets_is_not_known() -> None:
     [
         ("%x = hal.device.queue.barrier somehow\n", "'hal.device.queue.barrier' has no plan in this form"),
         ("cf.br ^bb1(%c0 : index)\n", "it branches"),
+        ("^bb1(%0: index):\n", "it branches"),
         (allocate("t0", "%size"), "it depends on sizes or values that only a call has"),
         (free("b0"), "it frees memory that it did not allocate"),
         ("util.global.store %b0, @g : !hal.buffer\n", "it changes a global"),

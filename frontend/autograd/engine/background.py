@@ -95,9 +95,10 @@ class _Worker:
         an error: C++ does not let a thread end within it. One that waits in Python may be left."""
         if pid != os.getpid():
             return
+        # Before the thread can end by itself: raised behind its loop, it would be told to the user as an error.
+        _raise_in(self._thread)
         self._closing = True
         self._queue.put(None)
-        _raise_in(self._thread)
         start = time.monotonic()
         while self._thread.is_alive() and (passed := time.monotonic() - start) < _MOST_SECONDS:
             if passed > _EXIT_SECONDS and _waits(self._thread):
