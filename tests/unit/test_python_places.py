@@ -94,11 +94,11 @@ OF_A_FUNCTION, OF_A_DEFAULT = SimpleNamespace(factor=2.0), argparse.Namespace(fa
 
 
 def times(x: Tensor, factor: float) -> Tensor:
-    return x * factor * OF_A_FUNCTION.factor
+    return x * (factor * float(OF_A_FUNCTION.factor))
 
 
 def doubled(x: Tensor) -> Tensor:
-    return x * OF_A_DEFAULT.factor
+    return x * float(OF_A_DEFAULT.factor)
 
 
 class Holding(nn.Module):
