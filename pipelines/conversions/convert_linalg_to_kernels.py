@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -20,26 +20,26 @@ from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.products import Products
 from retrograd.pipelines.kernels.ptx import compile_kernels
 from retrograd.pipelines.kernels.questions import QUESTIONS, Chosen, TilesError, read_chosen
-from retrograd.pipelines.kernels.rows import RowPlan, Rows
+from retrograd.pipelines.kernels.rows import Rows
 from retrograd.pipelines.kernels.scatters import Scatters
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
 from retrograd.pipelines.kernels.transposes import Transposes
 from retrograd.pipelines.transforms.helpers.fills import FILL
 from retrograd.pipelines.transforms.helpers.generics import GENERIC
 
-Replaced = dict[ir.Value, ir.Value]
-FAMILIES: Mapping[str, Callable[[str, Chosen, Replaced], Family]] = {
-    "attention": lambda arch, chosen, _: Attention(arch, chosen),
-    "columns": lambda arch, chosen, replaced: Columns(arch, chosen, replaced=replaced),
-    "convolutions": lambda arch, chosen, _: Convolutions(arch, chosen),
-    "products": lambda arch, chosen, _: Products(arch, chosen),
-    "rows": lambda arch, chosen, replaced: Rows(arch, chosen, replaced=replaced),
-    "scatters": lambda arch, chosen, _: Scatters(arch, chosen),
-    "transposes": lambda arch, chosen, _: Transposes(arch, chosen),
+FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
+    "attention": Attention,
+    "columns": Columns,
+    "convolutions": Convolutions,
+    "products": Products,
+    "rows": Rows,
+    "scatters": Scatters,
+    "transposes": Transposes,
 }
-"""Families by name; each is made for an architecture, with the tiles that were chosen, and a table of what kernels have
-replaced so far, which those read whose plans name values."""
+"""Families by name; each is made for an architecture, with the tiles that were chosen."""
 
+# As the pipeline has them, a pass each: a plan names values that another family's kernels would take away.
+_ORDER = ("attention", "convolutions", "scatters", "columns", "rows", "transposes", "products")
 
 EMPTY = "tensor.empty"
 
@@ -70,15 +70,19 @@ class ConvertLinalgToKernels(ModulePass):
     ask: bool = field(default=False, metadata={"help": "note which tiles there are for each kernel, to be measured"})
 
     def apply(self, module: ir.Operation) -> None:
-        families, chosen = self._find_families(module), self._read_tiles()
+        chosen = self._read_tiles()
+        for name in self._find_families(module):
+            self._convert(module, name, chosen)
+
+    def _convert(self, module: ir.Operation, family: str, chosen: Chosen) -> None:
+        """Puts the kernels of one family in."""
         plans: list[Plan] = []
         choices: list[str] = []
         asked: list[str] = []
         for func in functions(module):
-            replaced: Replaced = {}
-            kinds = [FAMILIES[name](self.arch, chosen, replaced) for name in families]
+            kind = FAMILIES[family](self.arch, chosen)
             for view in list(only_block(func, self.name).operations):
-                found = self._plan(kinds, view.operation)
+                found = self._plan(kind, view.operation)
                 if found is not None:
                     choices.append(str(found))
                 if found is not None and not isinstance(found, Refusal):
@@ -91,8 +95,7 @@ class ConvertLinalgToKernels(ModulePass):
                 compiled = compile_kernels(kernels, self.arch)
             except KernelError as error:
                 raise PassFailure(None, f"{self.name}: {error}", "or leave out the pass") from error
-        # Kernels of rows name values that other plans replace.
-        for plan in sorted(plans, key=lambda plan: not isinstance(plan, RowPlan)):
+        for plan in plans:
             plan.apply(compiled)
         for func in functions(module):
             _erase_unread(only_block(func, self.name))
@@ -100,10 +103,9 @@ class ConvertLinalgToKernels(ModulePass):
         _note(module, CHOICES, choices)
         _note(module, QUESTIONS, asked)
 
-    def _plan(self, kinds: Sequence[Family], op: ir.Operation) -> Plan | Refusal | None:
-        """Asks the first family that an op is for."""
+    def _plan(self, kind: Family, op: ir.Operation) -> Plan | Refusal | None:
         try:
-            return next((plan for kind in kinds if (plan := kind.plan(op)) is not None), None)
+            return kind.plan(op)
         except TilesError as error:
             raise PassFailure(op, f"{self.name}: {error}", "measure anew, or leave out the option tiles") from error
 
@@ -124,7 +126,7 @@ class ConvertLinalgToKernels(ModulePass):
             raise PassFailure(
                 None, f"{self.name}: no kernels for '{self.arch}'", f"there are some for {', '.join(ARCHITECTURES)}"
             )
-        return names
+        return sorted(names, key=_ORDER.index)
 
 
 def _erase_unread(block: ir.Block) -> None:

@@ -582,7 +582,7 @@ func.func @convolutions(%x: tensor<8x56x56x64xbf16>, %w: tensor<64x3x3x64xbf16>,
 // The gradient of a vocabulary's logits under autocast: in bfloat16 for a product, and added up in f32 for a bias. The
 // sum reads what is written for the product; what it is computed of, twice as wide, is written for nobody.
 
-// CHECK: bwd.kernels = ["map along rows of 1024 x 1001: rows_map_{{.*}}", "matmul of tensor<1024x1001xbf16>{{.*}}", "sum of 1024 rows of 1001: columns_1_
+// CHECK: bwd.kernels = ["sum of 1024 rows of 1001: columns_1_{{.*}}", "map along rows of 1024 x 1001: rows_map_{{.*}}", "matmul of tensor<1024x1001xbf16>
 // CHECK-LABEL: func.func @read_narrow(
 // CHECK: %[[G:.*]] = "flow.dispatch"({{.*}}@rows_map_{{.*}} -> tensor<1024x1001xbf16>
 // CHECK-NOT: @rows_map_
@@ -625,4 +625,32 @@ func.func @read_narrow(%x: tensor<1024x1001xf32>, %s: tensor<1024x1xf32>, %w: te
     linalg.yield %t : f32
   } -> tensor<1001xf32>
   return %r, %b : tensor<1024x256xf32>, tensor<1001xf32>
+}
+
+// -----
+
+// A sum reads what a product's kernel gives: families are taken one after the other, as in the pipeline.
+
+// CHECK: bwd.kernels = ["sum of 4096 rows of 1024: columns_1_{{.*}}", "matmul of tensor<4096x1024xf32>
+// CHECK-LABEL: func.func @sum_of_product(
+// CHECK: %[[PARTS:.*]] = "flow.dispatch"({{.*}}@product_nn_f32
+// CHECK-NOT: linalg.matmul
+// CHECK: @columns_1_
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#col = affine_map<(d0, d1) -> (d1)>
+func.func @sum_of_product(%a: tensor<4096x1024xf32>, %b: tensor<1024x1024xf32>) -> (tensor<1024xf32>, tensor<4096x1024xf32>) {
+  %z = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<4096x1024xf32>
+  %f = linalg.fill ins(%z : f32) outs(%e : tensor<4096x1024xf32>) -> tensor<4096x1024xf32>
+  %p = linalg.matmul ins(%a, %b : tensor<4096x1024xf32>, tensor<1024x1024xf32>)
+      outs(%f : tensor<4096x1024xf32>) -> tensor<4096x1024xf32>
+  %e1 = tensor.empty() : tensor<1024xf32>
+  %f1 = linalg.fill ins(%z : f32) outs(%e1 : tensor<1024xf32>) -> tensor<1024xf32>
+  %s = linalg.generic {indexing_maps = [#id, #col], iterator_types = ["reduction", "parallel"]}
+      ins(%p : tensor<4096x1024xf32>) outs(%f1 : tensor<1024xf32>) {
+  ^bb0(%x: f32, %t: f32):
+    %q = arith.addf %x, %t : f32
+    linalg.yield %q : f32
+  } -> tensor<1024xf32>
+  return %s, %p : tensor<1024xf32>, tensor<4096x1024xf32>
 }
