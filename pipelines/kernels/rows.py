@@ -16,7 +16,6 @@ from hashlib import sha256
 from typing import ClassVar
 
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.columns import find_shape as find_sum_down_columns
 from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.epilogues import find_epilogue
 from retrograd.pipelines.kernels.expressions import TYPES, Statements, write_value
@@ -125,7 +124,7 @@ class Rows:
         """A plan for an op along rows; nothing for one that all who read it compute themselves."""
         if not _is_along_rows(op):
             return None
-        if _is_map(op) and all(_is_computed_anew(op, use.owner, use.operand_number) for use in op.results[0].uses):
+        if _is_map(op) and all(_is_inlined(use.owner, use.operand_number) for use in op.results[0].uses):
             return None
         shape = ir.RankedTensorType(op.operands[0].type).shape
         what = f"{'map' if _is_map(op) else 'reduction'} along rows of {shape[0]} x {shape[1]}"
@@ -176,15 +175,10 @@ def _is_map(op: ir.Operation) -> bool:
     return not is_reduced(op)[1] and len(op.results) == 1
 
 
-def _is_computed_anew(op: ir.Operation, user: ir.Operation | ir.OpView, number: int) -> bool:
-    """Whether a user of an op's result computes it anew: along rows, or, of a cast alone, down columns."""
-    user = user.operation if isinstance(user, ir.OpView) else user
-    is_cast = [view.operation.name for view in op.regions[0].blocks[0].operations] == ["arith.extf", "linalg.yield"]
-    return (is_cast and find_sum_down_columns(user) is not None) or _is_inlined(user, number)
-
-
 def _is_inlined(user: ir.Operation, number: int) -> bool:
     """Whether an op computes anew what it reads there."""
+    if isinstance(user, ir.OpView):
+        user = user.operation
     if not _is_along_rows(user) or number >= len(read_inputs(user)) or str(read_maps(user)[number]) != _WHOLE:
         return False
     body = _Body()
