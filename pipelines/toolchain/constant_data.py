@@ -23,12 +23,13 @@ _RESOURCE = re.compile(r'^ *("[^"]*"|[\w.$-]+): "0x([0-9A-Fa-f]*)",?$')
 
 
 class ConstantData:
-    """The constants of one module, by the names that its text has for them."""
+    """The constants of one module, by the names that its text has for them. The text, of megabytes, is read for them
+    when the first is asked for: few modules have some."""
 
     def __init__(self, text: str) -> None:
+        self._text: str | None = text
         self._resources: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
-        self._read(iter(text.splitlines()))
 
     def _read(self, lines: Iterable[str]) -> None:
         open_alias: list[str] | None = None
@@ -53,6 +54,9 @@ class ConstantData:
         Raises:
             ValueError: it is written in another form.
         """
+        if self._text is not None:
+            self._read(self._text.splitlines())
+            self._text = None
         text = self._aliases.get(attribute[1:], attribute) if attribute.startswith("#") else attribute
         composite = _COMPOSITE.fullmatch(text.strip())
         inner = composite[2] if composite else text
