@@ -79,7 +79,7 @@ def find_gaps(value: ir.Value) -> ir.OpResult | None:
 def has_gaps(slice_: ir.Operation) -> bool:
     """Whether elements that follow one another in a slice do not in memory; so where a size is open, but for the first
     axis alone."""
-    sizes, steps = ([*ir.DenseI64ArrayAttr(slice_.attributes[name])] for name in ("static_sizes", "static_strides"))
+    sizes, steps = _sizes_and_steps(slice_)
     shape = ir.RankedTensorType(slice_.operands[0].type).shape
     cut = [axis for axis, (size, whole) in enumerate(zip(sizes, shape, strict=True)) if size != whole or size < 0]
     return any(step != 1 for step in steps) or any(size != 1 for axis in cut for size in sizes[:axis])
@@ -92,12 +92,16 @@ def is_spaced(value: ir.Value) -> bool:
         op = value.owner
         value = op.operands[0]
         if op.name == SLICE:
-            size, step = (
-                [*ir.DenseI64ArrayAttr(op.attributes[name])][-1] for name in ("static_sizes", "static_strides")
-            )
-            if step != 1 or (size == 1 and ir.RankedTensorType(value.type).shape[-1] != 1):
+            sizes, steps = _sizes_and_steps(op)
+            if steps[-1] != 1 or (sizes[-1] == 1 and ir.RankedTensorType(value.type).shape[-1] != 1):
                 return True
     return False
+
+
+def _sizes_and_steps(slice_: ir.Operation) -> tuple[list[int], list[int]]:
+    """How many elements a slice takes along each axis, and how far apart they are."""
+    sizes, steps = (slice_.attributes[name] for name in ("static_sizes", "static_strides"))
+    return [*ir.DenseI64ArrayAttr(sizes)], [*ir.DenseI64ArrayAttr(steps)]
 
 
 def is_computed(value: ir.Value) -> bool:
