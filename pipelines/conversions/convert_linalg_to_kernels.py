@@ -38,8 +38,8 @@ FAMILIES: Mapping[str, Callable[[str, Chosen], Family]] = {
 }
 """Families by name; each is made for an architecture, with the tiles that were chosen."""
 
-# As the pipeline has them, a pass each: a plan names values that another family's kernels would take away.
-_ORDER = ("attention", "convolutions", "scatters", "columns", "rows", "transposes", "products")
+ORDER = ("attention", "convolutions", "scatters", "columns", "rows", "transposes", "products")
+"""Families as the pipeline has them, a pass each: a plan names values that another family's kernels would take away."""
 
 EMPTY = "tensor.empty"
 
@@ -126,7 +126,7 @@ class ConvertLinalgToKernels(ModulePass):
             raise PassFailure(
                 None, f"{self.name}: no kernels for '{self.arch}'", f"there are some for {', '.join(ARCHITECTURES)}"
             )
-        return sorted(names, key=_ORDER.index)
+        return sorted(names, key=ORDER.index)
 
 
 def _erase_unread(block: ir.Block) -> None:

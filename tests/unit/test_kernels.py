@@ -9,6 +9,7 @@ import pytest
 
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.trials import CompiledKernel
+from retrograd.pipelines.conversions.convert_linalg_to_kernels import FAMILIES, ORDER
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import ptx
 from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
@@ -133,6 +134,9 @@ def test_the_lowering_has_the_pass_for_what_is_asked_for() -> None:
         "bwd-pad-products",
     ]
     assert sorted(order, key=text.index) == order
+    # The pass takes several families as the pipeline does.
+    text = lowering_pipeline(replace(cuda, kernels=tuple(FAMILIES)))
+    assert sorted(FAMILIES, key=ORDER.index) == sorted(FAMILIES, key=lambda name: text.index(f"families={name}}}"))
 
 
 def test_choices_are_read_from_a_module() -> None:
