@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_places import PythonValues, is_same_value
 from retrograd.frontend.python.python_values import find_values
 
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
 WEIGHTS = np.array([1.0, 2.0])
 KEPT = [torch.ones(2)]
 
@@ -134,12 +135,16 @@ def closed_over(table: dict[str, float]) -> Callable[[Tensor], Tensor]:
     ids=["method", "function", "default", "another object", "slot", "deque", "first closure", "second closure"],
 )
 def test_values_behind_what_a_model_holds_are_seen(change: Callable[[Holding, pytest.MonkeyPatch], Any]) -> None:
-    model = Holding()
+    check_it_is_seen(Holding(), change)
+
+
+def check_it_is_seen(model: AnyModel, change: Callable[[AnyModel, pytest.MonkeyPatch], Any]) -> None:
     values = values_of(model)
     assert values.are_as_before()
     with pytest.MonkeyPatch.context() as patch:
         change(model, patch)
         assert not values.are_as_before()
+        assert values.find_changed()
 
 
 def values_of(model: nn.Module) -> PythonValues:
@@ -186,13 +191,7 @@ def values_of(model: nn.Module) -> PythonValues:
     ],
 )
 def test_other_values_are_seen(change: Callable[[Model, pytest.MonkeyPatch], Any]) -> None:
-    model = Model()
-    values = values_of(model)
-    assert values.are_as_before()
-    with pytest.MonkeyPatch.context() as patch:
-        change(model, patch)
-        assert not values.are_as_before()
-        assert values.find_changed()
+    check_it_is_seen(Model(), change)
 
 
 def test_settings_of_pytorch_are_seen() -> None:
