@@ -109,6 +109,6 @@ def is_users_class(kind: type) -> bool:
     return module not in ("torch", "retrograd", "numpy", "builtins") and module not in sys.stdlib_module_names
 
 
-def is_programs(function: Any) -> bool:
-    """Whether a function is of the user's program, and of no library that he installed."""
-    return "site-packages" not in function.__code__.co_filename
+def is_programs(code: CodeType) -> bool:
+    """Whether code is of the user's program, and of no library that he installed."""
+    return "site-packages" not in code.co_filename

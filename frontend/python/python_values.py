@@ -124,7 +124,7 @@ class _Search:
         self.asked = frozenset(
             name
             for code in codes
-            if "site-packages" not in code.co_filename and not _ASKING.isdisjoint(code.co_names)
+            if is_programs(code) and not _ASKING.isdisjoint(code.co_names)
             for name in code.co_consts
             if isinstance(name, str) and name.isidentifier()
         )
@@ -178,9 +178,9 @@ class _Search:
                 self._add(f"{kind.__qualname__}.{name}", OfClass(kind), name, 0)
 
     def add_names(self, function: FunctionType) -> None:
-        """Values that a function finds in its globals and closure, and it itself where its class has it."""
+        """Values that a function finds in its globals and closure."""
         module = function.__globals__.get("__name__", "")
-        of_program = is_programs(function)
+        of_program = is_programs(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._add(name, Cell(cell), name, _DEPTH)
         for name in global_names(function.__code__):
@@ -196,7 +196,7 @@ class _Search:
         file = getattr(module, "__file__", None) or ""
         if file and is_user_file(file) and not is_library(file) and not is_numpy(module):
             self._add_module(module)
-        elif is_programs(function):
+        elif is_programs(function.__code__):
             # Functions of a library that a user may put others in the place of.
             for name in set(names_in(function.__code__)).intersection(vars(module)):
                 if isinstance(vars(module)[name], FunctionType | BuiltinFunctionType):
