@@ -531,6 +531,124 @@ def sparse_matrix_that_gets_a_dense_gradient(log: Log) -> Step:
     return step
 
 
+@case
+def leaves_that_have_no_views_are_asked_for(log: Log) -> Step:
+    """Sparse and jagged ones: PyTorch's own way to their nodes is by a view."""
+    v = leaf(3, 3)
+    matrices: list[Any] = [torch.eye(3).to_sparse().requires_grad_(), torch.eye(3).to_sparse_csr().requires_grad_()]
+    rows: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged).requires_grad_()
+
+    def step() -> None:
+        for matrix in matrices:
+            found = torch.autograd.grad(torch.mm(matrix, v).sin().sum(), [matrix, v])
+            log.append((values(found), found[0].layout))
+        (found_rows,) = torch.autograd.grad(rows.sin().values().sum(), [rows])
+        log.append(values([found_rows.values()]))
+
+    return step
+
+
+class Mixed(torch.autograd.Function):
+    """Results that are tensors and others, and what gradients it gets of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log) -> Any:
+        order = x.argsort()
+        ctx.mark_non_differentiable(order)
+        ctx.log = log
+        return x * 2, "text", order, None, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None]:
+        ctx.log.append(values(gradients))
+        return gradients[0] * 2 + gradients[4] * 3, None
+
+
+@case
+def results_that_are_no_tensors_get_none(log: Log) -> Step:
+    """And one that is not differentiable, or has no gradient, zeros of its own size and type."""
+    function: Any = Mixed.apply
+    gate: Any = Gate.apply
+
+    def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        first, _, _, _, last = function(w * v, log)
+        # The last gets None from another function.
+        total: torch.Tensor = (first * v).sum() + gate(last, v).sum()
+        return total
+
+    return step_of(log, lambda w, v: (function(w * v, log)[0] * v).sum(), loss)
+
+
+@case
+def hooks_find_the_engines_threads_as_they_were(log: Log) -> Step:
+    w = leaf(3)
+    w.register_hook(lambda g: log.append(torch._C._is_multithreading_enabled()))
+
+    def step() -> None:
+        for enabled in (True, False):
+            with torch.autograd.set_multithreading_enabled(enabled):
+                w.sin().sum().backward()
+
+    return step
+
+
+@case
+def root_without_a_shape(log: Log) -> Step:
+    w = leaf(2, 3)
+
+    def step() -> None:
+        rows: Any = torch.nested.as_nested_tensor([w[0], w[1, :2]])
+        rows.backward(torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]))
+        log.append(values([w.grad]))
+
+    return step
+
+
+class Queues(torch.autograd.Function):
+    """Queues a callback on the engine in its backward, and gives no gradient where it is asked to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log, gives: bool) -> torch.Tensor:
+        ctx.log, ctx.gives = log, gives
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        queue(ctx.log)
+        return gradient * 2 if ctx.gives else None, None, None
+
+
+def queue(log: Log) -> None:
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: log.append(0))
+
+
+@case
+def callbacks_from_wherever_they_are_queued(log: Log) -> Step:
+    """Also where nothing is accumulated, nothing is computed, and no gradient is left."""
+    w = leaf(3)
+    function: Any = Queues.apply
+
+    def step() -> None:
+        w.grad = None
+        function(w, log, True).sum().backward()
+        function(w * 3, log, False).sum().backward()
+        log.append(values(torch.autograd.grad(function(w.sin(), log, True).sum(), w)))
+        handles = [
+            w.register_hook(lambda gradient: queue(log)),
+            w.register_post_accumulate_grad_hook(lambda parameter: queue(log)),
+        ]
+        w.backward(torch.ones(3))
+        (w * w).sum().backward(inputs=[w])
+        for handle in handles:
+            handle.remove()
+        empty = leaf(0, 3)
+        function(empty, log, True).sum().backward()
+        log.append(values([w.grad, empty.grad]))
+
+    return step
+
+
 class GivesSparse(torch.autograd.Function):
     """Gives a sparse gradient, and says where its values are."""
 
@@ -628,7 +746,7 @@ def unused_random_op_under_a_compiled_forward(log: Log) -> Step:
     return step
 
 
-def record(make: Callable[[Log], Step], enabled: bool) -> Log:
+def record(make: Callable[[Log], Step], enabled: bool, **options: Any) -> Log:
     """What four steps log, errors among it."""
     torch.manual_seed(0)
     log: Log = []
@@ -636,7 +754,7 @@ def record(make: Callable[[Log], Step], enabled: bool) -> Log:
     for _ in range(4):
         try:
             if enabled:
-                with retrograd.enable():
+                with retrograd.enable(**options):
                     step()
             else:
                 step()
@@ -663,6 +781,27 @@ def test_as_eager(name: str) -> None:
     assert expected and (name in RAISES or not any(isinstance(entry, str) for entry in expected)), expected
     found = record(CASES[name], enabled=True)
     assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("schedule", ["asap", "overlap", "fewest-stages"])
+def test_callbacks_are_called_under_any_schedule(schedule: Any) -> None:
+    make = CASES["callbacks_from_wherever_they_are_queued"]
+    found = record(make, enabled=True, hook_schedule=schedule)
+    assert_alike(found, record(make, enabled=False))
+
+
+def test_two_backwards_are_alike_to_the_last_bit() -> None:
+    """From the first on, as ``gradcheck`` asks of them, where Python has no part in them."""
+    torch.manual_seed(0)
+    a, b = (torch.rand(4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def compute(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a.exp() @ b.t()).softmax(-1).log() * (a @ a.t()).tanh()).cumsum(0)
+
+    before = len(retrograd.explain_recompiles())
+    with retrograd.enable():
+        assert torch.autograd.gradcheck(compute, (a, b), nondet_tol=0.0, check_batched_grad=False)
+    assert any(entry.outcome == "compiled" for entry in retrograd.explain_recompiles()[before:])
 
 
 def test_what_fails_while_recording_the_engine_finishes_once(monkeypatch: pytest.MonkeyPatch) -> None:

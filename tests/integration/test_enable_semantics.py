@@ -286,7 +286,7 @@ def test_a_recording_copies_gradients_for_hooks_alone(monkeypatch: pytest.Monkey
     """Without any, one set of them is all that the first step takes besides what eager has."""
     kept: list[dict[int, list[torch.Tensor]]] = []
 
-    def watch(*arguments: Any) -> str | None:
+    def watch(*arguments: Any) -> tuple[str | None, list[Any] | None]:
         kept.append(arguments[2].gradients)
         return rehearse(*arguments)
 

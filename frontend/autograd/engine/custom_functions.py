@@ -14,6 +14,8 @@ from torch._dynamo.external_utils import FakeBackwardCFunction
 from torch.autograd import Function
 from torch.autograd.graph import Node
 
+# A gradient that is None to a custom function, in the arguments of its node.
+ABSENT = ...
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
 _OF_NON_DIFFERENTIABLE = "_materialize_non_diff_grads"
 
@@ -57,6 +59,14 @@ def unpack_when_asked(graph: torch.fx.Graph, is_unpacking: Callable[[torch.fx.No
             graph.erase_node(leaf)
 
 
+def keep_absent(graph: torch.fx.Graph) -> None:
+    """Mark the gradients that PyTorch hands to custom functions as None: of those that are to be zeros it made zeros
+    when it captured them. What is None at a step alone, since another function gave None, it could not know."""
+    for node in graph.find_nodes(op="call_function", target=call_custom_backward):
+        ctx, saved, *gradients = node.args
+        node.args = (ctx, saved, *(ABSENT if gradient is None else gradient for gradient in gradients))
+
+
 def _uses(arguments: Sequence[Any], node: torch.fx.Node) -> bool:
     return any(argument is node for argument in arguments)
 
@@ -71,6 +81,7 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any
     """
     if any(gradient is None for gradient in gradients) and _takes_zeros(ctx._forward_cls):
         gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
+    gradients = tuple(None if gradient is ABSENT else gradient for gradient in gradients)
     if getattr(ctx._forward_cls, "boxed_grads_call", False):
         gradients = (list(gradients),)
     context = _Context(ctx, saved_tensors)

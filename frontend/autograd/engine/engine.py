@@ -205,7 +205,7 @@ class Engine:
         ``torch._dynamo.compiled_autograd._enable`` throws it for one compiler of its own class. No generator for a
         context, and no function more than there must be: this is done at each step.
         """
-        multithreaded = _C._is_multithreading_enabled()
+        multithreaded = running.is_multithreaded = _C._is_multithreading_enabled()
         _C._set_multithreading_enabled(False)
         before = _set_compiler(partial(self._make_compiler, running), False)
         enabled, compiled_autograd.compiled_autograd_enabled = compiled_autograd.compiled_autograd_enabled, True
@@ -246,10 +246,13 @@ class Engine:
         module: Any = compiled_autograd
         module.compiled_autograd_enabled = False
         module.active_disable_ctx = module.in_compiled_autograd_region = True
+        # As whoever is called finds it in eager.
+        _C._set_multithreading_enabled(running.is_multithreaded)
         try:
             running.results = function(inputs, [sizes[number] for number in used], scalars, hooks, packed, running)
             return running.results
         finally:
+            _C._set_multithreading_enabled(False)
             module.active_disable_ctx = module.in_compiled_autograd_region = False
             module.compiled_autograd_enabled = True
             _set_compiler(*before)
@@ -258,10 +261,12 @@ class Engine:
 @dataclass(slots=True)
 class _Running(BackwardRun):
     """The backward that runs captured: the callbacks queued so far, the number of its task in PyTorch's engine, whether
-    anything of it has run, and whether all of it has; and the results that PyTorch takes."""
+    the engine has threads outside of it, whether anything of it has run, and whether all of it has; and the results
+    that PyTorch takes."""
 
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     task: int = -1
+    is_multithreaded: bool = True
     began: bool = False
     is_done: bool = False
     results: list[Any] = field(default_factory=list)
@@ -323,7 +328,8 @@ def _keeping_graph(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _describe_roots(roots: Sequence[Any]) -> Hashable:
     """Describe a backward by its roots, which tell most apart without a look at their graphs."""
     tensors = [root for root in roots if isinstance(root, torch.Tensor)]
-    return tuple([(None if t.grad_fn is None else t.grad_fn.name(), t.shape) for t in tensors])
+    # Nested ones have no shape.
+    return tuple([(t.grad_fn and t.grad_fn.name(), None if t.is_nested else t.shape) for t in tensors])
 
 
 skip_code(Engine.run_backward.__code__)

@@ -39,7 +39,7 @@ class NodeGraph:
 
 def read_node_graph(roots: Sequence[Any], inputs: Sequence[Any]) -> NodeGraph:
     """The part of the autograd graph that a backward from ``roots`` executes; with ``inputs``, what leads to those."""
-    first = [_edge(root).node for root in roots]
+    first = [find_edge(root).node for root in roots]
     successors: dict[Any, list[Any]] = {}
     pending = list(first)
     while pending:
@@ -47,7 +47,7 @@ def read_node_graph(roots: Sequence[Any], inputs: Sequence[Any]) -> NodeGraph:
         if node not in successors:
             successors[node] = [following for following, _ in node.next_functions if following is not None]
             pending.extend(successors[node])
-    executed = _leading_to(successors, {_edge(tensor).node for tensor in inputs}) if inputs else set(successors)
+    executed = _leading_to(successors, {find_edge(tensor).node for tensor in inputs}) if inputs else set(successors)
     numbers = {node: 1 + i for i, node in enumerate(n for n in successors if n in executed)}
     edges = [[numbers[n] for n in first if n in executed]]
     edges += [[numbers[s] for s in successors[node] if s in executed] for node in numbers]
@@ -82,10 +82,22 @@ def engine_order(graph: NodeGraph) -> list[int]:
     return order
 
 
-def _edge(tensor: Any) -> GradientEdge:
-    if isinstance(tensor, torch.Tensor):
-        return get_gradient_edge(tensor)
-    return GradientEdge(*tensor)
+def find_edge(tensor: Any) -> GradientEdge:
+    """Where the gradient of a tensor, or of such an edge as a tuple, comes into the graph."""
+    if not isinstance(tensor, torch.Tensor):
+        return GradientEdge(*tensor)
+    if tensor.grad_fn is None and (tensor.is_nested or tensor.layout is not torch.strided):
+        # PyTorch's function asks a leaf for a view, which those that are not strided have not.
+        with torch.enable_grad():
+            return GradientEdge(*_successors(tensor.clone())[0])
+    return get_gradient_edge(tensor)
+
+
+def _successors(tensor: torch.Tensor) -> Sequence[Any]:
+    """Those of the node that made a tensor."""
+    node = tensor.grad_fn
+    assert node is not None
+    return node.next_functions
 
 
 def _leading_to(successors: Mapping[Any, Sequence[Any]], targets: set[Any]) -> set[Any]:

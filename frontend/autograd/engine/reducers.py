@@ -20,6 +20,7 @@ from torch._dynamo import compiled_autograd
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from retrograd.frontend.autograd.engine.engine_order import find_edge
 from retrograd.frontend.hooks.hook_marks import communication
 
 # The nodes that have our hooks, which nothing else keeps alive between two steps.
@@ -46,7 +47,7 @@ def _models() -> list[DistributedDataParallel]:
 
 def _find_leaves(roots: Sequence[Any]) -> Iterator[torch.Tensor]:
     """The leaves that a backward from ``roots``, tensors or gradient edges, accumulates into."""
-    pending: list[Any] = [get_gradient_edge(r).node if isinstance(r, torch.Tensor) else r[0] for r in roots]
+    pending: list[Any] = [find_edge(root).node for root in roots]
     seen = set(pending)
     while pending:
         node = pending.pop()

@@ -94,6 +94,8 @@ class CapturedBackward:
         self._is_full = False
         self._needs_engine = False
         self._set_ups = 0
+        # What a rehearsal gave, where that is what the step gives.
+        self._rehearsed: list[Any] | None = None
 
     def run(
         self,
@@ -155,7 +157,8 @@ class CapturedBackward:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
             if use is None or not self._try(use, recorder, frame, key):
                 self._compile(recorder, frame, key)
-            return results
+            given, self._rehearsed = self._rehearsed, None
+            return results if given is None else given
 
     def _find(self, key: StepKey, frame: Frame) -> Use | None:
         """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.
@@ -317,7 +320,7 @@ class CapturedBackward:
                 variant.compiled, variant.known = variant.work.result()
             frame.sizes = use.sizes
             recorder = recorder.with_calls(variant.called)
-            problem = rehearse(variant.traced, variant.compiled, recorder, frame)
+            problem, self._rehearsed = rehearse(variant.traced, variant.compiled, recorder, frame)
             problem = None if problem is None else f"compiled, it is wrong: {problem}; report it"
         except Exception as error:  # noqa: BLE001 (training goes on, whatever it is)
             problem = f"{type(error).__name__}: {error}"

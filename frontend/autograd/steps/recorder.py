@@ -25,6 +25,7 @@ from retrograd.contract.hooks import CPP_TENSOR_PRE, CUSTOM_BACKWARD, POST, POST
 from retrograd.frontend.autograd.engine.custom_functions import (
     call_custom_backward,
     finish_slices,
+    keep_absent,
     prepare_slices,
     sum_gradients,
     unpack_when_asked,
@@ -75,6 +76,7 @@ def make_runnable(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             variable, gradient, has_post_hooks = node.args
             node.args = (variable, None, gradient, has_post_hooks)
     unpack_when_asked(graph_module.graph, _is_unpacking)
+    keep_absent(graph_module.graph)
     graph_module.recompile()
     return graph_module
 

@@ -125,12 +125,18 @@ def _move(frame: Frame, count: int, moves: Sequence[tuple[int, int]]) -> None:
     frame.inputs = moved
 
 
-def rehearse(traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame) -> str | None:
+def rehearse(
+    traced: TracedBackward, compiled: Compiled, recorder: Recorder, frame: Frame
+) -> tuple[str | None, list[Any] | None]:
     """Compare the compiled backward with the recorded run; returns the difference in words, nothing where a hook in
-    Python wrote to what it reads since."""
+    Python wrote to what it reads since. Besides, where Python has no part in it, the results of the backward: two runs
+    of what is compiled are alike to the last bit, and eager's run is not."""
     rehearsal = Rehearsal(traced, recorder)
     arguments = rehearsal.restore(traced.arguments(frame))
     if arguments is None:
-        return None
+        return None, None
     results = compiled.run(arguments, rehearsal)
-    return rehearsal.find_difference(results)
+    problem = rehearsal.find_difference(results)
+    if problem is not None or traced.calls.calls or traced.params:
+        return problem, None
+    return None, [None if number is None else results[number] for number in traced.results]
