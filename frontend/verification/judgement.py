@@ -240,7 +240,7 @@ def reruns(graph_module: GraphModule, arguments: Sequence[Any], restart: Callabl
 def run_precise(graph_module: GraphModule, arguments: Sequence[Any]) -> Sequence[Any] | None:
     """The results in float64; ``None`` where torch has an op in it no float64."""
     try:
-        given: Sequence[Any] = _InDouble(graph_module).run(*arguments, enable_io_processing=False)
+        given: Sequence[Any] = InDouble(graph_module).run(*arguments, enable_io_processing=False)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         # Ops of libraries for one dtype, say; other rounding tells then.
         return None
@@ -257,7 +257,7 @@ def _run_shaken(
     return given
 
 
-class _InDouble(Interpreter):
+class InDouble(Interpreter):
     """Runs a graph with all that is in floating point in float64 (complex numbers in complex128)."""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:

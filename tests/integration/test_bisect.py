@@ -85,6 +85,25 @@ def test_nothing_is_found_in_a_program_that_is_right() -> None:
         found.write("nowhere")
 
 
+def test_what_cancels_out_is_not_blamed() -> None:
+    """The gradient of a bias in front of a batch norm is rounding noise, and so is the mean of what is centred."""
+    torch.manual_seed(0)
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(self.linear(x))
+            centred = h - h.mean(0)
+            total: torch.Tensor = (self.last(centred) + centred.mean()).sum()
+            return total
+
+    found = retrograd.bisect(Centred(), (torch.randn(64, 6) * 3,))
+    assert not found, str(found)
+
+
 @pytest.mark.long
 def test_miscompiled_op_is_found_and_reproduced(miscompile: Callable[[str, str], None], tmp_path: Path) -> None:
     model, x = make_mlp()

@@ -42,6 +42,21 @@ def test_integers_have_to_be_equal() -> None:
     assert values.find_difference(["argmax"], [values.tensors["argmax"] + 1], {}) is not None
 
 
+def test_what_cancels_out_may_be_as_far_from_float64_as_a_multiple_of_eagers() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1000, 3)
+    graph_module = make_fx(lambda x: ((x - x.mean(0)).sum(0), x.sum(0)))(x)
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        node.meta["desc"] = None
+    values = record_values(graph_module, [x])
+    noise, number = values.tensors["sum_1"], values.tensors["sum_2"]
+    assert 0 < noise.norm() < 1e-3
+    assert values.find_difference(["sum_1"], [-noise], {}) is None
+    assert values.find_difference(["sum_1"], [noise * 100], {}) is not None
+    assert values.find_difference(["sum_1"], [noise * torch.nan], {}) is not None
+    assert values.find_difference(["sum_2"], [number * 1.01], {}) is not None
+
+
 def test_errors_of_complex_numbers() -> None:
     """Of both parts, conjugated or not, and as exact as these are."""
     z = torch.tensor([3 + 4j, 0j])
