@@ -38,6 +38,15 @@ _NO_VIEWS = (aten.as_strided.default,)
 _FILLED = (aten.full.default, aten.full_like.default)
 # Views of some or all elements, as they are.
 _SOME = (aten.slice.Tensor, aten.select.int, aten.view.default, aten.unsqueeze.default, aten.permute.default)
+# Views of all elements in their order, of what is contiguous.
+_RESHAPED = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
 # The tensor itself, to an op that writes to none of what it takes.
 _SAME = (aten.alias.default, aten.detach.default)
 _PARTS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
@@ -70,6 +79,8 @@ def attach_views(graph_module: GraphModule) -> None:
         given = _give(graph, node)
         if node in turned:
             permutations += [outside for value, outside in given.items() if value.args[1:] != (1,)]
+        else:
+            _give_reshaped(node)
     if permutations:
         sink(graph_module, permutations)
     if ours:
@@ -182,6 +193,17 @@ def _give(graph: Graph, op: Node) -> dict[Node, Node]:
             user.replace_input_with(node, outside)
         permutations[node] = outside
     return permutations
+
+
+def _give_reshaped(op: Node) -> None:
+    """Have the op give a result in the shape in which alone it is read: a gradient that is returned so would be copied
+    by compiled code."""
+    for node in [user for user in op.users if user.target is operator.getitem] or [op]:
+        while len(node.users) == 1 and _is_contiguous(node):
+            (view,) = node.users
+            if view.target not in _RESHAPED or LIBRARY in view.meta or view.args[0] is not node:
+                break
+            node = _belongs(view, op)
 
 
 def _lay_out_images(op: Node) -> None:

@@ -163,6 +163,30 @@ def _softmax_excess(*_: Any) -> int:
     return _OF_SOFTMAXES
 
 
+# Axes of a batch of such.
+_LINES = 3
+
+
+def _norm_of_rows(x: Tensor, _weight: Any, _bias: Any, train: bool, *_: Any) -> int | None:
+    """A batch norm of one line of numbers a channel, which is how weights are standardized. Not of planes, as an
+    instance norm is one: compiled, it is part of the kernels around it."""
+    return x.numel() if train and x.device.type == "cpu" and x.dim() == _LINES and x.shape[0] == 1 else None
+
+
+def _norm_of_rows_backward(_grad: Tensor, x: Tensor, weight: Any, mean: Any, _: Any, *how: Any) -> int | None:
+    *_, train, _, _ = how
+    return None if mean is not None else _norm_of_rows(x, weight, None, train)
+
+
+# One core with AVX-512, forward and backward: of 1536 x 1536 numbers 9.9 ms by two calls and 17.8 compiled, of 384 x
+# 576 1.1 and 1.4.
+_OF_NORMS = 1 << 10
+
+
+def _norm_excess(*_: Any) -> int:
+    return _OF_NORMS
+
+
 def _running(x: Tensor, dim: int) -> int:
     # Written out, each element reads all before it.
     return x.numel() * (x.shape[dim] if x.dim() else 1)
@@ -275,6 +299,8 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     LSTM_LAYER_BACKWARD: LibraryOp(_lstm_backward, "oneDNN's LSTM", _lstm_excess, notes=1),
     aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
     aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
+    aten._native_batch_norm_legit.no_stats: LibraryOp(_norm_of_rows, "PyTorch's batch norm", _norm_excess),
+    aten.native_batch_norm_backward.default: LibraryOp(_norm_of_rows_backward, "PyTorch's batch norm", _norm_excess),
     aten.logcumsumexp.default: LibraryOp(_running, "PyTorch's running sums", _running_excess),
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),

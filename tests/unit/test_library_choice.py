@@ -350,6 +350,46 @@ def test_large_softmaxes_are_a_librarys(rows: int, is_large: bool) -> None:
     assert {n.target for n in nodes if LIBRARY in n.meta} == (both if is_large else set())
 
 
+class Standardized(nn.Module):
+    """A convolution whose weight is standardized."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(8, inputs, 1, 1)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, 8, -1)
+        weight = F.batch_norm(rows, None, None, weight=self.gain, training=True, momentum=0.0)
+        return F.conv2d(x, weight.reshape_as(self.weight))
+
+
+NORMS = {aten._native_batch_norm_legit.no_stats, aten.native_batch_norm_backward.default}
+
+
+@pytest.mark.parametrize(("inputs", "is_large"), [(1 << 13, True), (1 << 12, False)])
+def test_large_weights_are_standardized_by_pytorch(inputs: int, is_large: bool) -> None:
+    libraries = Libraries(cpu=WORTH_ON_CPU, products=False)
+    nodes = capture(libraries, Standardized(inputs), 1, inputs, 1, 1).graph.nodes
+    marked = {n.target for n in nodes if LIBRARY in n.meta and WITH not in n.meta}
+    assert marked == (NORMS if is_large else set())
+
+
+def test_norms_of_planes_are_compiled() -> None:
+    """An instance norm is a batch norm of one image, and goes with the kernels around it; so is one that is not of
+    the batch, and one of several images."""
+    for model in (nn.InstanceNorm2d(4, affine=True), nn.BatchNorm2d(4)):
+        assert not uses_libraries(capture(Libraries(cpu=0), model, 2, 4, 8, 8))
+    assert uses_libraries(capture(Libraries(cpu=0), Standardized(4), 2, 4, 8, 8))
+
+
+def test_a_result_leaves_its_island_in_the_shape_in_which_it_is_read() -> None:
+    """Compiled code would copy the gradient, to return it in another shape."""
+    graph = capture(Libraries(cpu=0), Standardized(4), 2, 4, 8, 8).graph
+    (norm,) = graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default)
+    views = [user for part in norm.users for user in part.users if user.meta.get(WITH) == norm.name]
+    assert [tuple(view.meta["val"].shape) for view in views] == [(8, 4, 1, 1)]
+
+
 @pytest.mark.parametrize("has_units", [True, False])
 def test_narrow_products_with_a_bias_are_whole_where_units_are_for_them(
     has_units: bool, monkeypatch: pytest.MonkeyPatch
