@@ -102,14 +102,24 @@ def score_gradients(
     """Gradients of queries, keys and values of as many heads, from ``scores`` and ``tensors``: the gradient of the
     output, queries, keys, values and the output. Weights were times ``kept``, if given, behind the softmax."""
     g, q, k, v, o = tensors
-    weights = torch.exp(scores - logsumexp.to(q.dtype).unsqueeze(-1))
+    changes, used = score_changes(scores, (g, v, o), logsumexp, kept)
+    change = changes * score_scale(q, scale)
+    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(used.transpose(-1, -2), g)
+    return torch.matmul(change, k), dk, dv
+
+
+def score_changes(
+    scores: Tensor, tensors: tuple[Tensor, Tensor, Tensor], logsumexp: Tensor, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of ``scores``, and the weights that values were times; of the gradient of the output, values and the
+    output in ``tensors``."""
+    g, v, o = tensors
+    weights = torch.exp(scores - logsumexp.to(g.dtype).unsqueeze(-1))
     grad_weights = torch.matmul(g, v.transpose(-1, -2))
     used = weights
     if kept is not None:
         grad_weights, used = grad_weights * kept, weights * kept
-    change = weights * (grad_weights - (g * o).sum(-1, keepdim=True)) * score_scale(q, scale)
-    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(used.transpose(-1, -2), g)
-    return torch.matmul(change, k), dk, dv
+    return weights * (grad_weights - (g * o).sum(-1, keepdim=True)), used
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:

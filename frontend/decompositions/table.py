@@ -39,7 +39,7 @@ from retrograd.frontend.decompositions.pooling import (
     pooling_gradients,
 )
 from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, strided
-from retrograd.frontend.layers import lstm_layers
+from retrograd.frontend.layers import biased_attention, cudnn_layers, lstm_layers
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
 __all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition_table", "tracing_table"]
@@ -71,6 +71,8 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *strided.ENTRIES,
     *sums.ENTRIES,
     *lstm_layers.ENTRIES,
+    *cudnn_layers.ENTRIES,
+    *biased_attention.ENTRIES,
 )
 
 

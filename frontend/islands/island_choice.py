@@ -18,7 +18,9 @@ from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch.fx import GraphModule, Node
 
 from retrograd.frontend.complex_numbers.split import is_border
+from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
 from retrograd.frontend.layers.ctc_loss import CTC_LOSS, CTC_LOSS_BACKWARD
+from retrograd.frontend.layers.cudnn_layers import CUDNN_LAYERS
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
 from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import CHOICE, LIBRARY, LIBRARY_OPS, ROUNDING
@@ -32,7 +34,8 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
 _COMPILED = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 # Ops that torch runs where they are still in a graph, each an aten packet's or one of this project's.
 _LEFT = (
-    *(CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD),
+    *(CTC_LOSS, CTC_LOSS_BACKWARD, LSTM_LAYER, LSTM_LAYER_BACKWARD, *CUDNN_LAYERS),
+    *(BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD),
     *(
         getattr(packet, overload)
         for packet in (

@@ -10,7 +10,6 @@ for one, both ops are written out in those of ``recurrence_ops.py``; the backwar
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.decompositions.entry import Decomposition
@@ -29,6 +27,7 @@ from retrograd.frontend.layers.recurrence_ops import (
     lstm,
     lstm_backward,
     weight_gradient,
+    written_out_gradients,
 )
 
 aten = torch.ops.aten
@@ -129,12 +128,6 @@ def workspace_bytes(steps: int, batch: int, features: int, width: int) -> int:
         return _run_onednn(zeros, False)[3].numel()
 
 
-def is_workspace(node: Node) -> bool:
-    """Whether a value of a graph is a workspace: bytes that are alike in no two runs whose arguments are not."""
-    source = node.args[0] if node.target is operator.getitem and node.args[1] == 3 else None
-    return isinstance(source, Node) and source.target is LSTM_LAYER
-
-
 # -- Written out ------------------------------------------------------------------------------------------------------
 
 
@@ -226,14 +219,13 @@ def _differentiate(ctx: Any, grad_outputs: Tensor, grad_hidden: Tensor, grad_cel
 def _differentiable_backward(*given: Any) -> tuple[Tensor, ...]:
     x, w_ih, w_hh, b_ih, b_hh, hidden, cell = given[:7]
     *gradients, _, reverse = given[10:]
-    leaves = [t.view_as(t) for t in (x, w_ih, w_hh, b_ih, hidden, cell)]
-    for leaf in leaves:
-        if not leaf.requires_grad:
-            leaf.requires_grad_()
-    x, w_ih, w_hh, b_ih, hidden, cell = leaves
-    outputs, last_cell, _, _ = lstm(_gates(x, w_ih, b_ih, b_hh, reverse), hidden, cell, w_hh)
-    results = (outputs.flip(0) if reverse else outputs, outputs[-1], last_cell)
-    return torch.autograd.grad(results, leaves, gradients, create_graph=True)
+
+    def run(*leaves: Tensor) -> tuple[Tensor, ...]:
+        x, w_ih, w_hh, b_ih, hidden, cell = leaves
+        outputs, last_cell, _, _ = lstm(_gates(x, w_ih, b_ih, b_hh, reverse), hidden, cell, w_hh)
+        return outputs.flip(0) if reverse else outputs, outputs[-1], last_cell
+
+    return written_out_gradients(run, (x, w_ih, w_hh, b_ih, hidden, cell), gradients)
 
 
 _LIBRARY.impl("lstm_layer", lstm_layer, "CompositeExplicitAutograd")

@@ -133,14 +133,14 @@ def gru_backward(
 
 
 def _rnn_tanh(sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    return _run_rnn(torch.tanh, sums, hidden, weight)
+    return run_rnn(torch.tanh, sums, hidden, weight)
 
 
 def _rnn_relu(sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    return _run_rnn(torch.relu, sums, hidden, weight)
+    return run_rnn(torch.relu, sums, hidden, weight)
 
 
-def _run_rnn(bend: Callable[[Tensor], Tensor], sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+def run_rnn(bend: Callable[[Tensor], Tensor], sums: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
     """Hidden states (steps, batch, width) of an RNN: of ``sums``, shaped so, the input's part with all biases, of the
     first state ``hidden`` (batch, width) and the states' ``weight`` (width, width)."""
     outputs = []
@@ -203,17 +203,19 @@ def _fake_rnn_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> 
     return states.new_empty(states.shape), states.new_empty(states.shape[1:])
 
 
-def _written_out(
+def written_out_gradients(
     formula: Callable[..., tuple[Tensor, ...]], given: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """The gradient of ``given`` by way of a layer's first results, step by step: in ops that have derivatives of every
     order, where it is differentiated again."""
-    leaves = [t.view_as(t) for t in given]
-    for tensor in leaves:
-        if not tensor.requires_grad:
-            tensor.requires_grad_()
-    results = formula(*leaves)[: len(gradients)]
-    return torch.autograd.grad(results, leaves, gradients, create_graph=True)
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = [t.view_as(t) if is_recorded else t.detach() for t in given]
+        for tensor in leaves:
+            if not tensor.requires_grad:
+                tensor.requires_grad_()
+        results = formula(*leaves)[: len(gradients)]
+        return torch.autograd.grad(results, leaves, gradients, create_graph=is_recorded)
 
 
 def weight_gradient(grad_gates: Tensor, hidden: Tensor, outputs: Tensor) -> Tensor:
@@ -236,7 +238,7 @@ def _keep_gru(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) 
 def _differentiate_lstm(ctx: Any, grad_outputs: Tensor, grad_last: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
     gates, hidden, cell, weight, outputs, cells, active = ctx.saved_tensors
     if torch.is_grad_enabled():
-        return _written_out(lstm, (gates, hidden, cell, weight), (grad_outputs, grad_last))
+        return written_out_gradients(lstm, (gates, hidden, cell, weight), (grad_outputs, grad_last))
     grad_gates, grad_hidden, grad_cell = LSTM_BACKWARD(grad_outputs, grad_last, cell, weight, cells, active)
     return grad_gates, grad_hidden, grad_cell, weight_gradient(grad_gates, hidden, outputs)
 
@@ -244,7 +246,7 @@ def _differentiate_lstm(ctx: Any, grad_outputs: Tensor, grad_last: Tensor, *_: T
 def _differentiate_gru(ctx: Any, grad_outputs: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
     gates, hidden, weight, bias, outputs, active = ctx.saved_tensors
     if torch.is_grad_enabled():
-        return _written_out(gru, (gates, hidden, weight, bias), (grad_outputs,))
+        return written_out_gradients(gru, (gates, hidden, weight, bias), (grad_outputs,))
     of_states, grad_new, grad_hidden = GRU_BACKWARD(grad_outputs, hidden, weight, outputs, active)
     grad_gates = torch.cat((of_states[..., : 2 * hidden.shape[-1]], grad_new), -1)
     return grad_gates, grad_hidden, weight_gradient(of_states, hidden, outputs), of_states.sum((0, 1))
@@ -258,7 +260,7 @@ def _differentiate_rnn(name: str, ctx: Any, grad_outputs: Tensor) -> tuple[Tenso
     sums, hidden, weight, outputs = ctx.saved_tensors
     if torch.is_grad_enabled():
         formula = _KERNELS[name][0]
-        return _written_out(lambda *given: (formula(*given),), (sums, hidden, weight), (grad_outputs,))
+        return written_out_gradients(lambda *given: (formula(*given),), (sums, hidden, weight), (grad_outputs,))
     grad_sums, grad_hidden = getattr(torch.ops.retrograd, f"{name}_backward").default(grad_outputs, weight, outputs)
     return grad_sums, grad_hidden, weight_gradient(grad_sums, hidden, outputs)
 

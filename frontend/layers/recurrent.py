@@ -4,7 +4,8 @@
 
 While :func:`recurrent_loops` is open, a direction of such a layer of ``LEAST_STEPS`` or more is one op
 (``recurrence_ops.py``), which is compiled as a loop; others are written out, an op by step. Of an LSTM it is the op
-that oneDNN computes (``lstm_layers.py``) where libraries compute anything on a CPU.
+that oneDNN computes (``lstm_layers.py``) where libraries compute anything on a CPU; of all kinds the one that cuDNN
+computes (``cudnn_layers.py``) where they do on CUDA.
 
 ``torch._decomp.decompositions._rnn_helper`` leaves out the dropout between layers: it asks ``num_layers < i - 1`` where
 it means ``i < num_layers - 1``. Before torch 2.13, ``one_layer_lstm`` gives last states with an axis too many, unless
@@ -28,6 +29,15 @@ from torch._decomp import decompositions
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from retrograd.frontend.layers.cudnn_layers import (
+    CUDNN_LSTM,
+    CUDNN_RNN,
+    GRU_MODE,
+    LSTM_MODE,
+    RELU,
+    TANH,
+    is_in_cudnn,
+)
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, is_in_onednn
 from retrograd.frontend.layers.recurrence_ops import GRU, LEAST_STEPS, LSTM, RNN_RELU, RNN_TANH
 from retrograd.frontend.libraries.ops import computes
@@ -84,21 +94,18 @@ def dropout_between_layers() -> Iterator[None]:
 
 def step_or_loop(layer: Callable[..., Any]) -> Callable[..., Any]:
     """``layer``, one direction of a layer in PyTorch's decomposition, as a loop where it can be one."""
-    loop: Callable[..., tuple[Tensor, Any]]
-    if layer is decompositions.one_layer_lstm:
-        loop = _lstm_loop
-    elif isinstance(layer, partial) and layer.keywords.get("hidden_fn") is decompositions.gru_cell:
-        loop = _gru_loop
-    elif (op := _find_rnn(layer)) is not None:
-        loop = partial(_rnn_loop, op)
-    else:
+    mode = _find_mode(layer)
+    if mode is None:
         return layer
+    loop = _LOOPS[mode]
 
     def layer_or_loop(
         inputs: Tensor, states: Any, params: Sequence[Tensor], has_biases: bool, reverse: bool = False
     ) -> tuple[Tensor, Any]:
         first = (states,) if isinstance(states, Tensor) else states
-        if loop is _lstm_loop and can_be_call(inputs, first, params, has_biases):
+        if can_be_cudnn_call(mode, inputs, first, params, has_biases):
+            return _cudnn_call(mode, inputs, states, params, reverse)
+        if mode == LSTM_MODE and can_be_call(inputs, first, params, has_biases):
             return _lstm_call(inputs, states, params, reverse)
         if not can_be_loop(inputs, first, params, has_biases):
             return layer(inputs, states, params, has_biases, reverse=reverse)
@@ -119,9 +126,28 @@ def _lstm_loop(
 def _lstm_call(
     inputs: Tensor, states: tuple[Tensor, Tensor], params: Sequence[Tensor], reverse: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    biases = params[2:] or [params[0].new_zeros(params[0].shape[0])] * 2
-    outputs, hidden, cell, _ = LSTM_LAYER(inputs, *params[:2], *biases, *states, reverse)
+    outputs, hidden, cell, _ = LSTM_LAYER(inputs, *_with_biases(params), *states, reverse)
     return outputs, (hidden, cell)
+
+
+def _cudnn_call(mode: int, inputs: Tensor, states: Any, params: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Any]:
+    dtype = _cudnn_type(inputs)
+    x, weights = inputs.to(dtype), [tensor.to(dtype) for tensor in _with_biases(params)]
+    if mode == LSTM_MODE:
+        outputs, hidden, cell, _ = CUDNN_LSTM(x, *weights, *(state.to(dtype) for state in states), reverse)
+        return outputs, (hidden, cell)
+    outputs, hidden, _ = CUDNN_RNN(x, *weights, states.to(dtype), mode, reverse)
+    return outputs, hidden
+
+
+def _cudnn_type(inputs: Tensor) -> torch.dtype:
+    """The type that cuDNN computes in: autocast's, where that is on."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
+
+
+def _with_biases(params: Sequence[Tensor]) -> list[Tensor]:
+    """Both weights and both biases, which are zero where a layer has none."""
+    return [*params] if len(params) > 2 else [*params, *[params[0].new_zeros(params[0].shape[0])] * 2]
 
 
 def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -130,12 +156,16 @@ def _gru_loop(inputs: Tensor, hidden: Tensor, params: Sequence[Tensor]) -> tuple
     return outputs, outputs[-1]
 
 
-def _find_rnn(layer: Callable[..., Any]) -> Callable[..., Tensor] | None:
-    """The op for an RNN's layer; ``None`` for what is none."""
+def _find_mode(layer: Callable[..., Any]) -> int | None:
+    """cuDNN's number of a kind of layer; ``None`` for what is none."""
+    if layer is decompositions.one_layer_lstm:
+        return LSTM_MODE
     cell = layer.keywords.get("hidden_fn") if isinstance(layer, partial) else None
+    if cell is decompositions.gru_cell:
+        return GRU_MODE
     if cell is None or getattr(cell, "__qualname__", "") != f"{decompositions.rnn_cell.__qualname__}.<locals>.inner":
         return None
-    return _RNNS.get(inspect.getclosurevars(cell).nonlocals.get("nonlinearity"))
+    return _SQUASHED.get(inspect.getclosurevars(cell).nonlocals.get("nonlinearity"))
 
 
 def _rnn_loop(
@@ -146,7 +176,13 @@ def _rnn_loop(
     return outputs, outputs[-1]
 
 
-_RNNS: dict[Any, Callable[..., Tensor]] = {torch.tanh: RNN_TANH, torch.relu: RNN_RELU}
+_SQUASHED: dict[Any, int] = {torch.tanh: TANH, torch.relu: RELU}
+_LOOPS: dict[int, Callable[..., tuple[Tensor, Any]]] = {
+    RELU: partial(_rnn_loop, RNN_RELU),
+    TANH: partial(_rnn_loop, RNN_TANH),
+    LSTM_MODE: _lstm_loop,
+    GRU_MODE: _gru_loop,
+}
 
 
 def can_be_loop(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
@@ -163,19 +199,39 @@ def can_be_call(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tenso
     )
 
 
+def can_be_cudnn_call(
+    mode: int, inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool
+) -> bool:
+    """Whether cuDNN computes one direction of a layer, of a kind that ``mode`` says."""
+    op = CUDNN_LSTM if mode == LSTM_MODE else CUDNN_RNN
+    return (
+        inputs.is_cuda
+        and _is_plain(inputs, states, params, has_biases)
+        and (torch.is_autocast_enabled("cuda") or all(t.dtype is inputs.dtype for t in (*states, *params)))
+        and all(is_in_cudnn(tensor) for tensor in (inputs, *states, *params))
+        and computes(op, inputs, *params[:2])
+    )
+
+
 def can_be_op(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
-    """Whether one direction of a layer is one op: where loops are wanted, in f32 on a CPU, of sizes that are known,
-    without a projection. Of states for another batch, oneDNN would read past the end."""
-    tensors = (inputs, *states, *params)
+    """Whether one direction of a layer is one op: where loops are wanted, in f32 on a CPU."""
+    return (
+        _HAS_LOOPS.get()
+        and not torch.is_autocast_enabled("cpu")
+        and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in (inputs, *states, *params))
+        and _is_plain(inputs, states, params, has_biases)
+    )
+
+
+def _is_plain(inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool) -> bool:
+    """Whether sizes are known, and there is no projection. Of states for another batch, a library would read past the
+    end."""
     # Transforms of torch.func and forward derivatives have rules for ordinary ops alone.
     is_transformed = peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     return (
-        _HAS_LOOPS.get()
-        and not is_transformed
-        and not torch.is_autocast_enabled("cpu")
+        not is_transformed
         and len(params) == (4 if has_biases else 2)
-        and all(t.dtype is torch.float32 and t.device.type == "cpu" for t in tensors)
-        and all(isinstance(n, int) for t in tensors for n in t.shape)
+        and all(isinstance(n, int) for t in (inputs, *states, *params) for n in t.shape)
         and inputs.numel() > 0
         and all(state.shape == (inputs.shape[1], params[1].shape[1]) for state in states)
     )

@@ -22,6 +22,7 @@ from retrograd.frontend.decompositions.attention import (
     score_scale,
     summed_heads,
 )
+from retrograd.frontend.layers import biased_attention as biased_layers
 
 aten = torch.ops.aten
 # Rows of a mask and of log-sum-exps are taken in steps of so many elements.
@@ -113,6 +114,51 @@ def attention_backward(
                 grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
             )
     return found[0], found[1], found[2]
+
+
+def biased_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """:func:`frontend.layers.biased_attention.biased_attention` by PyTorch's memory-efficient kernels, on CUDA."""
+    if not _has_bias_kernels(query):
+        return biased_layers.biased_attention(query, key, value, bias, causal, scale)
+    repeats = query.shape[1] // key.shape[1]
+    q, k, v = (_widened(t) for t in (query, all_heads(key, repeats), all_heads(value, repeats)))
+    op, added = aten._scaled_dot_product_efficient_attention.default, _aligned(bias, query, key)
+    output, lse, *_ = op(q, k, v, added, True, 0.0, causal, scale=score_scale(query, scale))
+    return output[..., : value.shape[-1]], lse[..., : query.shape[2]]
+
+
+def biased_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`frontend.layers.biased_attention.biased_attention_backward` by the same kernels."""
+    if not _has_bias_kernels(query):
+        given = (grad, query, key, value, bias, out, logsumexp, causal, scale)
+        return biased_layers.biased_attention_backward(*given)
+    repeats = query.shape[1] // key.shape[1]
+    wide = (grad, query, all_heads(key, repeats), all_heads(value, repeats), out)
+    g, q, k, v, o = (_widened(t) for t in wide)
+    lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+    unused = torch.empty((), dtype=torch.int64, device=query.device)
+    dq, dk, dv, of_bias = aten._scaled_dot_product_efficient_attention_backward.default(
+        *(g, q, k, v, _aligned(bias, query, key), o, lse, unused, unused, 0.0, [True] * 4, causal),
+        scale=score_scale(query, scale),
+    )
+    dq, dk, dv = (t[..., : query.shape[-1]] for t in (dq, dk, dv))
+    return dq, summed_heads(dk, repeats), summed_heads(dv, repeats), of_bias.sum_to_size(bias.shape).contiguous()
+
+
+def _has_bias_kernels(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype is not torch.float64
 
 
 def _choose(

@@ -1,8 +1,8 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Has what lies between the layers of an LSTM run in one island with them: the states of both directions joined, the
-gradients that both give added up. It takes torch some microseconds, where a compiled function between two islands takes
-fifty."""
+"""Has what lies between the layers of LSTMs, GRUs and RNNs run in one island with them: the states of both directions
+joined, the gradients that both give added up. It takes torch some microseconds, where a compiled function between two
+islands takes fifty."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
+from retrograd.frontend.layers.cudnn_layers import CUDNN_LAYERS
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
 from retrograd.frontend.libraries.ops import LIBRARY
 
 aten = torch.ops.aten
 WITH = "retrograd_with"
 """In a node's ``meta``: the name of the op whose island it is part of."""
-_LAYERS = (LSTM_LAYER, LSTM_LAYER_BACKWARD)
+_LAYERS = (LSTM_LAYER, LSTM_LAYER_BACKWARD, *CUDNN_LAYERS)
 _BETWEEN = (aten.cat.default, aten.add.Tensor, aten.clone.default)
 
 

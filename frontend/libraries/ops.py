@@ -24,7 +24,9 @@ from torch.fx import Graph, Node
 
 from retrograd.contract.convolution import count_windows
 from retrograd.frontend.doors.outputs import hint
+from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
 from retrograd.frontend.layers.convolution_ops import LAST
+from retrograd.frontend.layers.cudnn_layers import CUDNN_LSTM, CUDNN_LSTM_BACKWARD, CUDNN_RNN, CUDNN_RNN_BACKWARD
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
 from retrograd.frontend.libraries.attention_calls import takes_backward, takes_forward
 from retrograd.frontend.libraries.cpu_units import has_half_units, has_units_for
@@ -125,6 +127,15 @@ def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
     return _attention(query, key, value, dropout_p)
 
 
+def _biased_attention(query: Tensor, key: Tensor, *_: Any) -> int | None:
+    # The kernels are of CUDA alone.
+    return query.numel() * key.shape[2] if query.is_cuda else None
+
+
+def _biased_attention_backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any) -> int | None:
+    return _biased_attention(query, key)
+
+
 def _product(a: Tensor, b: Tensor) -> int | None:
     if a.device.type != "cpu" or not _LIBRARIES.get().products:
         return None
@@ -134,13 +145,15 @@ def _product(a: Tensor, b: Tensor) -> int | None:
     return a.numel() * b.shape[-1]
 
 
-def _lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any) -> int:
+def _recurrent(x: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any) -> int:
     return x.shape[0] * x.shape[1] * (w_ih.numel() + w_hh.numel())
 
 
-def _lstm_backward(*given: Any) -> int:
-    return 2 * _lstm(*given)
+def _recurrent_backward(*given: Any) -> int:
+    return 2 * _recurrent(*given)
 
+
+_CUDNN = "cuDNN's recurrent layers"
 
 # One core with AVX-512, two layers of 64 and 32 steps, 2**24 each: 1.22 of eager's step by a call, 1.31 as a loop; of
 # 32 numbers 1.41 and 1.43, of 128 1.16 and 1.30.
@@ -295,8 +308,15 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
         _attention_backward, "PyTorch's attention", takes=takes_backward
     ),
-    LSTM_LAYER: LibraryOp(_lstm, "oneDNN's LSTM", _lstm_excess),
-    LSTM_LAYER_BACKWARD: LibraryOp(_lstm_backward, "oneDNN's LSTM", _lstm_excess, notes=1),
+    BIASED_ATTENTION: LibraryOp(_biased_attention, "PyTorch's attention"),
+    BIASED_ATTENTION_BACKWARD: LibraryOp(_biased_attention_backward, "PyTorch's attention"),
+    LSTM_LAYER: LibraryOp(_recurrent, "oneDNN's LSTM", _lstm_excess),
+    LSTM_LAYER_BACKWARD: LibraryOp(_recurrent_backward, "oneDNN's LSTM", _lstm_excess, notes=1),
+    # Written out, each step is a dozen kernels, and a layer of a hundred takes minutes to compile.
+    CUDNN_LSTM: LibraryOp(_recurrent, _CUDNN, always=True),
+    CUDNN_RNN: LibraryOp(_recurrent, _CUDNN, always=True),
+    CUDNN_LSTM_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
+    CUDNN_RNN_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
     aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
     aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
     aten._native_batch_norm_legit.no_stats: LibraryOp(_norm_of_rows, "PyTorch's batch norm", _norm_excess),

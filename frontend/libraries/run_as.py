@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter
 
+from retrograd.frontend.layers import cudnn_layers
+from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD, lstm_layer, lstm_layer_backward
-from retrograd.frontend.libraries.attention import attention, attention_backward
+from retrograd.frontend.libraries.attention import (
+    attention,
+    attention_backward,
+    biased_attention,
+    biased_attention_backward,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -25,9 +32,15 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 RUN_AS: Mapping[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+    BIASED_ATTENTION: biased_attention,
+    BIASED_ATTENTION_BACKWARD: biased_attention_backward,
     # As an op of Python's, each takes 50 us more.
     LSTM_LAYER: lstm_layer,
     LSTM_LAYER_BACKWARD: lstm_layer_backward,
+    cudnn_layers.CUDNN_LSTM: cudnn_layers.lstm_layer,
+    cudnn_layers.CUDNN_LSTM_BACKWARD: cudnn_layers.lstm_layer_backward,
+    cudnn_layers.CUDNN_RNN: cudnn_layers.rnn_layer,
+    cudnn_layers.CUDNN_RNN_BACKWARD: cudnn_layers.rnn_layer_backward,
     # PyTorch runs these in Python, and makes a class at each call: 0.15 ms each, where the op of the same arguments
     # takes microseconds.
     prims.squeeze.default: aten.squeeze.dims,

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
+from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION
 from retrograd.frontend.layers.dropped_attention import ATTENTION
 from retrograd.frontend.layers.random_ops import DRAW_SEED
 from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
 from retrograd.frontend.libraries.attention_calls import describe, take_attention
+from retrograd.frontend.libraries.ops import computes
 from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import TraceableFunctions
 from retrograd.frontend.traceable.matrix_checks import plain_checks
@@ -79,6 +82,7 @@ class PortableAttention(TorchFunctionMode):
         query = args[0] if args else (kwargs or {}).get("query")
         if func is not F.scaled_dot_product_attention or not isinstance(query, Tensor):
             return func(*args, **(kwargs or {}))
+        args, kwargs = _cast_as_autocast((tuple(args), kwargs), query.device.type)
         output = _attend_dropped(*args, **(kwargs or {}))
         if output is None and query.is_cuda:
             output = _attend(*args, **(kwargs or {}))
@@ -86,6 +90,19 @@ class PortableAttention(TorchFunctionMode):
                 with sdpa_kernel(SDPBackend.MATH):
                     return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if output is None else output
+
+
+def _cast_as_autocast(given: Any, device: str) -> Any:
+    """What attention is given, in the type in which autocast has it computed: the ops that stand for it know none."""
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(tensor: Tensor) -> Tensor:
+        is_cast = tensor.device.type == device and tensor.is_floating_point() and tensor.dtype is not torch.float64
+        return tensor.to(dtype) if is_cast else tensor
+
+    return tree_map_only(Tensor, cast, given)
 
 
 def _attend_dropped(
@@ -127,10 +144,13 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """``None`` where the CPU's op would not be chosen on the CPU either."""
+    """``None`` where the CPU's op would not be chosen on the CPU either, and no library takes a bias' gradient."""
     plain = query.dim() == key.dim() == value.dim() == 4 and dropout_p == 0
-    if not plain or (attn_mask is not None and attn_mask.requires_grad) or query.shape[-1] != value.shape[-1]:
+    if not plain or query.shape[-1] != value.shape[-1]:
         return None
+    if attn_mask is not None and attn_mask.requires_grad:
+        given = (query, key, value, attn_mask, is_causal, scale)
+        return BIASED_ATTENTION(*given)[0] if computes(BIASED_ATTENTION, *given) else None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _added(attn_mask, query)
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

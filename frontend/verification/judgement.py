@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_map
 
-from retrograd.frontend.layers.lstm_layers import is_workspace
+from retrograd.frontend.layers.cudnn_layers import is_workspace
 from retrograd.frontend.verification.distances import error_of, norm_of
 from retrograd.frontend.verification.first_comparison import TOLERANCES, tolerance_of
 from retrograd.frontend.verification.other_roundings import Rounded, move

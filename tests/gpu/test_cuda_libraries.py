@@ -87,6 +87,61 @@ def test_masked_attention(dtype: torch.dtype, columns: int) -> None:
         assert_as_near_as_eager(case, compiled)
 
 
+class Biased(nn.Module):
+    """Attention of [2, 4, L, D] with a bias of its own, which has a gradient."""
+
+    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(shape, device="cuda"))
+        self.scale = width**-0.5
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, self.bias.to(q.dtype), scale=self.scale)
+
+
+BIASES = {
+    "for each head": (1, 4, 196, 196),
+    "for each batch, of odd rows": (2, 4, 151, 49),
+    "for all": (128, 160),
+    "of each column": (4, 1, 192),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [64, 12])
+@pytest.mark.parametrize("name", BIASES)
+def test_attention_with_a_bias_that_has_a_gradient(name: str, width: int, dtype: torch.dtype) -> None:
+    shape = BIASES[name]
+    rows, columns = (224, shape[-1]) if shape[-2] == 1 else shape[-2:]
+    shapes = [(2, 4, rows, width), *[(2, 4, columns, width)] * 2]
+    args = tuple(torch.randn(size, device="cuda", dtype=dtype, requires_grad=True) for size in shapes)
+    case = Case(Biased(shape, width), args, mean_square)
+    compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
+    assert len(compiled.explain().to_dict()["islands"]) == 2
+    assert_as_near_as_eager(case, compiled)
+
+
+def test_attention_with_a_bias_in_a_file(tmp_path: Path) -> None:
+    args = tuple(torch.randn(2, 4, 32, 16, device="cuda", requires_grad=True) for _ in range(3))
+    model = Biased((1, 4, 32, 32), 16)
+    case = Case(model, args, mean_square)
+    compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
+    compiled.save(tmp_path / "biased.rgd")
+    assert_as_near_as_eager(case, retrograd.load(tmp_path / "biased.rgd", model))
+
+
+def test_under_autocast_attention_is_in_its_type() -> None:
+    """Of queries that a norm has made float32, as eager casts them."""
+    q, k, v = (torch.randn(2, 4, 64, 32, device="cuda", requires_grad=True) for _ in range(3))
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.scaled_dot_product_attention(F.layer_norm(q, (32,)), k, v)
+
+    compiled = retrograd.compile_backward(model, (q, k, v), kernels="library", cache=False)
+    assert compiled(q, k, v).dtype is model(q, k, v).dtype is torch.bfloat16
+
+
 def test_attention_keeps_no_scores() -> None:
     """At 4096 rows scores alone would take 512 MiB in bfloat16; ours take what eager takes."""
     q, k, v = (torch.randn(1, 16, 4096, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))

@@ -1,0 +1,288 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""One direction of an LSTM's, GRU's or RNN's layer over all of its steps as one call of cuDNN's, as eager runs it.
+
+``retrograd::cudnn_lstm`` and ``retrograd::cudnn_rnn`` are ``aten._cudnn_rnn`` of one layer, with the size of what cuDNN
+keeps for the backward, which PyTorch's fake tensors have as none: cuDNN is asked for it once for each size, by running
+the layer. Where no library computes anything, in a file for one, the layers are written out step by step.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.layers.lstm_layers import LSTM_LAYER
+from retrograd.frontend.layers.recurrence_ops import gru, lstm, run_rnn, written_out_gradients
+
+aten = torch.ops.aten
+
+RELU, TANH, LSTM_MODE, GRU_MODE = range(4)
+"""cuDNN's numbers of kinds of layers, by which :func:`rnn_layer` takes them."""
+_GATES = {RELU: 1, TANH: 1, LSTM_MODE: 4, GRU_MODE: 3}
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WEIGHTS = 4
+_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
+_ARGUMENTS = "Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor hidden"
+_GRADIENTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
+_LIBRARY.define(f"cudnn_lstm({_ARGUMENTS}, Tensor cell, bool reverse) -> (Tensor, Tensor, Tensor, Tensor)")
+_LIBRARY.define(
+    f"cudnn_lstm_backward({_ARGUMENTS}, Tensor cell, Tensor outputs, Tensor grad_outputs, Tensor grad_hidden, "
+    f"Tensor grad_cell, Tensor reserve, bool reverse) -> ({_GRADIENTS}, Tensor)"
+)
+_LIBRARY.define(f"cudnn_rnn({_ARGUMENTS}, int mode, bool reverse) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(
+    f"cudnn_rnn_backward({_ARGUMENTS}, Tensor outputs, Tensor grad_outputs, Tensor grad_hidden, Tensor reserve, "
+    f"int mode, bool reverse) -> ({_GRADIENTS})"
+)
+
+
+def is_in_cudnn(tensor: Tensor) -> bool:
+    """Whether cuDNN computes a layer of such tensors."""
+    return tensor.is_cuda and tensor.dtype in _DTYPES and torch.backends.cudnn.is_available()
+
+
+# -- Calls ------------------------------------------------------------------------------------------------------------
+
+
+def lstm_layer(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, cell: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run one direction of an LSTM's layer.
+
+    ``x`` (steps, batch, features), first states (batch, width), weights as those of ``torch.nn.LSTM``, all of one type.
+    Gives hidden states (steps, batch, width), the last hidden and cell states (batch, width), and what the backward is
+    to be handed, bytes of cuDNN's own.
+    """
+    if not is_in_cudnn(x):
+        *results, _ = write_out_lstm(x, w_ih, w_hh, b_ih, b_hh, hidden, cell, reverse)
+        return results[0], results[1], results[2], x.new_zeros(1, dtype=torch.uint8)
+    outputs, last, last_cell, reserve = _call(x, (w_ih, w_hh, b_ih, b_hh), (hidden, cell), LSTM_MODE, reverse)
+    return outputs, last, last_cell, reserve
+
+
+def rnn_layer(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, mode: int, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a GRU's layer or an RNN's, which ``mode`` says and which have no cell states."""
+    if not is_in_cudnn(x):
+        *results, _ = write_out_rnn(x, w_ih, w_hh, b_ih, b_hh, hidden, mode, reverse)
+        return results[0], results[1], x.new_zeros(1, dtype=torch.uint8)
+    outputs, last, _, reserve = _call(x, (w_ih, w_hh, b_ih, b_hh), (hidden,), mode, reverse)
+    return outputs, last, reserve
+
+
+def lstm_layer_backward(*given: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first seven arguments of :func:`lstm_layer`; ``given`` are those, the hidden states, gradients
+    of the first three results, the bytes of cuDNN's and ``reverse``."""
+    if not is_in_cudnn(given[0]):
+        return write_out_lstm_backward(*given)
+    x, w_ih, w_hh, b_ih, b_hh, hidden, cell, outputs, grad_outputs, grad_hidden, grad_cell, reserve, reverse = given
+    weights, gradients = (w_ih, w_hh, b_ih, b_hh), (grad_outputs, grad_hidden, grad_cell)
+    return _call_backward(x, weights, (hidden, cell), outputs, gradients, reserve, LSTM_MODE, reverse)
+
+
+def rnn_layer_backward(*given: Any) -> tuple[Tensor, ...]:
+    """Gradients of the first six arguments of :func:`rnn_layer`, as :func:`lstm_layer_backward` gives them; ``mode``
+    stands before ``reverse``."""
+    if not is_in_cudnn(given[0]):
+        return write_out_rnn_backward(*given)
+    x, w_ih, w_hh, b_ih, b_hh, hidden, outputs, grad_outputs, grad_hidden, reserve, mode, reverse = given
+    gradients = (grad_outputs, grad_hidden)
+    return _call_backward(x, (w_ih, w_hh, b_ih, b_hh), (hidden,), outputs, gradients, reserve, mode, reverse)
+
+
+def _call(
+    x: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], mode: int, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, the last states, and what cuDNN keeps; the last cell state is empty where there is none."""
+    given = x.flip(0) if reverse else x.contiguous()
+    hidden, cell = [*(state.unsqueeze(0).contiguous() for state in states), None][:2]
+    width = weights[1].shape[1]
+    outputs, last, last_cell, reserve, _ = aten._cudnn_rnn.default(
+        *(given, [w.contiguous() for w in weights], _WEIGHTS, None, hidden, cell),
+        *(mode, width, 0, 1, False, 0.0, True, False, [], None),
+    )
+    return outputs.flip(0) if reverse else outputs, last.squeeze(0), last_cell.squeeze(0), reserve
+
+
+def _call_backward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    states: Sequence[Tensor],
+    outputs: Tensor,
+    gradients: Sequence[Tensor],
+    reserve: Tensor,
+    mode: int,
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    width, features = weights[1].shape[1], x.shape[2]
+    needed = reserve_bytes(mode, x.dtype, x.device, *x.shape, width)
+    if reserve.numel() != needed:
+        raise RuntimeError(
+            f"cuDNN takes {needed} bytes of its forward here and was given {reserve.numel()}: the forward ran on "
+            "another device, or with another release of cuDNN"
+        )
+    given, found, grad = (t.flip(0) if reverse else t.contiguous() for t in (x, outputs, gradients[0]))
+    hidden, cell = [*(state.unsqueeze(0).contiguous() for state in states), None][:2]
+    grad_hidden, grad_cell = [*(gradient.unsqueeze(0).contiguous() for gradient in gradients[1:]), None][:2]
+    # It has the tensors it is given become parts of what it returns: not those of the caller.
+    parts = [weight.detach().contiguous().view_as(weight) for weight in weights]
+    packed = aten._cudnn_rnn_flatten_weight.default(parts, _WEIGHTS, features, mode, width, 0, 1, False, False)
+    # cuDNN writes to what its forward kept, which a second backward is to find as it was.
+    of_x, of_hidden, of_cell, of_weights = aten._cudnn_rnn_backward.default(
+        *(given, list(weights), _WEIGHTS, packed, hidden, cell, found, grad, grad_hidden, grad_cell),
+        *(mode, width, 0, 1, False, 0.0, True, False, [], None, reserve.clone(), [True] * 4),
+    )
+    of_states = [of_hidden.squeeze(0), of_cell.squeeze(0)][: len(states)]
+    return of_x.flip(0) if reverse else of_x, *of_weights, *of_states
+
+
+@lru_cache(maxsize=256)
+def reserve_bytes(
+    mode: int, dtype: torch.dtype, device: torch.device, steps: int, batch: int, features: int, width: int
+) -> int:
+    """How many bytes cuDNN keeps of a layer for its backward."""
+    if device.type != "cuda" or not torch.backends.cudnn.is_available():
+        return 1
+    rows = _GATES[mode] * width
+    with torch.no_grad(), _disable_current_modes():
+        make = partial(torch.zeros, dtype=dtype, device=device)
+        weights = make(rows, features), make(rows, width), make(rows), make(rows)
+        states = [make(batch, width)] * (2 if mode == LSTM_MODE else 1)
+        return _call(make(steps, batch, features), weights, states, mode, False)[3].numel()
+
+
+# -- Written out ------------------------------------------------------------------------------------------------------
+
+
+def write_out_lstm(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, cell: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`lstm_layer` in ops that are compiled."""
+    gates = F.linear(x, w_ih, b_ih + b_hh)
+    outputs, last, _, _ = lstm(gates.flip(0) if reverse else gates, hidden, cell, w_hh)
+    last_hidden = outputs[-1].clone()
+    return outputs.flip(0) if reverse else outputs, last_hidden, last, x.new_zeros(1, dtype=torch.uint8)
+
+
+def write_out_rnn(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, mode: int, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`rnn_layer` in ops that are compiled."""
+    given = x.flip(0) if reverse else x
+    if mode == GRU_MODE:
+        outputs, _ = gru(F.linear(given, w_ih, b_ih), hidden, w_hh, b_hh)
+    else:
+        squash = torch.tanh if mode == TANH else torch.relu
+        outputs = run_rnn(squash, F.linear(given, w_ih, b_ih + b_hh), hidden, w_hh)
+    last = outputs[-1].clone()
+    return outputs.flip(0) if reverse else outputs, last, x.new_zeros(1, dtype=torch.uint8)
+
+
+def write_out_lstm_backward(*given: Any) -> tuple[Tensor, ...]:
+    """:func:`lstm_layer_backward` in ops that are compiled: of the forward, which is run once more."""
+    *tensors, _outputs, grad_outputs, grad_hidden, grad_cell, _reserve, reverse = given
+    gradients = (grad_outputs, grad_hidden, grad_cell)
+    run: Any = write_out_lstm
+    return written_out_gradients(lambda *leaves: run(*leaves, reverse), tensors, gradients)
+
+
+def write_out_rnn_backward(*given: Any) -> tuple[Tensor, ...]:
+    """:func:`rnn_layer_backward` in ops that are compiled: of the forward, which is run once more."""
+    *tensors, _outputs, grad_outputs, grad_hidden, _reserve, mode, reverse = given
+    gradients = (grad_outputs, grad_hidden)
+    run: Any = write_out_rnn
+    return written_out_gradients(lambda *leaves: run(*leaves, mode, reverse), tensors, gradients)
+
+
+# -- Registration -----------------------------------------------------------------------------------------------------
+
+
+def _fake_lstm(*given: Any) -> tuple[Tensor, ...]:
+    x, hidden, cell = given[0], given[5], given[6]
+    return *_fake_states(x, hidden), cell.new_empty(cell.shape), _fake_reserve(x, hidden, LSTM_MODE)
+
+
+def _fake_rnn(*given: Any) -> tuple[Tensor, ...]:
+    x, hidden, mode = given[0], given[5], given[6]
+    return *_fake_states(x, hidden), _fake_reserve(x, hidden, mode)
+
+
+def _fake_states(x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty((*x.shape[:2], hidden.shape[1])), hidden.new_empty(hidden.shape)
+
+
+def _fake_reserve(x: Tensor, hidden: Tensor, mode: int) -> Tensor:
+    size = reserve_bytes(mode, x.dtype, x.device, *x.shape, hidden.shape[1])
+    return x.new_empty(size, dtype=torch.uint8)
+
+
+def _fake_backward(count: int, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in given[:count])
+
+
+def _keep(count: int, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """``count`` of the inputs are tensors, the others say how."""
+    ctx.how, ctx.count = inputs[count:], count
+    ctx.save_for_backward(*inputs[:count], output[0], output[-1])
+    ctx.mark_non_differentiable(output[-1])
+
+
+def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    *saved, reserve = ctx.saved_tensors
+    is_lstm = ctx.count == 7
+    if torch.is_grad_enabled():
+        # Written out, it can be differentiated again.
+        run = write_out_lstm_backward if is_lstm else write_out_rnn_backward
+    else:
+        run = CUDNN_LSTM_BACKWARD if is_lstm else CUDNN_RNN_BACKWARD
+    found = run(*saved, *gradients[:-1], reserve, *ctx.how)
+    return *found, *[None] * len(ctx.how)
+
+
+for _name, _count, _run, _fake, _run_backward in (
+    ("cudnn_lstm", 7, lstm_layer, _fake_lstm, lstm_layer_backward),
+    ("cudnn_rnn", 6, rnn_layer, _fake_rnn, rnn_layer_backward),
+):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(f"{_name}_backward", _run_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_LIBRARY)
+    torch.library.register_fake(f"retrograd::{_name}_backward", partial(_fake_backward, _count), lib=_LIBRARY)
+    torch.library.register_autograd(
+        f"retrograd::{_name}", _differentiate, setup_context=partial(_keep, _count), lib=_LIBRARY
+    )
+
+CUDNN_LSTM = torch.ops.retrograd.cudnn_lstm.default
+CUDNN_LSTM_BACKWARD = torch.ops.retrograd.cudnn_lstm_backward.default
+CUDNN_RNN = torch.ops.retrograd.cudnn_rnn.default
+CUDNN_RNN_BACKWARD = torch.ops.retrograd.cudnn_rnn_backward.default
+CUDNN_LAYERS = (CUDNN_LSTM, CUDNN_LSTM_BACKWARD, CUDNN_RNN, CUDNN_RNN_BACKWARD)
+"""All ops of this file."""
+_REASON = "it is a library's, which a file has none of"
+ENTRIES = (
+    Decomposition(CUDNN_LSTM, write_out_lstm, _REASON),
+    Decomposition(CUDNN_LSTM_BACKWARD, write_out_lstm_backward, _REASON),
+    Decomposition(CUDNN_RNN, write_out_rnn, _REASON),
+    Decomposition(CUDNN_RNN_BACKWARD, write_out_rnn_backward, _REASON),
+)
+
+_NOTES: dict[Any, int] = {LSTM_LAYER: 3, CUDNN_LSTM: 3, CUDNN_RNN: 2}
+
+
+def is_workspace(node: Node) -> bool:
+    """Whether a value of a graph is what a library keeps of a layer for its backward: bytes that are alike in no two
+    runs whose arguments are not."""
+    if node.target is not operator.getitem:
+        return False
+    source, place = node.args
+    return isinstance(source, Node) and _NOTES.get(source.target) == place
