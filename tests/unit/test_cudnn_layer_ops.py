@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from retrograd.frontend.layers.cudnn_layers import CUDNN_LSTM, CUDNN_RNN, GRU_MODE, RELU, TANH
 
 STEPS, BATCH, FEATURES, WIDTH = 5, 2, 3, 4
-LAYERS = {
+LAYERS: dict[str, tuple[Callable[..., nn.Module], int, tuple[int, ...]]] = {
     "lstm": (partial(nn.LSTM, bidirectional=True), 4, ()),
     "gru": (partial(nn.GRU, bidirectional=True), 3, (GRU_MODE,)),
     "tanh": (partial(nn.RNN, bidirectional=True), 1, (TANH,)),
