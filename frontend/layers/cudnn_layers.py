@@ -22,7 +22,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER
-from retrograd.frontend.layers.recurrence_ops import gru, lstm, run_rnn, written_out_gradients
+from retrograd.frontend.layers.recurrence_ops import (
+    gru,
+    gru_backward,
+    lstm,
+    lstm_backward,
+    rnn_relu_backward,
+    rnn_tanh_backward,
+    run_rnn,
+    weight_gradient,
+    written_out_gradients,
+)
 
 aten = torch.ops.aten
 
@@ -108,8 +118,9 @@ def _call(
     given = x.flip(0) if reverse else x.contiguous()
     hidden, cell = [*(state.unsqueeze(0).contiguous() for state in states), None][:2]
     width = weights[1].shape[1]
+    parts, packed = _pack(weights, mode)
     outputs, last, last_cell, reserve, _ = aten._cudnn_rnn.default(
-        *(given, [w.contiguous() for w in weights], _WEIGHTS, None, hidden, cell),
+        *(given, parts, _WEIGHTS, packed, hidden, cell),
         *(mode, width, 0, 1, False, 0.0, True, False, [], None),
     )
     return outputs.flip(0) if reverse else outputs, last.squeeze(0), last_cell.squeeze(0), reserve
@@ -125,7 +136,7 @@ def _call_backward(
     mode: int,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    width, features = weights[1].shape[1], x.shape[2]
+    width = weights[1].shape[1]
     needed = reserve_bytes(mode, x.dtype, x.device, *x.shape, width)
     if reserve.numel() != needed:
         raise RuntimeError(
@@ -135,16 +146,24 @@ def _call_backward(
     given, found, grad = (t.flip(0) if reverse else t.contiguous() for t in (x, outputs, gradients[0]))
     hidden, cell = [*(state.unsqueeze(0).contiguous() for state in states), None][:2]
     grad_hidden, grad_cell = [*(gradient.unsqueeze(0).contiguous() for gradient in gradients[1:]), None][:2]
-    # It has the tensors it is given become parts of what it returns: not those of the caller.
-    parts = [weight.detach().contiguous().view_as(weight) for weight in weights]
-    packed = aten._cudnn_rnn_flatten_weight.default(parts, _WEIGHTS, features, mode, width, 0, 1, False, False)
+    parts, packed = _pack(weights, mode)
+    wanted = [True, True, cell is not None, True]
     # cuDNN writes to what its forward kept, which a second backward is to find as it was.
     of_x, of_hidden, of_cell, of_weights = aten._cudnn_rnn_backward.default(
-        *(given, list(weights), _WEIGHTS, packed, hidden, cell, found, grad, grad_hidden, grad_cell),
-        *(mode, width, 0, 1, False, 0.0, True, False, [], None, reserve.clone(), [True] * 4),
+        *(given, parts, _WEIGHTS, packed, hidden, cell, found, grad, grad_hidden, grad_cell),
+        *(mode, width, 0, 1, False, 0.0, True, False, [], None, reserve.clone(), wanted),
     )
     of_states = [of_hidden.squeeze(0), of_cell.squeeze(0)][: len(states)]
     return of_x.flip(0) if reverse else of_x, *of_weights, *of_states
+
+
+def _pack(weights: Sequence[Tensor], mode: int) -> tuple[list[Tensor], Tensor]:
+    """The weights as parts of one tensor, as cuDNN takes them, and that tensor."""
+    width, features = weights[1].shape[1], weights[0].shape[1]
+    # The tensors given become parts of it: not those of the caller.
+    parts = [weight.detach().contiguous().view_as(weight) for weight in weights]
+    packed = aten._cudnn_rnn_flatten_weight.default(parts, _WEIGHTS, features, mode, width, 0, 1, False, False)
+    return parts, packed
 
 
 @lru_cache(maxsize=256)
@@ -192,17 +211,39 @@ def write_out_rnn(
 def write_out_lstm_backward(*given: Any) -> tuple[Tensor, ...]:
     """:func:`lstm_layer_backward` in ops that are compiled: of the forward, which is run once more."""
     *tensors, _outputs, grad_outputs, grad_hidden, grad_cell, _reserve, reverse = given
-    gradients = (grad_outputs, grad_hidden, grad_cell)
-    run: Any = write_out_lstm
-    return written_out_gradients(lambda *leaves: run(*leaves, reverse), tensors, gradients)
+    return _write_out_backward(tensors, (grad_outputs, grad_hidden, grad_cell), LSTM_MODE, reverse)
 
 
 def write_out_rnn_backward(*given: Any) -> tuple[Tensor, ...]:
     """:func:`rnn_layer_backward` in ops that are compiled: of the forward, which is run once more."""
     *tensors, _outputs, grad_outputs, grad_hidden, _reserve, mode, reverse = given
-    gradients = (grad_outputs, grad_hidden)
-    run: Any = write_out_rnn
-    return written_out_gradients(lambda *leaves: run(*leaves, mode, reverse), tensors, gradients)
+    return _write_out_backward(tensors, (grad_outputs, grad_hidden), mode, reverse)
+
+
+def _write_out_backward(
+    tensors: Sequence[Tensor], gradients: Sequence[Tensor], mode: int, reverse: bool
+) -> tuple[Tensor, ...]:
+    x, w_ih, w_hh, b_ih, b_hh, hidden, *cell = tensors
+    given, grad = (t.flip(0) if reverse else t for t in (x, gradients[0]))
+    grad = torch.cat((grad[:-1], (grad[-1] + gradients[1]).unsqueeze(0)))
+    # Of the input's and of the state's part of the gates: in a GRU they are not the same.
+    if mode == LSTM_MODE:
+        outputs, _, cells, active = lstm(F.linear(given, w_ih, b_ih + b_hh), hidden, cell[0], w_hh)
+        of_input, *of_states = lstm_backward(grad, gradients[2], cell[0], w_hh, cells, active)
+        of_gates = of_input
+    elif mode == GRU_MODE:
+        outputs, active = gru(F.linear(given, w_ih, b_ih), hidden, w_hh, b_hh)
+        of_gates, of_new, *of_states = gru_backward(grad, hidden, w_hh, outputs, active)
+        of_input = torch.cat((of_gates[..., : 2 * hidden.shape[1]], of_new), -1)
+    else:
+        squash, run_backward = (torch.tanh, rnn_tanh_backward) if mode == TANH else (torch.relu, rnn_relu_backward)
+        outputs = run_rnn(squash, F.linear(given, w_ih, b_ih + b_hh), hidden, w_hh)
+        of_input, *of_states = run_backward(grad, w_hh, outputs)
+        of_gates = of_input
+    of_x = of_input @ w_ih
+    of_ih = of_input.flatten(0, 1).t() @ given.flatten(0, 1)
+    of_biases = of_input.sum((0, 1)), of_gates.sum((0, 1))
+    return of_x.flip(0) if reverse else of_x, of_ih, weight_gradient(of_gates, hidden, outputs), *of_biases, *of_states
 
 
 # -- Registration -----------------------------------------------------------------------------------------------------
@@ -243,10 +284,11 @@ def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
     is_lstm = ctx.count == 7
     if torch.is_grad_enabled():
         # Written out, it can be differentiated again.
-        run = write_out_lstm_backward if is_lstm else write_out_rnn_backward
+        run: Any = write_out_lstm if is_lstm else write_out_rnn
+        found = written_out_gradients(lambda *leaves: run(*leaves, *ctx.how), saved[: ctx.count], gradients[:-1])
     else:
         run = CUDNN_LSTM_BACKWARD if is_lstm else CUDNN_RNN_BACKWARD
-    found = run(*saved, *gradients[:-1], reserve, *ctx.how)
+        found = run(*saved, *gradients[:-1], reserve, *ctx.how)
     return *found, *[None] * len(ctx.how)
 
 

@@ -150,11 +150,13 @@ def run_rnn(bend: Callable[[Tensor], Tensor], sums: Tensor, hidden: Tensor, weig
     return torch.stack(outputs)
 
 
-def _rnn_tanh_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+def rnn_tanh_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of the sums and of the first hidden state of an RNN with tanh, from that of its ``states``."""
     return _run_rnn_backward(lambda grad, state: grad * (1 - state * state), grad_outputs, weight, states)
 
 
-def _rnn_relu_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+def rnn_relu_backward(grad_outputs: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of one with ReLU."""
     return _run_rnn_backward(lambda grad, state: grad.masked_fill(state <= 0, 0), grad_outputs, weight, states)
 
 
@@ -208,14 +210,12 @@ def written_out_gradients(
 ) -> tuple[Tensor, ...]:
     """The gradient of ``given`` by way of a layer's first results, step by step: in ops that have derivatives of every
     order, where it is differentiated again."""
-    is_recorded = torch.is_grad_enabled()
-    with torch.enable_grad():
-        leaves = [t.view_as(t) if is_recorded else t.detach() for t in given]
-        for tensor in leaves:
-            if not tensor.requires_grad:
-                tensor.requires_grad_()
-        results = formula(*leaves)[: len(gradients)]
-        return torch.autograd.grad(results, leaves, gradients, create_graph=is_recorded)
+    leaves = [t.view_as(t) for t in given]
+    for tensor in leaves:
+        if not tensor.requires_grad:
+            tensor.requires_grad_()
+    results = formula(*leaves)[: len(gradients)]
+    return torch.autograd.grad(results, leaves, gradients, create_graph=True)
 
 
 def weight_gradient(grad_gates: Tensor, hidden: Tensor, outputs: Tensor) -> Tensor:
@@ -271,9 +271,9 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "gru": (gru, _fake_gru),
     "gru_backward": (gru_backward, _fake_gru_backward),
     "rnn_tanh": (_rnn_tanh, _fake_rnn),
-    "rnn_tanh_backward": (_rnn_tanh_backward, _fake_rnn_backward),
+    "rnn_tanh_backward": (rnn_tanh_backward, _fake_rnn_backward),
     "rnn_relu": (_rnn_relu, _fake_rnn),
-    "rnn_relu_backward": (_rnn_relu_backward, _fake_rnn_backward),
+    "rnn_relu_backward": (rnn_relu_backward, _fake_rnn_backward),
 }
 for _name, (_kernel, _fake) in _KERNELS.items():
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")

@@ -107,7 +107,8 @@ def attention_backward(
             wanted = [True, True, True, False]
             op = aten._scaled_dot_product_efficient_attention_backward.default
             unused = (state[:1], state[1:])
-            dq, dk, dv, _ = op(grad, query, keys, values, mask, out, lse, *unused, 0.0, wanted, is_causal, scale=scale)
+            given = (grad, query, keys, values, mask, _laid_out(out), lse)
+            dq, dk, dv, _ = op(*given, *unused, 0.0, wanted, is_causal, scale=scale)
             found = dq, summed_heads(dk, repeats), summed_heads(dv, repeats)
         case _:
             found = flash_attention_backward(
@@ -150,7 +151,7 @@ def biased_attention_backward(
     lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
     unused = torch.empty((), dtype=torch.int64, device=query.device)
     dq, dk, dv, of_bias = aten._scaled_dot_product_efficient_attention_backward.default(
-        *(g, q, k, v, _aligned(bias, query, key), o, lse, unused, unused, 0.0, [True] * 4, causal),
+        *(g, q, k, v, _aligned(bias, query, key), _laid_out(o), lse, unused, unused, 0.0, [True] * 4, causal),
         scale=score_scale(query, scale),
     )
     dq, dk, dv = (t[..., : query.shape[-1]] for t in (dq, dk, dv))
@@ -173,6 +174,11 @@ def _choose(
 def _widened(tensor: Tensor) -> Tensor:
     """Heads as wide as flash kernels take them, with zeros behind; the scale of scores is that of the narrow ones."""
     return F.pad(tensor, (0, -tensor.shape[-1] % _HEAD_STEP)) if tensor.shape[-1] % _HEAD_STEP else tensor
+
+
+def _laid_out(output: Tensor) -> Tensor:
+    """An output as memory-efficient kernels lay it out: their backward reads it so, whatever its strides are."""
+    return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

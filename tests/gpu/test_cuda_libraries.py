@@ -15,6 +15,12 @@ from steps import gradients, relative_error, require_device
 from torch import Tensor, nn
 
 import retrograd
+from retrograd.frontend.libraries.attention import (
+    attention,
+    attention_backward,
+    biased_attention,
+    biased_attention_backward,
+)
 
 # Eager is off by its own rounding; ours may be off by so many times that.
 SLACK = 3.0
@@ -38,7 +44,7 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal, enable_gqa=self.groups > 1)
 
 
-def attention(dtype: torch.dtype, rows: int, columns: int, width: int, attend: Attend) -> Case:
+def attention_case(dtype: torch.dtype, rows: int, columns: int, width: int, attend: Attend) -> Case:
     shapes = [(2, 4, rows, width), *[(2, 4 // attend.groups, columns, width)] * 2]
     args = tuple(torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes)
     return Case(attend, args, mean_square)
@@ -72,7 +78,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name: str, dtype: torch.dtype) -> None:
     rows, columns, width, is_causal, groups = ATTENTIONS[name]
-    case = attention(dtype, rows, columns, width, Attend(is_causal, groups=groups))
+    case = attention_case(dtype, rows, columns, width, Attend(is_causal, groups=groups))
     compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
     assert len(compiled.explain().to_dict()["islands"]) == 2
     assert_as_near_as_eager(case, compiled)
@@ -82,7 +88,7 @@ def test_attention(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("columns", [64, 61])
 def test_masked_attention(dtype: torch.dtype, columns: int) -> None:
     for mask in (torch.rand(2, 1, 48, columns, device="cuda") < 0.7, torch.randn(48, columns, device="cuda")):
-        case = attention(dtype, 48, columns, 32, Attend(False, mask))
+        case = attention_case(dtype, 48, columns, 32, Attend(False, mask))
         compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
         assert_as_near_as_eager(case, compiled)
 
@@ -128,6 +134,19 @@ def test_attention_with_a_bias_in_a_file(tmp_path: Path) -> None:
     compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
     compiled.save(tmp_path / "biased.rgd")
     assert_as_near_as_eager(case, retrograd.load(tmp_path / "biased.rgd", model))
+
+
+@pytest.mark.parametrize("width", [32, 12])
+def test_an_output_may_lie_otherwise_than_kernels_give_it(width: int) -> None:
+    q, k, v, grad = (torch.randn(2, 4, 64, width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    mask = torch.randn(1, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
+    for out, sums in (attention(q, k, v, attn_mask=mask), biased_attention(q, k, v, mask, False, None)):
+        plain, biased = [], []
+        for laid in (out, out.contiguous()):
+            plain.append(attention_backward(grad, q, k, v, laid, sums, 0.0, False, attn_mask=mask))
+            biased.append(biased_attention_backward(grad, q, k, v, mask, laid, sums, False, None))
+        torch.testing.assert_close(*plain, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(*biased, rtol=2e-2, atol=2e-2)
 
 
 def test_under_autocast_attention_is_in_its_type() -> None:
