@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""IREE's compiler with our passes in the middle of its stream phase, where it lays out memory."""
+"""IREE's compiler with our passes before its stream phase, and in the middle of it, where it lays out memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iree.compiler.api import Invocation, Output, Session, Source, ctypes_dl
 from iree.compiler.dialects import arith, builtin, hal, stream, util  # noqa: F401
 
 from retrograd.pipelines.devices.device_targets import IN_ORDER
-from retrograd.pipelines.stream import bwd_overlap_commands, bwd_pack_scratch
+from retrograd.pipelines.stream import bwd_join_indices, bwd_overlap_commands, bwd_pack_scratch
 from retrograd.pipelines.stream.passes import load_pass
 
 # Of IREE's stream phase: up to commands whose buffers have no place yet, up to their places, and the rest.
@@ -38,6 +38,8 @@ PHASES = ("input", "abi", "preprocessing", "global-optimization", "dispatch-crea
 _HOSTING = re.compile(
     r'--iree-hal-target-device=(?:local|#hal\.device\.target<"cuda"(?:(?!#hal\.device|,(?:local|vulkan|hip)\b).)*)'
 )
+_RULES_FLAG = "--iree-codegen-transform-dialect-library="
+_NO_KERNELS = b"module { func.func @nothing() { return } }\0"
 
 
 class CompilationFailed(Exception):
@@ -84,6 +86,8 @@ def compile_file(
     dumps = dumps or Dumps()
     _set_flags(flags)
     session = Session()
+    if any(flag.startswith(_RULES_FLAG) for flag in flags):
+        _load_rules(session)
     invocation = session.invocation()
     invocation.enable_console_diagnostics()
     if dumps.phases is not None:
@@ -98,6 +102,7 @@ def compile_file(
     _call("VerifyIR", invocation, verified)
     in_order = IN_ORDER in flags
     layout = Layouts(loose=last == "end" and in_order, hosts=any(map(_HOSTING.fullmatch, flags)), overlaps=in_order)
+    bwd_join_indices.apply(invocation.export_module())
     module = _lay_out(invocation, dumps, layout)
     if last == "stream":
         _write(output, module)
@@ -108,6 +113,19 @@ def compile_file(
     vmfb = Output.open_file(str(output))
     invocation.output_vm_bytecode(vmfb)
     vmfb.keep()
+
+
+def _load_rules(session: Session) -> None:
+    """Have the rules for kernels read before there are any.
+
+    IREE reads them where they are first asked for, by a thread that compiles a kernel, and holds a lock while it has
+    them verified on the pool of threads. A thread that waits there may take up another kernel, which asks for the lock:
+    the compilation then stands still for ever. Once read, they are kept with the session.
+    """
+    invocation = session.invocation()
+    invocation.enable_console_diagnostics()
+    _require(invocation.parse_source(Source.wrap_buffer(session, _NO_KERNELS)))
+    _run(invocation, ("iree-codegen-materialize-user-configs",))
 
 
 def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:

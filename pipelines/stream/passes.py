@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passes over IREE's stream dialect by name, and what they share."""
+"""The passes over IREE's dialects by name, and what they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from iree.compiler import ir
 
 # Each is a function of a module, in a module of its name: what it cannot work on is a PassFailure.
-PASSES = ("bwd-overlap-commands", "bwd-pack-scratch")
+PASSES = ("bwd-join-indices", "bwd-overlap-commands", "bwd-pack-scratch")
 # Of an accesses attribute: the bit that says that bytes are written.
 _WRITES = 2
 

@@ -40,9 +40,7 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
     """The flags that leave out what iree-compile does not need for this module and these devices.
 
     Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, as torchrun starts them,
-    and a thread pool of each costs them time. So it does for CUDA, where it is given rules for kernels: release 3.13
-    holds a lock while it verifies their library on its thread pool, and a thread that waits there may take up another
-    kernel, which asks for the lock. It then stands still for ever.
+    and a thread pool of each costs them time.
 
     For a CPU, what is compared with eager when it first runs is compiled without a check of the IR after each pass once
     kernels are formed: of MobileNetV2's that took a quarter of iree-compile's CPU time. It would find a fault of
@@ -60,7 +58,7 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
         needless.append(_TORCH_FRONTEND)
         flags.append("--iree-input-type=none")
     flags += [f"--iree-plugin=-{plugin}" for plugin in needless]
-    if environment.get(_THREADS_VARIABLE) == "1" or target.kinds == ("cuda",):
+    if environment.get(_THREADS_VARIABLE) == "1":
         flags.append("--mlir-disable-threading")
     if target.is_compared and target.kinds == ("cpu",):
         flags.append(UNVERIFIED)

@@ -51,11 +51,6 @@ def test_one_thread_where_the_process_has_one(threads: str | None, expected: boo
     assert ("--mlir-disable-threading" in select_parts(PLAIN, find_target("cpu"), environment)) == expected
 
 
-def test_one_thread_where_threads_could_lock_each_other_out() -> None:
-    assert "--mlir-disable-threading" in select_parts(PLAIN, find_target("cuda:sm_90"), {})
-    assert "--mlir-disable-threading" not in select_parts(PLAIN, find_target(("cpu", "cuda:sm_90")), {})
-
-
 def test_only_what_is_compared_when_it_runs_is_compiled_unverified() -> None:
     cpu, vulkan = find_target("cpu"), find_target("vulkan")
     assert UNVERIFIED not in select_parts(PLAIN, cpu, {})
