@@ -106,19 +106,22 @@ def _read(value: Any) -> _Sum | None:
 
 def _reduce(read: _Sum) -> _Sum | None:
     """``read`` with quotients and remainders of the same division put together; None where there are none."""
-    found, joined = None, read
-    while joined is not None:
-        found, joined = joined, _reduce_once(joined)
-    return None if found is read else found
+    joined = _reduce_once(read)
+    while joined is not None and (further := _reduce_once(joined)) is not None:
+        joined = further
+    return joined
 
 
 def _reduce_once(read: _Sum) -> _Sum | None:
     for quotient, factor in read.places.items():
         divided = _division(quotient, _DIVIDE)
-        for rest, own in read.places.items() if divided else ():
-            if _division(rest, _REMAIN) == divided and factor == own * divided[1] % _WIDTH:
+        if divided is None:
+            continue
+        source, by = divided
+        for rest, own in read.places.items():
+            if _division(rest, _REMAIN) == divided and factor == own * by % _WIDTH:
                 others = {place: f for place, f in read.places.items() if place not in (quotient, rest)}
-                return _Sum(others, read.constant).add(_Sum({divided[0]: own}, 0))
+                return _Sum(others, read.constant).add(_Sum({source: own}, 0))
     return None
 
 
