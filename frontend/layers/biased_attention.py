@@ -36,6 +36,15 @@ _LIBRARY.define(
 )
 
 
+# Kernels take heads as wide as multiples of it; eager multiplies those of other widths in float32.
+_HEAD_STEP = 8
+
+
+def has_kernels(query: Tensor) -> bool:
+    """Whether PyTorch's memory-efficient kernels compute attention of such queries."""
+    return query.is_cuda and query.dtype is not torch.float64 and query.shape[-1] % _HEAD_STEP == 0
+
+
 def biased_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:

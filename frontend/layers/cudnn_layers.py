@@ -87,7 +87,7 @@ def rnn_layer(
     if not is_in_cudnn(x):
         *results, _ = write_out_rnn(x, w_ih, w_hh, b_ih, b_hh, hidden, mode, reverse)
         return results[0], results[1], x.new_zeros(1, dtype=torch.uint8)
-    outputs, last, _, reserve = _call(x, (w_ih, w_hh, b_ih, b_hh), (hidden,), mode, reverse)
+    outputs, last, reserve = _call(x, (w_ih, w_hh, b_ih, b_hh), (hidden,), mode, reverse)
     return outputs, last, reserve
 
 
@@ -113,8 +113,8 @@ def rnn_layer_backward(*given: Any) -> tuple[Tensor, ...]:
 
 def _call(
     x: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], mode: int, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, the last states, and what cuDNN keeps; the last cell state is empty where there is none."""
+) -> tuple[Tensor, ...]:
+    """Hidden states, the last states, of which there are as many as first ones, and what cuDNN keeps."""
     given = x.flip(0) if reverse else x.contiguous()
     hidden, cell = [*(state.unsqueeze(0).contiguous() for state in states), None][:2]
     width = weights[1].shape[1]
@@ -123,7 +123,9 @@ def _call(
         *(given, parts, _WEIGHTS, packed, hidden, cell),
         *(mode, width, 0, 1, False, 0.0, True, False, [], None),
     )
-    return outputs.flip(0) if reverse else outputs, last.squeeze(0), last_cell.squeeze(0), reserve
+    # There is no cell state but an LSTM's.
+    states = [state.squeeze(0) for state in (last, last_cell) if state is not None]
+    return outputs.flip(0) if reverse else outputs, *states, reserve
 
 
 def _call_backward(
@@ -153,7 +155,7 @@ def _call_backward(
         *(given, parts, _WEIGHTS, packed, hidden, cell, found, grad, grad_hidden, grad_cell),
         *(mode, width, 0, 1, False, 0.0, True, False, [], None, reserve.clone(), wanted),
     )
-    of_states = [of_hidden.squeeze(0), of_cell.squeeze(0)][: len(states)]
+    of_states = [of_state.squeeze(0) for of_state in (of_hidden, of_cell)[: len(states)]]
     return of_x.flip(0) if reverse else of_x, *of_weights, *of_states
 
 
@@ -178,7 +180,7 @@ def reserve_bytes(
         make = partial(torch.zeros, dtype=dtype, device=device)
         weights = make(rows, features), make(rows, width), make(rows), make(rows)
         states = [make(batch, width)] * (2 if mode == LSTM_MODE else 1)
-        return _call(make(steps, batch, features), weights, states, mode, False)[3].numel()
+        return _call(make(steps, batch, features), weights, states, mode, False)[-1].numel()
 
 
 # -- Written out ------------------------------------------------------------------------------------------------------

@@ -121,13 +121,13 @@ def biased_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """:func:`frontend.layers.biased_attention.biased_attention` by PyTorch's memory-efficient kernels, on CUDA."""
-    if not _has_bias_kernels(query):
+    if not biased_layers.has_kernels(query):
         return biased_layers.biased_attention(query, key, value, bias, causal, scale)
     repeats = query.shape[1] // key.shape[1]
-    q, k, v = (_widened(t) for t in (query, all_heads(key, repeats), all_heads(value, repeats)))
+    keys, values = all_heads(key, repeats), all_heads(value, repeats)
     op, added = aten._scaled_dot_product_efficient_attention.default, _aligned(bias, query, key)
-    output, lse, *_ = op(q, k, v, added, True, 0.0, causal, scale=score_scale(query, scale))
-    return output[..., : value.shape[-1]], lse[..., : query.shape[2]]
+    output, lse, *_ = op(query, keys, values, added, True, 0.0, causal, scale=scale)
+    return output, lse[..., : query.shape[2]]
 
 
 def biased_attention_backward(
@@ -142,24 +142,17 @@ def biased_attention_backward(
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`frontend.layers.biased_attention.biased_attention_backward` by the same kernels."""
-    if not _has_bias_kernels(query):
+    if not biased_layers.has_kernels(query):
         given = (grad, query, key, value, bias, out, logsumexp, causal, scale)
         return biased_layers.biased_attention_backward(*given)
     repeats = query.shape[1] // key.shape[1]
-    wide = (grad, query, all_heads(key, repeats), all_heads(value, repeats), out)
-    g, q, k, v, o = (_widened(t) for t in wide)
-    lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+    keys, values = all_heads(key, repeats), all_heads(value, repeats)
+    added, lse = _aligned(bias, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
     unused = torch.empty((), dtype=torch.int64, device=query.device)
     dq, dk, dv, of_bias = aten._scaled_dot_product_efficient_attention_backward.default(
-        *(g, q, k, v, _aligned(bias, query, key), _laid_out(o), lse, unused, unused, 0.0, [True] * 4, causal),
-        scale=score_scale(query, scale),
+        *(grad, query, keys, values, added, _laid_out(out), lse, unused, unused, 0.0, [True] * 4, causal), scale=scale
     )
-    dq, dk, dv = (t[..., : query.shape[-1]] for t in (dq, dk, dv))
     return dq, summed_heads(dk, repeats), summed_heads(dv, repeats), of_bias.sum_to_size(bias.shape).contiguous()
-
-
-def _has_bias_kernels(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype is not torch.float64
 
 
 def _choose(

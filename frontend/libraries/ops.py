@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 
 from retrograd.contract.convolution import count_windows
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD
+from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION, BIASED_ATTENTION_BACKWARD, has_kernels
 from retrograd.frontend.layers.convolution_ops import LAST
 from retrograd.frontend.layers.cudnn_layers import CUDNN_LSTM, CUDNN_LSTM_BACKWARD, CUDNN_RNN, CUDNN_RNN_BACKWARD
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, LSTM_LAYER_BACKWARD
@@ -128,8 +128,7 @@ def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
 
 
 def _biased_attention(query: Tensor, key: Tensor, *_: Any) -> int | None:
-    # The kernels are of CUDA alone.
-    return query.numel() * key.shape[2] if query.is_cuda else None
+    return query.numel() * key.shape[2] if has_kernels(query) else None
 
 
 def _biased_attention_backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any) -> int | None:

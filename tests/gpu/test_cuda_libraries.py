@@ -123,7 +123,8 @@ def test_attention_with_a_bias_that_has_a_gradient(name: str, width: int, dtype:
     args = tuple(torch.randn(size, device="cuda", dtype=dtype, requires_grad=True) for size in shapes)
     case = Case(Biased(shape, width), args, mean_square)
     compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
-    assert len(compiled.explain().to_dict()["islands"]) == 2
+    # Eager multiplies heads of other widths in float32.
+    assert len(compiled.explain().to_dict()["islands"]) == (2 if width == 64 else 0)
     assert_as_near_as_eager(case, compiled)
 
 
@@ -136,17 +137,21 @@ def test_attention_with_a_bias_in_a_file(tmp_path: Path) -> None:
     assert_as_near_as_eager(case, retrograd.load(tmp_path / "biased.rgd", model))
 
 
-@pytest.mark.parametrize("width", [32, 12])
-def test_an_output_may_lie_otherwise_than_kernels_give_it(width: int) -> None:
-    q, k, v, grad = (torch.randn(2, 4, 64, width, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+def test_an_output_may_lie_otherwise_than_kernels_give_it() -> None:
+    q, k, v, grad = (torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     mask = torch.randn(1, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
-    for out, sums in (attention(q, k, v, attn_mask=mask), biased_attention(q, k, v, mask, False, None)):
-        plain, biased = [], []
-        for laid in (out, out.contiguous()):
-            plain.append(attention_backward(grad, q, k, v, laid, sums, 0.0, False, attn_mask=mask))
-            biased.append(biased_attention_backward(grad, q, k, v, mask, laid, sums, False, None))
-        torch.testing.assert_close(*plain, rtol=2e-2, atol=2e-2)
-        torch.testing.assert_close(*biased, rtol=2e-2, atol=2e-2)
+    out, sums = biased_attention(q, k, v, mask, False, None)
+    found = [
+        biased_attention_backward(grad, q, k, v, mask, laid, sums, False, None) for laid in (out, out.contiguous())
+    ]
+    torch.testing.assert_close(*found)
+    out, sums = attention(q, k, v, attn_mask=mask)
+    plain = [
+        attention_backward(grad, q, k, v, laid, sums, 0.0, False, attn_mask=mask)
+        for laid in (out, out.contiguous(), out.transpose(1, 2).contiguous().transpose(1, 2))
+    ]
+    torch.testing.assert_close(plain[0], plain[1])
+    torch.testing.assert_close(plain[0], plain[2])
 
 
 def test_under_autocast_attention_is_in_its_type() -> None:

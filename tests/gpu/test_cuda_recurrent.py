@@ -105,7 +105,7 @@ def test_twice_through_one_graph() -> None:
 
 def test_a_file_has_them_written_out(tmp_path: Path) -> None:
     model = Recurrent(nn.GRU(FEATURES, WIDTH)).cuda()
-    x = torch.randn(4, BATCH, FEATURES, device="cuda")
+    x = torch.randn(4, BATCH, FEATURES, device="cuda", requires_grad=True)
     compiled = retrograd.compile_backward(model, (x,), cache=False)
     compiled.save(tmp_path / "layer.rgd")
     _assert_as_eager(model, retrograd.load(tmp_path / "layer.rgd", model), x, ALLOWED[torch.float32])
