@@ -93,7 +93,7 @@ class PortableAttention(TorchFunctionMode):
 
 
 def _cast_as_autocast(given: Any, device: str) -> Any:
-    """What attention is given, in the type in which autocast has it computed: the ops that stand for it know none."""
+    """Cast what attention is given to the type in which autocast has it computed: the ops that stand for it do not."""
     if not torch.is_autocast_enabled(device):
         return given
     dtype = torch.get_autocast_dtype(device)

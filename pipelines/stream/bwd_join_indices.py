@@ -126,7 +126,7 @@ def _reduce_once(read: _Sum) -> _Sum | None:
 
 
 def _division(place: Any, names: tuple[str, ...]) -> tuple[Any, int] | None:
-    """What a place is by a division: what is divided, and the constant by which."""
+    """Return what is divided where a place is part of it by a division, and the constant by which."""
     owner = _owner(place)
     if owner is None or owner.name not in names:
         return None
