@@ -13,7 +13,7 @@ from retrograd.dialects import builders, bwd, ir
 from retrograd.pipelines.analysis.hooks.hook_schedule import POLICIES, HookSchedule
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.hook_reader import UNTUPLE, ReadHooks, read_hooks
+from retrograd.pipelines.transforms.helpers.hook_reader import UNTUPLE, ReadHooks, read_hooks, returned_values
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def apply_order(func: ir.Operation, read: ReadHooks, order: Sequence[int]) -> No
     """Put the ops of a function into the order of its tasks, chain the effects, and erase the ops of no task in it."""
     block = func.regions[0].blocks[0]
     last = list(block.operations)[-1].operation
-    returned = [n for n, value in enumerate(read.source.values) for operand in last.operands if value == operand]
+    returned = sorted({*returned_values(read, func)})
     wanted = [op for task in order for op in read.with_scalars(_used_ops(read, task))]
     wanted += read.with_scalars(
         p for v in returned if (p := read.source.graph.values[v].producer) is not None and _gives_no_tensor(read, v)
