@@ -203,7 +203,8 @@ class BackwardRequest:
         """Says what PyTorch's libraries compute, on any device."""
         kinds = ["cpu", "cuda"] if self.target is None else [self.target]
         found = [find_libraries(find_target(kind), self.kernels) for kind in kinds]
-        return Libraries(found[0].cpu, found[-1].cuda, found[0].products)
+        on_cpu = found[0].cpu
+        return Libraries(on_cpu, found[-1].cuda, found[0].products, eager_forward=on_cpu is not None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | None) or len(target_on(_CPU, self.target).devices) > 1:

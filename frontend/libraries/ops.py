@@ -54,13 +54,15 @@ class Libraries:
     """From how many multiplications of an op on libraries compute it, on each type of device; ``None``: they do not.
     ``products`` says whether that is so of products on a CPU; those on CUDA are compiled. ``kernels`` are families of
     kernels of our own that the target has: where they take attention or a convolution, and no library does, it is kept
-    whole. ``channels_last`` says that convolutions take and give images with channels last, where that pays."""
+    whole. ``channels_last`` says that convolutions take and give images with channels last, where that pays;
+    ``eager_forward`` that PyTorch ran the forward of a backward that is compiled."""
 
     cpu: int | None = None
     cuda: int | None = None
     products: bool = True
     kernels: tuple[str, ...] = ()
     channels_last: bool = False
+    eager_forward: bool = False
 
     def compiled(self) -> Libraries:
         """The same for what is compiled whole: no library computes anything."""
@@ -125,6 +127,17 @@ def _attention(query: Tensor, key: Tensor, _value: Tensor, dropout_p: float = 0.
 def _attention_backward(_grad: Tensor, *given: Any, **__: Any) -> int | None:
     query, key, value, _out, _lse, dropout_p, *_ = given
     return _attention(query, key, value, dropout_p)
+
+
+# Behind a forward of PyTorch's it is five products, one of them the forward's again. One core with AVX-512, by a call
+# and compiled, ms: 2 x 4 x 64 x 32 causal, 2**20, 0.68 and 1.44; 2 x 4 x 128 x 32 causal, 2**22, 1.17 and 3.32;
+# 2 x 4 x 128 x 64, 2**23, 1.77 and 1.96; 8 x 4 x 128 x 64, 2**25, 5.1 and 6.7; but 2 x 2 x 64 x 32, 2**19, 1.08 and
+# 0.69. Where the forward is compiled too, and saves its softmax, a block of 2**25 takes as long either way.
+_OF_ATTENTION_BACKWARDS = 16
+
+
+def _attention_backward_excess(*_: Any, **__: Any) -> int:
+    return _OF_ATTENTION_BACKWARDS if _LIBRARIES.get().eager_forward else 1
 
 
 def _biased_attention(query: Tensor, key: Tensor, *_: Any) -> int | None:
@@ -305,7 +318,7 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
         _attention, "PyTorch's attention", takes=takes_forward
     ),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: LibraryOp(
-        _attention_backward, "PyTorch's attention", takes=takes_backward
+        _attention_backward, "PyTorch's attention", _attention_backward_excess, takes=takes_backward
     ),
     BIASED_ATTENTION: LibraryOp(_biased_attention, "PyTorch's attention"),
     BIASED_ATTENTION_BACKWARD: LibraryOp(_biased_attention_backward, "PyTorch's attention"),

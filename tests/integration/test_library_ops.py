@@ -318,3 +318,25 @@ def test_long_running_sums_are_pytorchs(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     step.save(tmp_path / "summed.vmfb")
     torch.testing.assert_close(retrograd.load(tmp_path / "summed.vmfb")(*given), summed(*given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "views"])
+def test_attention_of_an_eager_forward_gets_gradients_by_pytorchs_kernel(kind: str) -> None:
+    """From fewer multiplications on than where its forward is compiled; parts of one projection among what it reads."""
+    torch.manual_seed(0)
+    packed = torch.randn(2, 128, 12, 32, requires_grad=True)
+    mask = torch.randn(128, 128) if kind == "mask" else None
+    before = len(retrograd.explain_recompiles())
+
+    def step() -> torch.Tensor:
+        parts = (packed[:, :, start : start + 4].transpose(1, 2) for start in (0, 4, 8))
+        q, k, v = parts if kind == "views" else (part.contiguous() for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=kind == "causal")
+        return torch.autograd.grad(y.transpose(1, 2).sin().sum(), packed)[0]
+
+    expected = step()
+    with retrograd.enable():
+        for _ in range(3):
+            torch.testing.assert_close(step(), expected, rtol=2e-5, atol=1e-6)
+    (entry,) = retrograd.explain_recompiles()[before:]
+    assert "PyTorch's attention is faster" in str(entry)

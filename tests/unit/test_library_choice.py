@@ -3,6 +3,7 @@
 """Which ops libraries compute: by what was asked for, by device and by size."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from retrograd.frontend.libraries.ops import (
     WORTH,
     WORTH_ON_CPU,
     Libraries,
+    computes,
     library_ops,
     product_excess,
 )
@@ -94,9 +96,25 @@ def test_a_budget_does_without_unless_they_are_named() -> None:
 
 def test_of_a_backward_on_any_device() -> None:
     products = find_libraries(find_target("cpu"), "auto").products
-    assert BackwardRequest(None, "eager-order", True).libraries == Libraries(WORTH_ON_CPU, WORTH, products)
-    assert BackwardRequest(None, "eager-order", True, kernels="library").libraries == Libraries(0, 0)
-    assert BackwardRequest("cpu", "eager-order", True, kernels="library").libraries == Libraries(cpu=0)
+    ours = Libraries(WORTH_ON_CPU, WORTH, products, eager_forward=True)
+    assert BackwardRequest(None, "eager-order", True).libraries == ours
+    all_of_them = BackwardRequest(None, "eager-order", True, kernels="library").libraries
+    assert all_of_them == Libraries(0, 0, eager_forward=True)
+    assert BackwardRequest("cpu", "eager-order", True, kernels="library").libraries == replace(all_of_them, cuda=None)
+    assert BackwardRequest(None, "eager-order", True, kernels="off").libraries == NO_LIBRARIES
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_eager", "is_library"), [(128, True, True), (128, False, False), (16, True, False)]
+)
+def test_attention_behind_a_forward_of_pytorchs_is_worth_a_call_sooner(
+    rows: int, is_eager: bool, is_library: bool
+) -> None:
+    q, k, v, grad = (torch.randn(2, 4, rows, 32) for _ in range(4))
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    with library_ops(Libraries(cpu=WORTH_ON_CPU, eager_forward=is_eager)):
+        assert computes(backward, grad, q, k, v, out, sums, 0.0, False) == is_library
 
 
 def test_the_work_of_a_convolution() -> None:
