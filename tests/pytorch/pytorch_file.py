@@ -30,6 +30,7 @@ from torch._dynamo import compiled_autograd
 
 import retrograd
 from retrograd.frontend.autograd.engine.engine import Engine
+from retrograd.frontend.autograd.steps.variants import Use
 
 COMPARES = "check_output_and_recompiles"
 # In the names of classes whose tests open stock's compiled autograd where they want it.
@@ -40,22 +41,26 @@ class AnyCount(int):
     """A number of stock's captures or compilations."""
 
 
-class Captures:
-    """Counts the steps at which a captured backward ran."""
+class Steps:
+    """Counts the steps at which a captured backward ran, and those at which one ran that was compiled before."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.captured = self.compiled = 0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count while this is open."""
-        run = Engine._run_function
+        run, run_compiled = Engine._run_function, Use.run
 
         def counting(engine: Engine, *arguments: Any) -> Any:
-            self.count += 1
+            self.captured += 1
             return run(engine, *arguments)
 
-        with mock.patch.object(Engine, "_run_function", counting):
+        def counting_compiled(use: Use, frame: Any) -> Any:
+            self.compiled += 1
+            return run_compiled(use, frame)
+
+        with mock.patch.object(Engine, "_run_function", counting), mock.patch.object(Use, "run", counting_compiled):
             yield
 
 
@@ -122,11 +127,11 @@ def in_stocks_place(mode: str, case: unittest.TestCase) -> Iterator[None]:
 
 def run_case(case: unittest.TestCase, mode: str, times: int) -> dict[str, Any]:
     """Run a test a few times, all in one scope."""
-    captures, before = Captures(), len(retrograd.explain_recompiles())
+    steps, before = Steps(), len(retrograd.explain_recompiles())
     opens_itself = STOCKS_TESTS in type(case).__name__
     found: dict[str, Any] = {"kind": "passed"}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(captures.counted())
+        stack.enter_context(steps.counted())
         stack.enter_context(in_stocks_place(mode, case))
         if not opens_itself:
             stack.enter_context(scope(mode))
@@ -143,7 +148,8 @@ def run_case(case: unittest.TestCase, mode: str, times: int) -> dict[str, Any]:
     entries = retrograd.explain_recompiles()[before:]
     compiled = [entry for entry in entries if "eagerly" not in entry.outcome and "left" not in entry.outcome]
     why = [f"{e.outcome}: {'; '.join(e.reasons)}"[:300] for e in entries if e not in compiled]
-    return {**found, "captured": captures.count, "compiled": len(compiled), "eager": why}
+    ran = steps.compiled + len(compiled)
+    return {**found, "captured": steps.captured, "compiled": ran, "compilations": len(compiled), "eager": why}
 
 
 def _last_line(text: str) -> str:

@@ -32,11 +32,11 @@ BATCH = 40
 
 def run_tests(file: Path, names: Sequence[str], mode: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what became of each test of ``file`` in a mode, ``eager`` or ``enable``, in order."""
-    left = list(names)
-    while left:
-        found = list(_run_process(file, left, mode, options))
-        yield from found
-        left = left[len(found) :]
+    done = 0
+    while done < len(names):
+        for found in _run_process(file, names[done:], mode, options):
+            done += 1
+            yield found
 
 
 def _run_process(file: Path, names: Sequence[str], mode: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
