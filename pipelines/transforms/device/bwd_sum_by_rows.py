@@ -1,0 +1,154 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``bwd-sum-by-rows``: what is reduced over several axes to one number is reduced axis by axis, the last one first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from retrograd.dialects import ir
+from retrograd.pipelines.infra.functions import functions, only_block
+from retrograd.pipelines.infra.passes import ModulePass
+from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.generics import (
+    GENERIC,
+    ITERATORS,
+    MAPS,
+    SEGMENTS,
+    is_reduced,
+    map_of_loops,
+    read_inputs,
+    read_maps,
+)
+
+_SUMS = ("arith.addf", "arith.addi")
+# Of which the same number may be taken twice.
+_EXTREMES = (
+    *("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"),
+    *("arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"),
+)
+# So many IREE gives to one workgroup: of two axes, and of more.
+_MOST_OF_TWO, _MOST_OF_MORE = 4096, 256
+
+
+@dataclass(frozen=True)
+class BwdSumByRows(ModulePass):
+    """Reduces a ``linalg.generic`` over two axes or more to a single number by its last axis, to a tensor of partial
+    results, and that by its last axis again, and so on.
+
+    IREE splits such a reduction of many numbers among workgroups, and what the parts are put together by does not
+    compile for a GPU ("failed to distribute"): a mean over a batch of images or of rows.
+    """
+
+    name: ClassVar[str] = "bwd-sum-by-rows"
+    description: ClassVar[str] = "Reduce to a single number axis by axis"
+
+    def apply(self, module: ir.Operation) -> None:
+        for func in functions(module):
+            block = only_block(func, self.name)
+            for view in list(block.operations):
+                op: ir.Operation | None = view.operation
+                while op is not None and (sizes := _find_sizes(op)) is not None:
+                    op = _take_last(op, sizes)
+
+
+def _find_sizes(op: ir.Operation) -> tuple[int, ...] | None:
+    """The sizes of the axes over which an op reduces many numbers to one; ``None`` where it does not."""
+    if op.name != GENERIC or len(op.results) != 1 or ir.RankedTensorType(op.results[0].type).rank != 0:
+        return None
+    if len(is_reduced(op)) < 2 or not all(is_reduced(op)) or not _can_be_divided(op):
+        return None
+    sizes = _read_sizes(op)
+    if sizes is None:
+        return None
+    return sizes if prod(sizes) > (_MOST_OF_TWO if len(sizes) == 2 else _MOST_OF_MORE) else None
+
+
+def _can_be_divided(op: ir.Operation) -> bool:
+    """Whether an op reduces by a function whose parts may be put together, from a number that may be there twice."""
+    (block,) = op.regions[0].blocks
+    *_, end = block.operations
+    combined = end.operands[0].owner
+    so_far = block.arguments[len(block.arguments) - 1]
+    uses = list(so_far.uses)
+    number = read_number(op.operands[len(op.operands) - 1])
+    if not isinstance(combined, ir.OpView | ir.Operation) or len(uses) != 1 or number is None:
+        return False
+    name = combined.operation.name
+    is_neutral = name in _EXTREMES or (name in _SUMS and number.value == 0)
+    return is_neutral and uses[0].owner.operation == combined.operation
+
+
+def _read_sizes(op: ir.Operation) -> tuple[int, ...] | None:
+    """How often each loop of an op runs; ``None`` where a size is open, or an operand is read otherwise than by
+    axes."""
+    sizes: dict[int, int] = {}
+    for operand, indices in zip(read_inputs(op), read_maps(op), strict=False):
+        if not isinstance(operand.type, ir.RankedTensorType):
+            continue
+        type_ = ir.RankedTensorType(operand.type)
+        if not type_.has_static_shape:
+            return None
+        for expression, size in zip(indices.results, type_.shape, strict=True):
+            if isinstance(expression, ir.AffineDimExpr):
+                sizes[expression.position] = size
+    count = len(is_reduced(op))
+    return tuple(sizes[loop] for loop in range(count)) if len(sizes) == count else None
+
+
+def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
+    """Reduce over the last axis only, and what that gives over the others; returns the op that does the latter."""
+    ip, count = ir.InsertionPoint(op), len(sizes)
+    inside = range(count - 1)
+    first = op.operands[len(op.operands) - 1]
+    element = ir.RankedTensorType(first.type).element_type
+    partial = ir.RankedTensorType.get(list(sizes[:-1]), element, loc=op.location)
+    empty = ir.Operation.create("tensor.empty", results=[partial], loc=op.location, ip=ip).results[0]
+    number = read_number(first)
+    assert number is not None, "asked by _can_be_divided"
+    filled = create_fill(number, empty, ip, op.location)
+    rows = op.clone(ip=ip)
+    rows.operands[len(rows.operands) - 1] = filled
+    rows.results[0].set_type(partial)
+    maps = [*read_maps(op)[:-1], map_of_loops(inside, count)]
+    rows.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(indices) for indices in maps])
+    rows.attributes[ITERATORS] = _iterators(count - 1, 1)
+    whole = ir.Operation.create(
+        GENERIC,
+        operands=[rows.results[0], first],
+        results=[op.results[0].type],
+        attributes={
+            MAPS: ir.ArrayAttr.get(
+                [ir.AffineMapAttr.get(map_of_loops(loops, count - 1)) for loops in (inside, ())],
+            ),
+            ITERATORS: _iterators(0, count - 1),
+            SEGMENTS: ir.DenseI32ArrayAttr.get([1, 1]),
+        },
+        regions=1,
+        loc=op.location,
+        ip=ip,
+    )
+    _fill_body(op, whole, element)
+    op.results[0].replace_all_uses_with(whole.results[0])
+    op.erase()
+    return whole
+
+
+def _fill_body(like: ir.Operation, made: ir.Operation, element: ir.Type) -> None:
+    """Have ``made`` put numbers together as ``like`` does."""
+    (block,) = like.regions[0].blocks
+    *_, end = block.operations
+    body = made.regions[0].blocks.append(element, element, arg_locs=[like.location] * 2)
+    with ir.InsertionPoint(body), like.location:
+        combined = end.operands[0].owner.operation.clone()
+        for place in range(2):
+            combined.operands[place] = body.arguments[place]
+        ir.Operation.create("linalg.yield", operands=[combined.results[0]])
+
+
+def _iterators(parallel: int, reduced: int) -> ir.ArrayAttr:
+    kinds = ["parallel"] * parallel + ["reduction"] * reduced
+    return ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds])
