@@ -24,14 +24,15 @@ from retrograd.pipelines.transforms.helpers.generics import (
     read_maps,
 )
 
-_SUMS = ("arith.addf", "arith.addi")
+# What is put together, and the number that changes nothing.
+_NEUTRAL = {"arith.addf": 0, "arith.addi": 0, "arith.mulf": 1, "arith.muli": 1}
 # Of which the same number may be taken twice.
 _EXTREMES = (
     *("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"),
     *("arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"),
 )
-# So many IREE gives to one workgroup: of two axes, and of more.
-_MOST_OF_TWO, _MOST_OF_MORE = 4096, 256
+# So many IREE gives to one workgroup, whatever their axes.
+_MOST_OF_ONE = 256
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,12 @@ class BwdSumByRows(ModulePass):
 
 def _find_sizes(op: ir.Operation) -> tuple[int, ...] | None:
     """The sizes of the axes over which an op reduces many numbers to one; ``None`` where it does not."""
-    if op.name != GENERIC or len(op.results) != 1 or ir.RankedTensorType(op.results[0].type).rank != 0:
+    if op.name != GENERIC or len(op.results) != 1 or set(ir.RankedTensorType(op.results[0].type).shape) - {1}:
         return None
     if len(is_reduced(op)) < 2 or not all(is_reduced(op)) or not _can_be_divided(op):
         return None
     sizes = _read_sizes(op)
-    if sizes is None:
-        return None
-    return sizes if prod(sizes) > (_MOST_OF_TWO if len(sizes) == 2 else _MOST_OF_MORE) else None
+    return sizes if sizes is not None and prod(sizes) > _MOST_OF_ONE else None
 
 
 def _can_be_divided(op: ir.Operation) -> bool:
@@ -78,8 +77,8 @@ def _can_be_divided(op: ir.Operation) -> bool:
     if not isinstance(combined, ir.OpView | ir.Operation) or len(uses) != 1 or number is None:
         return False
     name = combined.operation.name
-    is_neutral = name in _EXTREMES or (name in _SUMS and number.value == 0)
-    return is_neutral and uses[0].owner.operation == combined.operation
+    is_neutral = name in _EXTREMES or _NEUTRAL.get(name) == number.value
+    return is_neutral and bool(uses[0].owner.operation == combined.operation)
 
 
 def _read_sizes(op: ir.Operation) -> tuple[int, ...] | None:
@@ -114,6 +113,8 @@ def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
     rows.operands[len(rows.operands) - 1] = filled
     rows.results[0].set_type(partial)
     maps = [*read_maps(op)[:-1], map_of_loops(inside, count)]
+    # An axis of one number may be left.
+    only = ir.AffineMap.get(count - 1, 0, [ir.AffineConstantExpr.get(0)] * ir.RankedTensorType(first.type).rank)
     rows.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(indices) for indices in maps])
     rows.attributes[ITERATORS] = _iterators(count - 1, 1)
     whole = ir.Operation.create(
@@ -122,7 +123,7 @@ def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
         results=[op.results[0].type],
         attributes={
             MAPS: ir.ArrayAttr.get(
-                [ir.AffineMapAttr.get(map_of_loops(loops, count - 1)) for loops in (inside, ())],
+                [ir.AffineMapAttr.get(map_of_loops(inside, count - 1)), ir.AffineMapAttr.get(only)],
             ),
             ITERATORS: _iterators(0, count - 1),
             SEGMENTS: ir.DenseI32ArrayAttr.get([1, 1]),
