@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -930,6 +931,32 @@ def test_noise_from_means_over_pixels_is_no_alarm() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
     (entry,) = retrograd.explain_recompiles()[before:]
     assert entry.outcome == "compiled", str(entry)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes", "times"),
+    [
+        (nn.Conv2d(3, 8, 3), (16, 3, 32, 32), 3),
+        # 1024 terms are added up in two levels, fewer one after the other.
+        (nn.Linear(16, 32), (1024, 16), 20),
+        (nn.Linear(16, 32), (1000, 16), 20),
+    ],
+)
+def test_sums_of_many_terms_are_near_those_of_float64(layer: nn.Module, sizes: tuple[int, ...], times: float) -> None:
+    """By so many times eager's own distance from it, of the filters or weights and of the bias."""
+    torch.manual_seed(0)
+    x, exact = torch.randn(sizes) + 1, copy.deepcopy(layer).double()
+
+    def step(model: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
+        return [*torch.autograd.grad(model(given).square().sum(), list(model.parameters()))]
+
+    wanted, eager = step(exact, x.double()), step(layer, x)
+    with retrograd.enable():
+        step(layer, x)
+        found = step(layer, x)
+    for mine, theirs, right in zip(found, eager, wanted, strict=True):
+        off, own = ((given.double() - right).norm() / right.norm() for given in (mine, theirs))
+        assert off <= max(times * own, 2e-7)
 
 
 @pytest.mark.long
