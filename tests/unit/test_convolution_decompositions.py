@@ -44,6 +44,10 @@ CONVOLUTIONS = {
     "wide_padding": (1, 2, 3, (5, 5), (2, 2), (1, 1), (3, 3), (1, 1), 1),
     "one_by_one": (2, 4, 6, (5, 5), (1, 1), (1, 1), (0, 0), (1, 1), 1),
     "one_by_one_stride": (2, 4, 6, (6, 5), (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    "one_place": (3, 4, 6, (1, 1), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "one_place_of_planes": (3, 4, 6, (3, 2), (1, 1), (3, 2), (0, 0), (1, 1), 1),
+    "one_place_of_padding": (3, 4, 6, (1,), (1,), (3,), (1,), (1,), 1),
+    "one_place_of_one_image": (1, 4, 6, (1, 1), (1, 1), (1, 1), (0, 0), (1, 1), 1),
     "five": (2, 3, 4, (9, 9), (5, 5), (1, 1), (2, 2), (1, 1), 1),
     "seven_stride": (1, 3, 4, (15, 14), (7, 7), (2, 2), (3, 3), (1, 1), 1),
     "grouped": (2, 4, 6, (7, 7), (3, 3), (2, 1), (1, 1), (1, 2), 2),
@@ -66,6 +70,7 @@ CONVOLUTIONS = {
 TRANSPOSED = {
     # name: batch, channels, filters, spatial, kernel, stride, padding, dilation, groups, output padding
     "plain": (2, 3, 4, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 1, (0, 0)),
+    "one_place": (3, 4, 6, (1, 1), (1, 1), (2, 2), (0, 0), (1, 1), 1, (1, 0)),
     "stride": (2, 3, 4, (5, 6), (3, 4), (2, 2), (1, 1), (1, 1), 1, (1, 0)),
     "dilated_output_padding": (1, 2, 3, (5, 5), (3, 3), (1, 2), (0, 0), (3, 3), 1, (2, 2)),
     "grouped": (2, 4, 6, (5, 5), (3, 3), (2, 2), (1, 1), (1, 1), 2, (0, 1)),
@@ -131,6 +136,20 @@ def test_axes_are_squeezed_by_one_view(size: tuple[int, ...]) -> None:
     graph, tensors = trace(aten.squeeze.dims, x, axes)
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [aten.view.default]
     assert_close(graph(*tensors), aten.squeeze.dims(x, axes))
+
+
+@pytest.mark.parametrize(("width", "is_of_rows"), [(1, True), (2, False)])
+def test_one_place_of_each_image_is_a_row_of_one_product(width: int, is_of_rows: bool) -> None:
+    """For each image by itself the filters would be read again."""
+    x, weight, how = torch.randn(3, 4, 1, width), torch.randn(6, 4, 1, 1), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    given = torch.randn(3, 6, 1, width), x, weight, None, *how, [True, True, False]
+    for op, arguments in (
+        (aten.convolution.default, (x, weight, None, *how)),
+        (aten.convolution_backward.default, given),
+    ):
+        graph, _ = trace(op, *arguments)
+        assert (aten.bmm.default in targets(graph)) != is_of_rows
+        assert (aten.mm.default in targets(graph)) == (is_of_rows or op is aten.convolution_backward.default)
 
 
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])

@@ -31,7 +31,10 @@ def correlation(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tenso
     out = out_size(x.shape[2:], window)
     lead, filters = x.shape[0], weight.shape[0]
     if _is_product(window, groups):
-        return torch.bmm(_for_each(weight.flatten(1), lead), _only_view(x, window, out)).reshape(lead, filters, *out)
+        view = _only_view(x, window, out)
+        if _is_of_rows(x, out):
+            return torch.mm(view.flatten(1), weight.flatten(1).t()).reshape(lead, filters, *out)
+        return torch.bmm(_for_each(weight.flatten(1), lead), view).reshape(lead, filters, *out)
     depth = weight.shape[1]
     columns = Columns.plan(window, x.shape[2:], out, x.shape[:2], x.element_size())
     if depth == 1 and (columns.by_tap or filters == groups):
@@ -54,8 +57,12 @@ def input_gradient(grad: Tensor, weight: Tensor, window: Window, size: Sequence[
     A weight of narrower type than ``grad`` is turned as it is, and widened when it is multiplied.
     """
     if _is_product(window, groups):
-        matrix = _for_each(weight.to(grad.dtype).flatten(1).t(), grad.shape[0])
-        value = torch.bmm(matrix, grad.flatten(2)).reshape(grad.shape[0], weight.shape[1], *grad.shape[2:])
+        matrix, lead = weight.to(grad.dtype).flatten(1), grad.shape[0]
+        is_of_rows = _is_of_rows(grad, grad.shape[2:])
+        flat = (
+            torch.mm(grad.flatten(1), matrix) if is_of_rows else torch.bmm(_for_each(matrix.t(), lead), grad.flatten(2))
+        )
+        value = flat.reshape(lead, weight.shape[1], *grad.shape[2:])
         return fold([((0,) * window.rank, value)], window, size)
     narrow = groups == 1 and weight.shape[1] < TURNED_CHANNELS
     turns = is_static((*size, *grad.shape[2:])) and can_turn(window) and math.prod(window.stride) <= MAX_PHASES
@@ -82,6 +89,9 @@ def weight_gradient(x: Tensor, grad: Tensor, window: Window, groups: int) -> Ten
     out = grad.shape[2:]
     depth, filters = x.shape[1] // groups, grad.shape[1] // groups
     if _is_product(window, groups):
+        if _is_of_rows(grad, out):
+            rows = _only_view(x, window, out).flatten(1)
+            return torch.mm(grad.flatten(1).t(), rows).reshape(filters, depth, *window.kernel)
         left, right = grad.transpose(0, 1).flatten(1), _only_view(x, window, out).transpose(1, 2)
         return torch.mm(left, right.flatten(0, 1)).reshape(filters, depth, *window.kernel)
     columns = Columns.plan(window, x.shape[2:], out, x.shape[:2], x.element_size())
@@ -99,6 +109,12 @@ def weight_gradient(x: Tensor, grad: Tensor, window: Window, groups: int) -> Ten
 def _is_product(window: Window, groups: int) -> bool:
     """Whether a correlation of all channels with a filter of one tap: a product, without columns."""
     return groups == 1 and math.prod(window.kernel) == 1
+
+
+def _is_of_rows(x: Tensor, out: Sequence[int]) -> bool:
+    """Whether such a product is of one place of each image, as where channels are weighted by what is in them: a linear
+    layer, which reads its matrix once and not for each image. On a CPU; on GPUs it is not measured."""
+    return x.device.type == "cpu" and is_static(out) and math.prod(out) == 1
 
 
 def _only_view(x: Tensor, window: Window, out: Sequence[int]) -> Tensor:
