@@ -41,7 +41,7 @@ def flash_attention(
     q, k, v = computed(query), all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     weights, lse = softmax_sums(attention_scores(q, k, is_causal, attn_mask, scale))
     output = torch.matmul(weights, v).to(query.dtype)
-    return _laid_out_like(output, query), _swapped_layout(lse.squeeze(-1))
+    return laid_out_like(output, query), _swapped_layout(lse.squeeze(-1))
 
 
 def flash_attention_backward(
@@ -137,7 +137,7 @@ def summed_heads(x: Tensor, repeats: int) -> Tensor:
     return x if repeats == 1 else x.unflatten(1, (-1, repeats)).sum(2)
 
 
-def _laid_out_like(x: Tensor, query: Tensor) -> Tensor:
+def laid_out_like(x: Tensor, query: Tensor) -> Tensor:
     """The kernel allocates its output in the query's order of axes, and the model's own views count on that."""
     order = sorted(range(x.dim()), key=query.stride, reverse=True)
     return x.permute(order).contiguous().permute([order.index(axis) for axis in range(x.dim())])

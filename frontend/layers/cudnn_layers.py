@@ -123,9 +123,8 @@ def _call(
         *(given, parts, _WEIGHTS, packed, hidden, cell),
         *(mode, width, 0, 1, False, 0.0, True, False, [], None),
     )
-    # There is no cell state but an LSTM's.
-    states = [state.squeeze(0) for state in (last, last_cell) if state is not None]
-    return outputs.flip(0) if reverse else outputs, *states, reserve
+    last_states = [state.squeeze(0) for state in (last, last_cell)[: len(states)]]
+    return outputs.flip(0) if reverse else outputs, *last_states, reserve
 
 
 def _call_backward(

@@ -124,7 +124,7 @@ def test_attention_with_a_bias_that_has_a_gradient(name: str, width: int, dtype:
     case = Case(Biased(shape, width), args, mean_square)
     compiled = retrograd.compile_backward(case.model, case.args, kernels="library", cache=False)
     # Eager multiplies heads of other widths in float32.
-    assert len(compiled.explain().to_dict()["islands"]) == (2 if width == 64 else 0)
+    assert len(compiled.explain().to_dict().get("islands", ())) == (2 if width == 64 else 0)
     assert_as_near_as_eager(case, compiled)
 
 
