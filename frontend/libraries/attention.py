@@ -96,8 +96,8 @@ def attention_backward(
             op = aten._scaled_dot_product_cudnn_attention_backward.default
             lse, masked = logsumexp.unsqueeze(-1), (state[:1], state[1:], attn_mask)
             # A kernel is kept by how its inputs lie, and reads an output as that of its first call lay.
-            given = (grad, query, key, value, laid_out_like(out, query), lse)
-            found = op(*given, *masked, *lengths, 0.0, is_causal, scale=scale)
+            laid = laid_out_like(out, query)
+            found = op(grad, query, key, value, laid, lse, *masked, *lengths, 0.0, is_causal, scale=scale)
         case SDPBackend.FLASH_ATTENTION:
             op = aten._scaled_dot_product_flash_attention_backward.default
             wide = [_widened(t) for t in (grad, query, key, value, out)]
