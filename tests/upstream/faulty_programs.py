@@ -97,3 +97,58 @@ func.func @main(%x: tensor<3x5xf32>) -> (tensor<5x3xf32>, tensor<3x5xf32>) {
 }
 """
 """An op of two results, of which one is turned round."""
+
+SUM_OF_ROWS = """
+#matrix = affine_map<(i, j) -> (i, j)>
+#number = affine_map<(i, j) -> ()>
+func.func @main(%x: tensor<4096x512xf32>) -> tensor<f32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<f32>
+  %start = linalg.fill ins(%zero : f32) outs(%empty : tensor<f32>) -> tensor<f32>
+  %r = linalg.generic {indexing_maps = [#matrix, #number], iterator_types = ["reduction", "reduction"]}
+      ins(%x : tensor<4096x512xf32>) outs(%start : tensor<f32>) {
+  ^bb0(%a: f32, %out: f32):
+    %s = arith.addf %a, %out : f32
+    linalg.yield %s : f32
+  } -> tensor<f32>
+  return %r : tensor<f32>
+}
+"""
+"""A sum of all numbers of a matrix, which is split among workgroups."""
+
+NUMBERED = """
+#id = affine_map<(i) -> (i)>
+func.func @main(%x: tensor<25165824xf32>) -> tensor<25165824xf32> {
+  %c512 = arith.constant 512 : index
+  %c12 = arith.constant 12 : index
+  %n12 = arith.constant 12 : i32
+  %n512 = arith.constant 512 : i32
+  %empty = tensor.empty() : tensor<25165824xf32>
+  %r = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%x : tensor<25165824xf32>) outs(%empty : tensor<25165824xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %place = linalg.index 0 : index
+    %column = arith.remsi %place, %c512 : index
+    %rows = arith.divsi %place, %c512 : index
+    %row = arith.remsi %rows, %c512 : index
+    %matrices = arith.divsi %rows, %c512 : index
+    %head = arith.remsi %matrices, %c12 : index
+    %batch = arith.divsi %matrices, %c12 : index
+    %b = arith.index_cast %batch : index to i32
+    %h = arith.index_cast %head : index to i32
+    %w = arith.index_cast %row : index to i32
+    %c = arith.index_cast %column : index to i32
+    %0 = arith.muli %b, %n12 : i32
+    %1 = arith.addi %0, %h : i32
+    %2 = arith.muli %1, %n512 : i32
+    %3 = arith.addi %2, %w : i32
+    %4 = arith.muli %3, %n512 : i32
+    %5 = arith.addi %4, %c : i32
+    %6 = arith.sitofp %5 : i32 to f32
+    %7 = arith.mulf %a, %6 : f32
+    linalg.yield %7 : f32
+  } -> tensor<25165824xf32>
+  return %r : tensor<25165824xf32>
+}
+"""
+"""A number's place, taken apart as where IREE makes one loop of four, and put together again."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_programs import ONE_WINDOW, OUTER, TURNED, WEIGHTED_SUM
+from faulty_programs import NUMBERED, ONE_WINDOW, OUTER, SUM_OF_ROWS, TURNED, WEIGHTED_SUM
 from iree_tools import RUN_MODULE
 from numpy.typing import NDArray
 
@@ -128,3 +128,16 @@ def test_elementwise_kernels_for_cuda_have_workgroups_of_one_warp(tmp_path: Path
     compile_stock(tmp_path, text, *find_target("cuda:sm_90").flags, f"--iree-hal-dump-executable-files-to={tmp_path}")
     (ptx,) = (path.read_text(encoding="utf-8") for path in tmp_path.glob("*.ptx"))
     assert re.findall(r"\.maxntid (\d+)", ptx) == ["32"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(SUM_OF_ROWS, "failed to distribute"), (NUMBERED, "Cannot select")],
+    ids=["a sum of all numbers: bwd-sum-by-rows", "quotients of 16 bits: bwd-join-indices"],
+)
+def test_code_for_cuda_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    """With the flags that are tried first: the pass that an id names has it compile."""
+    target = find_target("cuda:sm_90")
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_stock(tmp_path, text, *target.flags, *target.ladder[0])
+    assert said in capfd.readouterr().err
