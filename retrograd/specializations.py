@@ -104,7 +104,8 @@ class Specializations:
         while True:
             if isinstance(refused, PartsFromEagerError):
                 self._note_parting(refused)
-            if self._stays_in_eager:
+            # Gradients may be off, say, which the model asks.
+            if self._stays_in_eager or self.values.are_in_eager():
                 return self._call_model(args, kwargs)
             try:
                 return self._call_other(args, kwargs, refused)

@@ -103,7 +103,7 @@ def capture_joint(
     check_call(model, args, kwargs)
     given = (model, args, dict(kwargs or {}), dynamic_shapes)
     if as_in_eager:
-        return _capture(stack, *given, says_compiling=False)
+        return _capture(stack.enter_context(contextlib.ExitStack()), *given, says_compiling=False)
     with contextlib.ExitStack() as attempt:
         try:
             captured = _capture(attempt, *given, says_compiling=True)
@@ -126,11 +126,12 @@ def _capture(
     dynamic_shapes: Any,
     *,
     says_compiling: bool,
+    counts: bool = False,
 ) -> CapturedGraph:
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
     flat = FlatModule(model, in_spec, leaves, says_compiling)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    flat.examples = tensors
+    flat.examples, flat.counts = tensors, counts
     inputs = input_specs(args, kwargs)
     flat.constants = {i.name: leaf for i, leaf in zip(inputs, leaves, strict=True) if i.type is None}
     _check_differentiable(flat, tensors)
@@ -148,6 +149,9 @@ def _capture(
     kept = flat.made.take_out_kept(flat.parts())
     if kept is not None:
         raise kept
+    if flat.changes and not counts:
+        stack.close()
+        return _capture(stack, model, args, kwargs, dynamic_shapes, says_compiling=says_compiling, counts=True)
     graph_module = joint.graph_module
     _check_gradients(graph_module)
     graph_module.meta.setdefault(CONSTANTS, []).extend(flat.read)

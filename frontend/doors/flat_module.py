@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
-from retrograd.frontend.python.argument_answers import Answer, Answers, answering
+from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.outliving_tensors import MadeTensors
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
 from retrograd.frontend.python.sanity_checks import CheckRecorder, SanityCheck
 from retrograd.frontend.python.side_effects import contained, refuse_counting, unchanged
@@ -64,12 +65,15 @@ class FlatModule(torch.nn.Module):
         self.made = MadeTensors()
         # Tensors beside its state and its arguments whose contents it took.
         self.read: list[torch.Tensor] = []
+        # Whether it is known to write to what it reads, and what that is, by a trace that was not the first.
+        self.counts = False
+        self.changes: set[str] = set()
         # The Python values that the first of several traces went by.
         self.python: PythonValues | None = None
         self.checks: tuple[SanityCheck, ...] = ()
         # The tensors that are compiled for, whose contents answer what the model asks of its arguments.
         self.examples: tuple[torch.Tensor, ...] | None = None
-        self.answers: tuple[Answer, ...] = ()
+        self.answers: tuple[Answer | ToldOfArgument, ...] = ()
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
         self.out_names: list[str] = []
@@ -118,9 +122,10 @@ class FlatModule(torch.nn.Module):
             self._watched(tensors, here),
         )
         self.made.note((tensors, list(self.parameters()), list(self.buffers())), None)
+        seen = PythonSeen()
         with (
             HookTracker(),
-            SourceTracker(self.made.note, self.read.append),
+            SourceTracker(self.made.note, self.read.append, self._given_names(tensors), seen.asked),
             given,
             contained(self.model, self.made.place_of) as changed,
             noting,
@@ -128,24 +133,48 @@ class FlatModule(torch.nn.Module):
             watched as of,
         ):
             if self.python is not None:
-                return settled(call())
+                result = settled(call())
+                # What the model writes to each time: a run of it that looks into this would be in the graph.
+                self.changes |= {place.path for place in self.python.changed_places()}
+                return result
             modules = {} if self.model is None else dict(self.model.named_modules())
-            seen = PythonSeen()
-            result = settled(run_watched(call, seen, find_generators(self._call, modules)))
+            generators = find_generators(self._call, modules)
+            result = settled(run_watched(call, seen, generators))
         recorder, answers = of
-        self.checks, self.answers = tuple(recorder.checks), tuple(answers.found)
+        self.checks, self.answers = tuple(recorder.checks), (*answers.found, *self._told(seen.asked))
         self.python = find_values(self._call, modules, seen, changed)
+        known = {id(generator) for generator in generators.values()}
+        if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
+            self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
         self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
-        if self.model is not None and changed:
-            with (
-                HookTracker(),
-                SourceTracker(self.made.note, self.read.append),
-                contained(self.model, self.made.place_of),
-                compiling(self.says_compiling),
-                self._watched(tensors, here),
-            ):
-                refuse_counting(self.model, call)
+        if changed or self.python.steps or self.counts:
+            self._again(partial(refuse_counting, self.model, call, self.python), tensors, here)
+            self.python = self.python.without(self.python.changed_places())
         return result
+
+    def _given_names(self, tensors: Sequence[torch.Tensor]) -> dict[int, str]:
+        """The names of parameters and buffers, and the numbers of arguments, by their identity in a trace."""
+        named = {id(tensor): name for name, tensor in (*self.named_parameters(), *self.named_buffers())}
+        return {id(tensor): str(number) for number, tensor in enumerate(tensors)} | {
+            tensor: state_name(name) for tensor, name in named.items()
+        }
+
+    def _told(self, asked: set[tuple[str, str]]) -> tuple[ToldOfArgument, ...]:
+        """Give what the model asked of its arguments but for their contents."""
+        given = [(name, int(number)) for name, number in sorted(asked) if number.isdecimal()]
+        examples = self.examples or ()
+        return tuple(ToldOfArgument(number, name, told_of(examples[number], name)) for name, number in given)
+
+    def _again(self, run: Callable[[], Any], tensors: Sequence[torch.Tensor], owner: CodeType) -> None:
+        """Run what runs the model once more."""
+        with (
+            HookTracker(),
+            SourceTracker(self.made.note, self.read.append),
+            contained(self.model, self.made.place_of),
+            compiling(self.says_compiling),
+            self._watched(tensors, owner),
+        ):
+            run()
 
     @property
     def called(self) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.python.argument_functions import FunctionsOfArguments, Steps
+from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.sanity_checks import CHEAP
 from retrograd.frontend.python.source_locations import place_of_caller
 
@@ -56,6 +57,22 @@ class Answer:
     def holds(self, arguments: Sequence[Tensor]) -> bool:
         """Whether the answer is the same for these tensors as arguments."""
         return bool(self.question(self.steps.run(arguments)) == self.value)
+
+
+@dataclass(frozen=True)
+class ToldOfArgument:
+    """Holds what the model was told of an argument but for its contents, by the name of an attribute or method."""
+
+    number: int
+    name: str
+    value: Any
+
+    def holds(self, arguments: Sequence[Tensor]) -> bool:
+        """Whether these arguments would say the same."""
+        return bool(told_of(arguments[self.number], self.name) == self.value)
+
+    def __str__(self) -> str:
+        return f"the model asks an argument for {self.name}, which was {self.value}"
 
 
 @dataclass

@@ -9,7 +9,9 @@ something is refused is the model run once more, line by line, to find the line.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
 import gc
 import linecache
 import os
@@ -32,7 +34,7 @@ from retrograd.frontend.python.source_locations import CaptureError, is_user_fil
 _CHECKPOINT = checkpoint.__file__
 _STDLIB = sysconfig.get_paths()["stdlib"]
 # As the profiler names functions in C.
-_CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom)>")
+_CLOCKS = re.compile(r"<built-in method (time\.(?!sleep)\w+|now|utcnow|today|posix\.urandom|_?io\.open)>")
 # What puts a hook on a node of autograd's graph, or on what one keeps.
 _HOOKS = re.compile(r"<method '(register_hook|register_prehook|register_hooks)' of '.*' objects>")
 # Of PyTorch's generators, what decides which numbers come next, and what tells them.
@@ -40,16 +42,22 @@ _SEEDS = re.compile(
     r"<method '(manual_seed|seed|initial_seed|set_state|graphsafe_set_state)' of 'torch._C.Generator' objects>"
 )
 _REMEDY = "decide it outside of the model and pass it as an argument, or use torch.rand, which differs at each call"
+_FILE_REMEDY = "read it before the model is called, and pass what it has as an argument or keep it as an attribute"
 _CLOCK_REMEDY = "take it out of the model, or leave it out where torch.compiler.is_compiling()"
 
 
 @dataclass
 class PythonSeen:
     """The Python that a model ran: the code of its functions, and the variables of the environment that it read, each
-    with what it was then (``None`` where it was not set). ``asks_compiling`` says that it asked whether it compiles,
-    ``hooks_graph`` that hooks were put on autograd's graph."""
+    with what it was then (``None`` where it was not set), or that it read all of them. ``read`` has the names of
+    attributes that it asked for by ``getattr`` and ``hasattr``; ``asks_compiling`` says that it asked whether it
+    compiles, ``hooks_graph`` that hooks were put on autograd's graph."""
 
     codes: set[CodeType] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    reads_environment: bool = False
+    # What it asked of parameters and buffers but for their contents, with the name of each.
+    asked: set[tuple[str, str]] = field(default_factory=set)
     environment: dict[str, str | None] = field(default_factory=dict)
     asks_compiling: bool = False
     hooks_graph: bool = False
@@ -71,7 +79,7 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
     before = {name: _state(generator) for name, generator in known.items()}
     seeded = torch.default_generator.get_state()
     profiler = Profiler()
-    with _alone(), _watched_environment(seen):
+    with _alone(), _watched_environment(seen), _watched_attributes(seen):
         profiler.enable(subcalls=True, builtins=True)
         try:
             result = run()
@@ -97,7 +105,8 @@ def run_watched(run: Callable[[], Any], seen: PythonSeen, generators: Mapping[st
             # What is not called again was done once and for all, such as an import.
             place = _find_call(run, entry.code, called.code) if clock else None
             if place is not None:
-                raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", _CLOCK_REMEDY)
+                remedy = _FILE_REMEDY if clock is not None and clock.endswith("io.open") else _CLOCK_REMEDY
+                raise CaptureError(f"the model calls {clock}, {_FROZEN}{place}", remedy)
     return result
 
 
@@ -147,6 +156,7 @@ def _find_user(frame: FrameType | None) -> FrameType | None:
 _FROZEN = "which would be compiled in as they were while tracing"
 
 
+@functools.cache
 def _is_users(code: CodeType) -> bool:
     return is_user_file(code.co_filename) and not is_library(code.co_filename)
 
@@ -231,22 +241,53 @@ def _alone() -> Iterator[None]:
 def _watched_environment(seen: PythonSeen) -> Iterator[None]:
     """Note which variables of the environment the model reads."""
     kind = type(os.environ)
-    original = kind.__getitem__
+    getitem, keys = kind.__getitem__, kind.__iter__
 
-    def read(self: Any, key: str) -> str:
-        frame: FrameType | None = sys._getframe(1)
+    def is_asked(table: Any) -> bool:
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        if self is os.environ and frame is not None and _is_users(frame.f_code):
-            seen.environment[key] = None
-            seen.environment[key] = original(self, key)
-        return original(self, key)
+        return table in (os.environ, os.environb) and frame is not None and _is_users(frame.f_code)
 
-    kind.__getitem__ = read  # type: ignore[method-assign]
+    def read(self: Any, key: Any) -> Any:
+        if is_asked(self):
+            seen.environment[os.fsdecode(key)] = None
+            seen.environment[os.fsdecode(key)] = os.fsdecode(getitem(self, key))
+        return getitem(self, key)
+
+    def read_all(self: Any) -> Iterator[Any]:
+        if is_asked(self):
+            seen.reads_environment = True
+        return keys(self)
+
+    kind.__getitem__, kind.__iter__ = read, read_all  # type: ignore[method-assign]
     try:
         yield
     finally:
-        kind.__getitem__ = original  # type: ignore[method-assign]
+        kind.__getitem__, kind.__iter__ = getitem, keys  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _watched_attributes(seen: PythonSeen) -> Iterator[None]:
+    """Note which attributes the model reads by names that may be in none of its code."""
+    originals = {"getattr": builtins.getattr, "hasattr": builtins.hasattr}
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def ask(*args: Any) -> Any:
+            if len(args) > 1 and _is_users(sys._getframe(1).f_code):
+                seen.read.add(args[1])
+            return function(*args)
+
+        return ask
+
+    for name, function in originals.items():
+        setattr(builtins, name, noting(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(builtins, name, function)
 
 
 def _place(frame: FrameType, line: int) -> str:

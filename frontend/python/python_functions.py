@@ -7,61 +7,23 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
-from retrograd.frontend.python.python_places import ABSENT, Cell
+from retrograd.frontend.python.python_calls_seen import is_library
+from retrograd.frontend.python.python_tables import ABSENT, Cell
+from retrograd.frontend.python.source_locations import is_user_file
 
-# Of a container as many elements are looked at: what is longer is data.
-_LONGEST = 256
 
-
-def find_functions(model: Callable[..., Any], modules: Any, codes: set[CodeType] | None) -> Iterator[FunctionType]:
-    """Functions of the user's that ``codes`` are of, from the model, its modules' classes and what these hold on,
-    through what functions name, containers and objects; without ``codes``, those that are not called through others."""
-    modules = list(modules)
+def find_functions(model: Callable[..., Any], modules: Iterable[torch.nn.Module]) -> Iterator[FunctionType]:
+    """The model's function, or those of its modules' classes, that are the user's."""
     kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
-    pending: list[Any] = [model, *(v for kind in kinds if is_users_class(kind) for v in vars(kind).values())]
-    if codes is not None:
-        pending += [value for module in modules for value in vars(module).values()]
-    # By identity: of one code there may be several functions, each with a closure of its own.
-    known: set[int] = set()
-    looked_at: set[int] = set()
-    while pending:
-        value = pending.pop()
-        if codes is not None and id(value) not in looked_at:
-            looked_at.add(id(value))
-            pending += _held_by(value)
-        function = _plain_function(value)
-        if function is None or id(function) in known or (codes is not None and function.__code__ not in codes):
-            continue
-        known.add(id(function))
-        yield function
-        if codes is not None:
-            pending += [*cells_of(function).values(), *(function.__defaults__ or ())]
-            pending += (function.__kwdefaults__ or {}).values()
-            pending += [function.__globals__.get(name) for name in global_names(function.__code__)]
-
-
-def _held_by(value: Any) -> Iterable[Any]:
-    """Whatever may be a function, or hold one, in a container, an object of a class of the user's, or what has one or
-    some arguments already."""
-    if isinstance(value, dict):
-        return list(value.values())[:_LONGEST]
-    if isinstance(value, list | tuple):
-        return value[:_LONGEST]
-    if isinstance(value, functools.partial):
-        return [*value.args, *value.keywords.values()]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    kind = type(value)
-    if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType) or not is_users_class(kind):
-        return ()
-    methods = [v for base in kind.__mro__ if is_users_class(base) for v in vars(base).values()]
-    return [*getattr(value, "__dict__", {}).values(), *methods]
+    values = [model, *(v for kind in kinds if is_users_class(kind) for v in vars(kind).values())]
+    found = (_plain_function(value) for value in values)
+    yield from {id(function): function for function in found if function is not None}.values()
 
 
 def _plain_function(value: Any) -> FunctionType | None:
@@ -87,12 +49,14 @@ def cells_of(function: FunctionType) -> dict[str, Any]:
 
 def names_in(code: CodeType) -> Iterator[str]:
     """Yield the names in code, in functions within it too, and texts in it, which may be names."""
-    yield from (name for name in code.co_names if not name.startswith("__"))
+    yield from code.co_names
     for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant
-        elif isinstance(constant, CodeType):
+        if isinstance(constant, CodeType):
             yield from names_in(constant)
+        # A pattern of ``match`` has a tuple of them.
+        for text in constant if isinstance(constant, tuple) else (constant,):
+            if isinstance(text, str) and text.isidentifier():
+                yield text
 
 
 @functools.cache
@@ -103,6 +67,38 @@ def global_names(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*read, *inner)))
 
 
+@functools.cache
+def _imports(code: CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """The level, the module and the names of each ``import`` in code."""
+    found, instructions = [], list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            level, names = (instructions[number - 2].argval, instructions[number - 1].argval)
+            found.append((level, instruction.argval, tuple(names or ())))
+    inner = [imported for part in code.co_consts if isinstance(part, CodeType) for imported in _imports(part)]
+    return (*found, *inner)
+
+
+def imported_modules(code: CodeType, table: Mapping[str, Any]) -> Iterator[ModuleType]:
+    """The modules that code imports when it runs; ``table`` has its globals."""
+    for level, name, names in _imports(code):
+        package = str(table.get("__package__") or "")
+        base = package.rsplit(".", level - 1)[0] if level > 1 else package
+        full = f"{base}.{name}".rstrip(".") if level else name
+        parts = full.split(".")
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        for path in (*paths, *(f"{full}.{part}" for part in names)):
+            module = sys.modules.get(path)
+            if isinstance(module, ModuleType):
+                yield module
+
+
+def is_wrapper(function: FunctionType) -> bool:
+    """Whether a function is one that Python's library or PyTorch puts around another."""
+    file = function.__code__.co_filename
+    return function.__closure__ is not None and not (is_user_file(file) and not is_library(file))
+
+
 def is_users_class(kind: type) -> bool:
     """Whether a class is of neither Python, PyTorch nor NumPy."""
     module = kind.__module__.partition(".")[0]
@@ -111,4 +107,9 @@ def is_users_class(kind: type) -> bool:
 
 def is_programs(code: CodeType) -> bool:
     """Whether code is of the user's program, and of no library that he installed."""
-    return "site-packages" not in code.co_filename
+    return is_in_program(code.co_filename)
+
+
+def is_in_program(file: str) -> bool:
+    """Whether a file is of no library that the user installed."""
+    return "site-packages" not in file

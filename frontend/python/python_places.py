@@ -4,119 +4,118 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-
-class _Absent:
-    """No value, where there may be any."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
-
-
-class Table(Protocol):
-    """Where values are found by name."""
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """The value of that name."""
-        ...
-
-
-class Environment:
-    """Variables of the environment by name."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._variables.get(name, default)
-
-
-class Settings:
-    """Results of functions without arguments, by their names."""
-
-    def __init__(self, settings: Mapping[str, Callable[[], Any]]) -> None:
-        self._settings = settings
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._settings[name]() if name in self._settings else default
-
-
-class Items:
-    """The contents of a dict or a list, by key or by place."""
-
-    def __init__(self, container: dict[Any, Any] | list[Any]) -> None:
-        self._container = container
-
-    def get(self, name: Any, default: Any = None, /) -> Any:
-        """As of a dict."""
-        try:
-            return self._container[name]
-        except (KeyError, IndexError):
-            return default
-
-
-class Slots:
-    """Attributes of an object that are in no dict, by name."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return getattr(self._owner, name, default)
-
-
-class OfClass:
-    """Attributes that objects of a class have from it and its bases, by name."""
-
-    def __init__(self, kind: type) -> None:
-        self._tables = [vars(base) for base in kind.__mro__]
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return next((table[name] for table in self._tables if name in table), default)
+from retrograd.frontend.python.python_contents import A_TENSOR, Contents, dicts_within, is_plain, is_same_value
+from retrograd.frontend.python.python_tables import ABSENT, Table, sources_of
+from retrograd.frontend.python.written_memory import Words, joined, words_of
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is looked up, ``table`` by ``name``, and what it was; ``path`` says where that is."""
+    """Where a value is looked up, ``table`` by ``name``, and what it was; ``path`` says where that is. As long as none
+    of ``sources`` is written to, it is the same; where there are none, or no one can tell, it may be another one."""
 
     path: str
     table: Table
     name: str
     value: Any
+    sources: tuple[Any, ...] = ()
+
+    def has_same(self) -> bool:
+        """Whether the value is there."""
+        found = self.table.get(self.name, ABSENT)
+        return found is self.value or is_same_value(found, self.value)
+
+    def has_itself(self) -> bool:
+        """Whether what is there is no equal one, which would be written to elsewhere."""
+        found = self.table.get(self.name, ABSENT)
+        if isinstance(self.value, Contents):
+            known = self.sources[len(sources_of(self.table)) :]
+            return list(map(id, dicts_within(found))) == list(map(id, known))
+        return found is self.value or self.value is A_TENSOR or is_plain(found)
+
+
+@dataclass
+class _Group:
+    """Places with one table: where that was not written to, none of them is other."""
+
+    words: list[Words]
+    places: list[Place]
 
 
 class PythonValues:
     """The values that a program was compiled with. ``tensors`` are where the model may have found tensors, whose
-    values are weak references to these."""
+    values are weak references to these. Where ``eager`` are other ones, the model runs in eager: a trace has one value
+    of them alone. ``steps`` says whether there is something from which another value is taken each time, and
+    ``generators`` are those of random numbers, by what the model calls them."""
 
-    def __init__(self, places: tuple[Place, ...] = (), tensors: tuple[Place, ...] = ()) -> None:
+    def __init__(
+        self,
+        places: tuple[Place, ...] = (),
+        tensors: tuple[Place, ...] = (),
+        eager: tuple[Place, ...] = (),
+        steps: bool = False,
+        generators: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.generators = dict(generators or {})
         self.places = places
         self.tensors = tensors
-        # A call looks at hundreds of them.
-        self._checks = [(place.table.get, place.name, place.value) for place in places]
+        self.eager = eager
+        self.steps = steps
+        self._groups = _grouped(places)
+        grouped = {id(place) for group in self._groups for place in group.places}
+        self._alone = [place for place in (*places, *eager) if id(place) not in grouped]
+        self._note()
+
+    def _note(self) -> None:
+        self._words = [word for group in self._groups for word in group.words]
+        self._known = joined(self._words)
+        # A call looks at dozens of them.
+        self._checks = [(place.table.get, place.name, place.value) for place in self._alone]
 
     def are_as_before(self) -> bool:
         """Whether all of them are as they were."""
+        now = joined(self._words)
+        if now != self._known and not self._are_same_behind(now):
+            return False
         for get, name, value in self._checks:
             found = get(name, ABSENT)
             if found is not value and not is_same_value(found, value):
                 return False
         return True
+
+    def _are_same_behind(self, now: bytes) -> bool:
+        """Whether what was written to has the same values still; ``now`` is what was written."""
+        start, parted = 0, []
+        for group in self._groups:
+            end = start + sum(map(len, group.words))
+            if now[start:end] != self._known[start:end]:
+                if not all(place.has_same() for place in group.places):
+                    return False
+                if not all(place.has_itself() for place in group.places):
+                    parted.append(group)
+            start = end
+        if not parted:
+            self._known = now
+            return True
+        # What is there now is equal, and another: what is written to that is seen by looking alone.
+        self._alone = [*self._alone, *(place for group in parted for place in group.places)]
+        self._groups = [group for group in self._groups if group not in parted]
+        self._note()
+        return all(place.has_same() for group in self._groups for place in group.places)
+
+    def without(self, left_out: Collection[Place]) -> PythonValues:
+        """The same, of fewer places."""
+        known = {id(place) for place in left_out}
+        places = tuple(place for place in self.places if id(place) not in known)
+        return PythonValues(places, self.tensors, self.eager, self.steps, self.generators)
+
+    def are_in_eager(self) -> bool:
+        """Whether what a trace has one value of is another one now."""
+        return not all(place.has_same() for place in self.eager)
 
     def are_those_of(self, other: PythonValues) -> bool:
         """Whether the other ones are the same values, at the same places."""
@@ -125,70 +124,23 @@ class PythonValues:
             is_same_value(value, others[path]) for path, value in found.items()
         )
 
+    def changed_places(self) -> list[Place]:
+        """The places where another value is now."""
+        return [place for place in (*self.places, *self.eager) if not place.has_same()]
+
     def find_changed(self) -> list[str]:
         """Those that are others now, each with what it was and what it is."""
-        return [
-            f"{p.path} ({p.value!r}, now {found!r})"
-            for p in self.places
-            if not is_same_value(found := p.table.get(p.name, ABSENT), p.value)
-        ]
+        return [f"{p.path} ({p.value!r}, now {p.table.get(p.name, ABSENT)!r})" for p in self.changed_places()]
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a number or a text, and no tensor and nothing that has one."""
-    return isinstance(value, bool | int | float | complex | str)
-
-
-def is_same_value(a: Any, b: Any) -> bool:
-    """Whether two Python values are the same to a program: of one type and equal, not-a-number included, and zeros of
-    one sign; arrays by what is in them, functions by their code and what it refers to."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(is_same_value(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(is_same_value, a, b))
-    if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, FunctionType):
-        return a.__globals__ is b.__globals__ and is_same_value(_parts(a), _parts(b))
-    if isinstance(a, functools.partial):
-        return is_same_value((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
-    if isinstance(a, complex):
-        return is_same_value((a.real, a.imag), (b.real, b.imag))
-    if isinstance(a, float):
-        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
-    try:
-        return bool(a == b)
-    except (TypeError, ValueError, RuntimeError):
-        # Of tensors, or of objects that do not say.
-        return False
-
-
-def _parts(function: FunctionType) -> tuple[Any, ...]:
-    # A function may be in its own closure.
-    contents = [_content(cell) for cell in function.__closure__ or ()]
-    cells = [id(content) if isinstance(content, FunctionType) else content for content in contents]
-    return function.__code__, function.__defaults__, function.__kwdefaults__, cells
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # The variable is not set yet.
-        return ABSENT
-
-
-class Cell:
-    """The variable of a closure, as a table of one name."""
-
-    def __init__(self, cell: Any) -> None:
-        self._cell = cell
-
-    def get(self, _name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        value = _content(self._cell)
-        return default if value is ABSENT else value
+def _grouped(places: Collection[Place]) -> list[_Group]:
+    groups: dict[tuple[int, ...], _Group | None] = {}
+    for place in places:
+        key = tuple(map(id, place.sources))
+        if key not in groups:
+            words = [words_of(source) for source in place.sources]
+            known = [word for word in words if word is not None]
+            groups[key] = _Group(known, []) if known and len(known) == len(words) else None
+        if (group := groups[key]) is not None:
+            group.places.append(place)
+    return [group for group in groups.values() if group is not None]

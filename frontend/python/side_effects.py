@@ -15,11 +15,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.doors.unregistered_objects import objects_within
-from retrograd.frontend.python.python_places import ABSENT, is_plain, is_same_value
+from retrograd.frontend.python.python_contents import is_plain, is_same_value
+from retrograd.frontend.python.python_places import PythonValues
+from retrograd.frontend.python.python_tables import ABSENT
 from retrograd.frontend.python.source_locations import CaptureError
 
 # The dicts of a module that hold what is known by name, and the modules in it.
 _TABLES = ("_parameters", "_buffers", "_modules")
+_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
 
 _WHERE_KEPT = 'torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model'
 KEPT_REMEDY = (
@@ -54,7 +57,12 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
     attributes that were other numbers or texts at its end, by the identity of their module, and name."""
     modules = [] if model is None else list(model.modules())
     before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for module in modules]
-    contents = [_Contents(value) for module in modules for value in vars(module).values() if _is_container(value)]
+    contents = [
+        (id(module), name, _Contents(value))
+        for module in modules
+        for name, value in vars(module).items()
+        if _is_container(value)
+    ]
     changed: set[tuple[int, str]] = set()
     try:
         yield changed
@@ -68,7 +76,9 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
             for name in _TABLES:
                 _restore(vars(module)[name], tables[name])
             _restore(vars(module), tables[""])
-        for content in contents:
+        for owner, name, content in contents:
+            if name not in _OF_ALL_MODULES and content.holds_other_values():
+                changed.add((owner, name))
             content.restore()
 
 
@@ -182,15 +192,16 @@ def _attribute_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def refuse_counting(model: torch.nn.Module, call: Callable[[], Any]) -> None:
+def refuse_counting(model: torch.nn.Module | None, call: Callable[[], Any], python: PythonValues) -> None:
     """Refuse a model that computes with what it changes itself, as by the number of its calls.
 
-    It is run twice, the second time with what the first left in its attributes.
+    It is run twice, the second time with what the first left in its attributes, and in the values of ``python``.
 
     Raises:
         CaptureError: the second run calls other functions, or with other numbers; names the attributes.
     """
-    before = [(m, name, value) for m in model.modules() for name, value in vars(m).items() if is_plain(value)]
+    modules = [] if model is None else list(model.modules())
+    before = [(m, name, value) for m in modules for name, value in vars(m).items() if is_plain(value)]
     trails = []
     for _ in range(2):
         with OpTrail() as trail:
@@ -198,6 +209,7 @@ def refuse_counting(model: torch.nn.Module, call: Callable[[], Any]) -> None:
         trails.append(trail.steps)
     if trails[0] != trails[1]:
         changed = {name for m, name, value in before if not is_same_value(vars(m).get(name, ABSENT), value)}
+        changed |= {place.path for place in python.changed_places()}
         raise CaptureError(
             f"the model computes otherwise each time that it is called, by what it sets itself: "
             f"{', '.join(sorted(changed)) or 'its attributes'}",
@@ -230,8 +242,7 @@ class _Contents:
     def __init__(self, container: Any) -> None:
         self._container = container
         self._items = dict(container) if isinstance(container, dict) else list(container)
-        values = self._items.values() if isinstance(self._items, dict) else self._items
-        self._inner = [_Contents(value) for value in values if _is_container(value)]
+        self._inner = [_Contents(value) for value in _values(self._items) if _is_container(value)]
 
     def is_changed(self) -> bool:
         """Whether something else is in it by now, other than what an object works out once and keeps by a new name."""
@@ -243,6 +254,12 @@ class _Contents:
         else:
             changed = self._differs()
         return changed or any(inner.is_changed() for inner in self._inner)
+
+    def holds_other_values(self) -> bool:
+        """Whether numbers or texts are in it that were not, or others in another order."""
+        values = [value for container in (self._container, self._items) for value in _values(container)]
+        is_other = self._differs() and any(map(is_plain, values))
+        return is_other or any(inner.holds_other_values() for inner in self._inner)
 
     def _differs(self) -> bool:
         container, items = self._container, self._items
@@ -261,6 +278,10 @@ class _Contents:
             (container.extend if isinstance(container, list) else container.update)(items)
         for inner in self._inner:
             inner.restore()
+
+
+def _values(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
 
 
 def _is_container(value: Any) -> bool:

@@ -9,7 +9,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +35,22 @@ _NOT_USER = (_TORCH, _OURS, str(Path(__file__).parents[2] / "runtime"), str(Path
 
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What Python is told of a tensor but for its contents, which may be otherwise at another call.
+_ASKS = {
+    torch.Tensor.requires_grad.__get__: "requires_grad",  # type: ignore[attr-defined]
+    torch.Tensor.stride: "stride",
+    torch.Tensor.is_contiguous: "is_contiguous",
+    torch.Tensor.as_strided: "stride",
+    torch.as_strided: "stride",
+}
+# And what a tensor of a trace does not have.
+_NOT_TRACED = {
+    vars(torch._C.TensorBase)["grad"].__get__: ("the gradient in .grad", "pass it as an argument"),
+    torch.Tensor._version.__get__: (  # type: ignore[attr-defined]
+        "how often it was written to, by ._version",
+        "decide it outside of the model and pass it as an argument",
+    ),
+}
 # What gives a tensor's contents to Python.
 _READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
@@ -62,13 +78,23 @@ class SourceTracker(TorchFunctionMode):
 
     A tensor that requires grad and is neither a parameter of the module nor an argument (a closure's, say) would be
     traced as a constant and get no gradient. ``seen`` is called with what each function returns, and the user's
-    line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes.
+    line; ``read`` with tensors of the user's, neither parameters nor arguments, whose contents Python takes. What
+    Python asks of parameters, buffers and arguments, ``given`` by their identity, is added to ``asked``, with the name
+    of each.
     """
 
-    def __init__(self, seen: Callable[[Any, str | None], None], read: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        seen: Callable[[Any, str | None], None],
+        read: Callable[[torch.Tensor], None],
+        given: Mapping[int, str] | None = None,
+        asked: set[tuple[str, str]] | None = None,
+    ) -> None:
         super().__init__()
         self._seen = seen
         self._read = read
+        self._given = given or {}
+        self._asked = set() if asked is None else asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = user_frame(sys._getframe(1))
@@ -94,9 +120,22 @@ class SourceTracker(TorchFunctionMode):
             # Of fake memory there would be nothing to read.
             with _disable_current_modes():
                 return func(*args, **(kwargs or {}))
+        if func in _ASKS or func in _NOT_TRACED:
+            self._note_asked(func, args, kwargs, sys._getframe(1), line)
         result = func(*args, **(kwargs or {}))
         self._seen(result, line)
         return result
+
+    def _note_asked(self, func: Any, args: Any, kwargs: Any, frame: FrameType, line: str | None) -> None:
+        name = self._given.get(id(args[0])) if args else None
+        if name is None or not _is_called_by_user(func, frame):
+            return
+        if func in _NOT_TRACED:
+            what, remedy = _NOT_TRACED[func]
+            where = "" if line is None else f", at {line}"
+            raise CaptureError(f"the model asks a tensor for {what}, which a trace does not have{where}", remedy)
+        by_format = func == torch.Tensor.is_contiguous and (len(args) > 1 or kwargs)
+        self._asked.add(("stride" if by_format else _ASKS[func], name))
 
 
 def _is_from_outside(tensor: torch.Tensor) -> bool:
@@ -123,6 +162,13 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
         layer = layer or (frame if name.startswith(_LAYERS) else None)
         frame = frame.f_back
     return layer
+
+
+def _is_called_by_user(func: Any, frame: FrameType | None) -> bool:
+    """Whether a function was called from a frame of the user's, but for modes in between that hand the call on."""
+    while frame is not None and frame.f_code.co_name == _MODE and frame.f_locals.get("func") == func:
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
 def is_user_file(filename: str) -> bool:

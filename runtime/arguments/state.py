@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,12 +39,16 @@ class ModelState:
         self._training = training
         # Inference tensors count no versions.
         self._constants = [(t, t._version, _address(t)) for t in constants if not t.is_inference()]
+        # What is written through an array of NumPy's, or through .data, counts no version.
+        self._contents = [piece for t in constants if not t.is_inference() for piece in _pieces(t)]
+        self._known_contents = b"".join(self._contents)
         known = {id(t) for t in constants}
         self._attributes: list[Found] = [place for place in found if id(place[2]) in known]
         self._hooks: list[Mapping[int, object]] = []
         self._modules: list[tuple[torch.nn.Module, bool]] = []
         self._children: list[tuple[Mapping[str, torch.nn.Module | None], str, torch.nn.Module | None]] = []
         self._siblings: list[Mapping[str, torch.nn.Module | None]] = []
+        self._orders: list[tuple[Mapping[str, torch.nn.Module | None], tuple[str, ...]]] = []
         # Of parameters and buffers, set or not.
         self._tables: list[Mapping[str, torch.Tensor | None]] = []
         # Places of parameters and buffers that the model does without.
@@ -56,6 +61,7 @@ class ModelState:
             self._children = [
                 (siblings, name, child) for siblings in self._siblings for name, child in siblings.items()
             ]
+            self._orders = [(siblings, tuple(siblings)) for siblings in self._siblings if len(siblings) > 1]
             self._places = [_place(model, name) for name in self._names]
             self._unset = [(table, path, name) for table, path, name in _state_places(model) if table[name] is None]
             _refuse_more_state(model, self._names)
@@ -78,6 +84,7 @@ class ModelState:
         """
         state = ModelState(self._names, model, self._training)
         state._constants = self._constants
+        state._contents, state._known_contents = self._contents, self._known_contents
         return state
 
     def tensors(self) -> list[torch.Tensor | None]:
@@ -96,6 +103,9 @@ class ModelState:
                 raise ArgumentError(f"the module {name!r}, a {type(child).__name__}, was replaced; compile again")
         if sum(map(len, self._siblings)) != len(self._children):
             raise ArgumentError(f"the module {self._find_added()!r} was added to the model; compile again")
+        for siblings, order in self._orders:
+            if tuple(siblings) != order:
+                raise ArgumentError(f"the modules {', '.join(order)} are in another order now; compile again")
         for module, training in self._modules:
             if module.training is not training:
                 mode = "train" if training else "eval"
@@ -103,7 +113,9 @@ class ModelState:
                     f"compiled in {mode} mode, and {type(module).__name__} no longer is; "
                     f"call .{mode}() or compile again"
                 )
-        if sum(map(len, self._hooks)) != self._hook_count or any(tuple(t) != keys for t, keys in self._hook_keys):
+        if sum(map(len, self._hooks)) != self._hook_count or any(
+            tuple(table.items()) != items for table, items in self._hook_items
+        ):
             self._check_hooks()
         if sum(map(len, self._tables)) != self._table_size:
             raise ArgumentError("parameters or buffers were added to the model, or removed; compile again")
@@ -117,25 +129,29 @@ class ModelState:
                     "register it as a buffer or pass it as an argument, or compile again"
                 )
         for tensor, version, address in self._constants:
+            if tensor.requires_grad:
+                raise ArgumentError(
+                    f"a tensor of shape {tuple(tensor.shape)} that the model reads requires grad now; register it as "
+                    "a parameter or pass it as an argument, or compile again"
+                )
             # An assignment to .data counts no version.
             if tensor._version != version or _address(tensor) != address:
-                raise ArgumentError(
-                    f"a tensor of shape {tuple(tensor.shape)} that the model reads, but that is neither parameter, "
-                    "buffer nor argument, was written to; make it one of these, or compile again"
-                )
+                raise _written_to(f"a tensor of shape {tuple(tensor.shape)}")
+        if b"".join(self._contents) != self._known_contents:
+            raise _written_to("a tensor")
         return [place.get(name) for place, name in self._places]
 
     def _note_hooks(self) -> None:
         self._hook_count = sum(map(len, self._hooks))
-        # The key of a hook is a number that no other hook ever gets.
-        self._hook_keys = [(table, tuple(table)) for table in self._hooks if table]
+        self._hook_items = [(table, tuple(table.items())) for table in self._hooks if table]
 
     def _check_hooks(self) -> None:
         """Raise :class:`ArgumentError` for hooks that are other than they were, but for those of the model's own."""
-        known = {id(table): keys for table, keys in self._hook_keys}
+        known = {id(table): items for table, items in self._hook_items}
         for table in self._hooks:
-            keys, own = known.get(id(table), ()), self._find_own_hooks(table)
-            if tuple(table) != keys and tuple(key for key in table if key not in own) != keys:
+            items, own = known.get(id(table), ()), self._find_own_hooks(table)
+            now = tuple(table.items())
+            if now != items and tuple((key, hook) for key, hook in now if key not in own) != items:
                 raise ArgumentError("hooks were added to the model's modules, or removed; compile again")
         self._note_hooks()
 
@@ -152,6 +168,30 @@ def _find_attributes(model: torch.nn.Module, known: Collection[int]) -> list[Fou
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor) and id(value) in known
     ]
+
+
+def _written_to(what: str) -> ArgumentError:
+    return ArgumentError(
+        f"{what} that the model reads, but that is neither parameter, buffer nor argument, was written to; make it "
+        "one of these, or compile again"
+    )
+
+
+# Of a tensor whose contents are part of the program, so many bytes are compared at each call: in one piece, or, where
+# it has more, in so many that lie apart.
+_COMPARED, _PIECES = 2**14, 32
+
+
+def _pieces(tensor: torch.Tensor) -> list[memoryview]:
+    """The memory of a tensor, or parts of it, as it is when it is read."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel() or not _address(tensor):
+        return []
+    ends = [(size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    size = (sum(ends) + 1) * tensor.element_size()
+    count, length = (1, size) if size <= _COMPARED else (_PIECES, _COMPARED // _PIECES)
+    starts = [(size - length) * i // max(count - 1, 1) for i in range(count)]
+    memory = (ctypes.c_char * size).from_address(_address(tensor))
+    return [memoryview(memory)[start : start + length] for start in starts]
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import itertools
 import os
 import random
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from random import random as coin
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,9 @@ SETTINGS = Config()
 
 
 class Model(nn.Module):
+    iterator: Any
+    waiting: Any
+    held: Any
     kind = "plain"
 
     def __init__(self, extra: Callable[[Any], float] = lambda self: 1.0) -> None:
@@ -321,6 +327,156 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETROGRAD_TEST_TEXT", "abc")
     _check(step, model, x)
     assert len(step.explain().to_dict()["specializations"]) == 2
+
+
+def read(path: Path) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def test_read_files(tmp_path: Path) -> None:
+    """A file may have something else in it by the next call."""
+    (tmp_path / "scale").write_text("2")
+    model, x = Model(lambda model: float(read(tmp_path / "scale"))), torch.randn(2, 3)
+    with pytest.raises(
+        retrograd.CaptureError, match=r"calls io\.open, which would be compiled in(?s:.*)read it before"
+    ):
+        retrograd.compile_backward(model, (x,))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [lambda rng: SimpleNamespace(rng=rng), lambda rng: {"rng": rng}],
+    ids=["object", "dict"],
+)
+def test_generators_that_are_held(held: Callable[[Any], Any]) -> None:
+    model, x = Model(lambda model: by_held(model.held)), torch.randn(2, 3)
+    model.held = held(np.random.default_rng(0))
+    with pytest.raises(retrograd.CaptureError, match=r"compiled in as they were while tracing.*in by_held"):
+        retrograd.compile_backward(model, (x,))
+
+
+def by_held(held: Any) -> float:
+    rng = held["rng"] if isinstance(held, dict) else held.rng
+    return float(rng.random())
+
+
+STEPS = {"n": 0}
+
+
+def by_dict(model: Any) -> float:
+    STEPS["n"] += 1
+    return STEPS["n"]
+
+
+def by_function(model: Any) -> float:
+    by_function.n += 1  # type: ignore[attr-defined]
+    return float(by_function.n)  # type: ignore[attr-defined]
+
+
+by_function.n = 0  # type: ignore[attr-defined]
+
+
+def by_iterator(model: Any) -> float:
+    return float(next(model.iterator))
+
+
+def by_list(model: Any) -> float:
+    return float(model.waiting.pop())
+
+
+@pytest.mark.parametrize("count", [by_dict, by_function, by_iterator, by_list])
+def test_model_that_goes_by_what_it_counts(count: Callable[[Any], float]) -> None:
+    model, x = Model(count), torch.randn(2, 3)
+    model.iterator, model.waiting = itertools.count(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    with pytest.raises(retrograd.CaptureError, match="computes otherwise each time that it is called"):
+        retrograd.compile_backward(model, (x,))
+
+
+def test_counter_that_does_not_matter() -> None:
+    def count(model: Any) -> float:
+        by_dict(model)
+        model.waiting.append(1.0)
+        return 1.0
+
+    model, x = Model(count), torch.randn(2, 3)
+    model.waiting = []
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    _check(step, model, x)
+    assert "specializations" not in step.explain().to_dict()
+
+
+def by_gradient(model: Any) -> float:
+    return 2.0 if model.linear.weight.grad is None else 3.0
+
+
+def by_version(model: Any) -> float:
+    return 2.0 if model.linear.weight._version == 0 else 3.0
+
+
+@pytest.mark.parametrize("ask", [by_gradient, by_version])
+def test_what_a_trace_does_not_have(ask: Callable[[Any], float]) -> None:
+    with pytest.raises(retrograd.CaptureError, match=f"which a trace does not have, at .*in {ask.__name__}"):
+        retrograd.compile_backward(Model(ask), (torch.randn(2, 3),))
+
+
+def test_what_is_asked_of_parameters() -> None:
+    """Whether one is trained, and how it lies in memory."""
+    model = Model(lambda model: 2.0 if model.linear.weight.requires_grad else 3.0)
+    x = torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    model.linear.weight.requires_grad_(False)
+    _check(step, model, x)
+    model = Model(lambda model: 2.0 if model.linear.weight.is_contiguous() else 3.0)
+    step = retrograd.compile_backward(model, (x,))
+    model.linear.weight = nn.Parameter(model.linear.weight.detach().t())
+    _check(step, model, x)
+
+
+def test_what_is_asked_of_arguments() -> None:
+    class Asking(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2.0 if x.is_contiguous() else 3.0) * (2.0 if x.requires_grad else 3.0)
+
+    model = Asking()
+    step = retrograd.compile_backward(model, (torch.randn(2, 3),))
+    for x in (torch.randn(2, 3), torch.randn(3, 2).t(), torch.randn(2, 3, requires_grad=True)):
+        _check(step, model, x)
+
+
+def test_gradients_that_are_off() -> None:
+    """A trace has them on: a model that asks runs in eager where they are off."""
+    model, x = Model(lambda model: 2.0 if torch.is_grad_enabled() else 3.0), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    with torch.no_grad():
+        torch.testing.assert_close(step(x), model(x))
+    _check(step, model, x)
+    assert "specializations" not in step.explain().to_dict()
+
+
+def own_step(self: Any, x: Tensor) -> Tensor:
+    return x * 3
+
+
+def test_method_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    monkeypatch.setattr(nn.Dropout, "forward", own_step)
+    _check(step, model, x)
+    (text,) = step.explain().to_dict()["specializations"]
+    assert text.startswith("torch.nn.modules.dropout.Dropout.forward")
+
+
+def test_parametrization_that_is_added() -> None:
+    model, x = Model(), torch.randn(2, 3)
+    step = retrograd.compile_backward(model, (x,))
+    _check(step, model, x)
+    nn.utils.parametrizations.weight_norm(model.linear)
+    _check(step, model, x)
 
 
 class Counting(Model):

@@ -186,13 +186,24 @@ def add_bias(model: nn.Sequential) -> None:
     model[0].bias = nn.Parameter(torch.randn(3))
 
 
+def put_another_hook(model: nn.Sequential) -> None:
+    """By the key of the one before."""
+    (key,) = model[0]._forward_hooks
+    model[0]._forward_hooks[key] = lambda module, args, out: out * 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda model: model.append(nn.Tanh()), "the module '2' was added to the model"),
+        (
+            lambda model: model._modules.update({"0": model._modules.pop("0")}),
+            "the modules 0, 1 are in another order now",
+        ),
+        (put_another_hook, "hooks were added to the model's modules, or removed"),
         (add_bias, r"the model had no '0.bias' when it was compiled"),
         (swap_hook, "hooks were added to the model's modules, or removed"),
-        (lambda model: nn.utils.parametrizations.weight_norm(model[0]), "the module 'parametrizations' was added"),
+        (lambda model: nn.utils.weight_norm(model[0]), "hooks were added to the model's modules, or removed"),
     ],
 )
 def test_models_that_compute_something_else_by_now(change: Callable[[nn.Sequential], object], message: str) -> None:
@@ -293,9 +304,12 @@ class Tables(Table):
     def __init__(self) -> None:
         super().__init__()
         self.tables = {"first": [torch.ones(3)]}
+        self.pair = (torch.ones(3), 1.0)
+        self.large = torch.ones(2**16, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         factor = float(self.table.numpy()[1]) + self.table.tolist()[2]
+        x = x * self.pair[0] * self.large.sum()
         result: torch.Tensor = x * self.tables["first"][0] * factor + self.weight
         return result
 
@@ -306,10 +320,18 @@ class Tables(Table):
         (lambda model: model.tables["first"].__setitem__(0, torch.zeros(3)), r"\['first'\]\[0\]\", which the model"),
         (lambda model: model.table.mul_(2), "was written to"),
         (lambda model: setattr(model.table, "data", model.table * 2), "was written to"),
+        (lambda model: model.table.numpy().fill(2), "was written to"),
+        (lambda model: model.large.numpy().fill(2), "was written to"),
+        (lambda model: model.table.requires_grad_(), "requires grad now"),
         (lambda model: setattr(model, "table", model.table * 2), r"'model\.table', which the model reads"),
+        (lambda model: setattr(model, "pair", (torch.zeros(3), 1.0)), r"'model\.pair\[0\]', which the model reads"),
+        (lambda model: setattr(model, "tables", {"first": [torch.zeros(3)]}), r"\['first'\]\[0\]\", which the model"),
         (lambda model: model.register_parameter("more", nn.Parameter(torch.ones(1))), "parameters or buffers"),
     ],
-    ids=["in a list", "contents", "data", "contents of another", "parameter"],
+    ids=[
+        *("in a list", "contents", "data", "by NumPy", "by NumPy, many", "gradient", "contents of another"),
+        *("in another tuple", "in another dict", "parameter"),
+    ],
 )
 def test_tensors_that_a_model_reads_beside_its_state(change: Callable[[Tables], Any], told: str) -> None:
     model, x = Tables(), randn(2, 3)

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
-from retrograd.frontend.python.python_places import PythonValues, is_same_value
+from retrograd.frontend.python.python_contents import is_same_value
+from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_values import find_values
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
