@@ -134,7 +134,14 @@ class ModelInQuestion:
         code = self.find_code(kept.code)
         if code is None or not is_checked or kept.kernels != describe_kernels(kept.ops):
             return None
-        return kept, code
+        return (kept, code) if self._does_the_same_again() else None
+
+    def _does_the_same_again(self) -> bool:
+        """Whether the model does the same at its next run, where what it writes to may make that another."""
+        if self._recorded is None or not self._recorded.flat.may_write:
+            return self._recorded is not None
+        again = self._record()
+        return again is not None and again.digest == self._recorded.digest
 
     def find_code(self, key: str) -> bytes | None:
         """The machine code that is kept under a key."""

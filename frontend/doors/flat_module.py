@@ -19,6 +19,7 @@ from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
 from retrograd.frontend.python.outliving_tensors import MadeTensors
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
+from retrograd.frontend.python.python_functions import is_programs, may_write
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.python.python_tables import told_of
 from retrograd.frontend.python.python_values import find_generators, find_values
@@ -65,6 +66,8 @@ class FlatModule(torch.nn.Module):
         self.made = MadeTensors()
         # Tensors beside its state and its arguments whose contents it took.
         self.read: list[torch.Tensor] = []
+        # Whether code of its own may leave something behind for its next run.
+        self.may_write = False
         # Whether it is known to write to what it reads, and what that is, by a trace that was not the first.
         self.counts = False
         self.changes: set[str] = set()
@@ -147,6 +150,7 @@ class FlatModule(torch.nn.Module):
         if others := {name: value for name, value in self.python.generators.items() if id(value) not in known}:
             self._again(lambda: run_watched(call, PythonSeen(), others), tensors, here)
         self.asks_compiling, self.hooks_graph = seen.asks_compiling, seen.hooks_graph
+        self.may_write = any(is_programs(code) and may_write(code) for code in seen.codes)
         if changed or self.python.steps or self.counts:
             self._again(partial(refuse_counting, self.model, call, self.python), tensors, here)
             self.python = self.python.without(self.python.changed_places())

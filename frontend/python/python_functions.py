@@ -93,6 +93,18 @@ def imported_modules(code: CodeType, table: Mapping[str, Any]) -> Iterator[Modul
                 yield module
 
 
+_WRITES = frozenset(("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "STORE_DEREF", "DELETE_ATTR", "DELETE_SUBSCR"))
+_WRITING = frozenset(("next", "send", "append", "appendleft", "pop", "popleft", "popitem", "add", "update", "setattr"))
+
+
+@functools.cache
+def may_write(code: CodeType) -> bool:
+    """Whether code may leave something behind for its next run, other than in a tensor."""
+    inner = any(isinstance(part, CodeType) and may_write(part) for part in code.co_consts)
+    is_called = not _WRITING.isdisjoint(code.co_names)
+    return inner or is_called or any(i.opname in _WRITES for i in dis.get_instructions(code))
+
+
 def is_wrapper(function: FunctionType) -> bool:
     """Whether a function is one that Python's library or PyTorch puts around another."""
     file = function.__code__.co_filename
