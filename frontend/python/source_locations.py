@@ -45,7 +45,7 @@ _ASKS = {
 }
 # And what a tensor of a trace does not have.
 _NOT_TRACED = {
-    vars(torch._C.TensorBase)["grad"].__get__: ("the gradient in .grad", "pass it as an argument"),
+    torch.Tensor.grad.__get__: ("the gradient in .grad", "pass it as an argument"),  # type: ignore[union-attr]
     torch.Tensor._version.__get__: (  # type: ignore[attr-defined]
         "how often it was written to, by ._version",
         "decide it outside of the model and pass it as an argument",

@@ -48,7 +48,7 @@ OTHER_MEANINGS = {
     ("frontend/autograd/engine/custom_functions.py", roles.FORWARD),
     ("frontend/autograd/engine/custom_functions.py", roles.BACKWARD),
     ("frontend/python/source_locations.py", roles.FORWARD),
-    ("frontend/python/python_values.py", roles.FORWARD),
+    ("frontend/python/python_search.py", roles.FORWARD),
 }
 
 
