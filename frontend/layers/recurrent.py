@@ -131,7 +131,7 @@ def _lstm_call(
 
 
 def _cudnn_call(mode: int, inputs: Tensor, states: Any, params: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Any]:
-    dtype = _cudnn_type(inputs)
+    dtype = cudnn_type(inputs)
     x, weights = inputs.to(dtype), [tensor.to(dtype) for tensor in _with_biases(params)]
     if mode == LSTM_MODE:
         outputs, hidden, cell, _ = CUDNN_LSTM(x, *weights, *(state.to(dtype) for state in states), reverse)
@@ -140,9 +140,12 @@ def _cudnn_call(mode: int, inputs: Tensor, states: Any, params: Sequence[Tensor]
     return outputs, hidden
 
 
-def _cudnn_type(inputs: Tensor) -> torch.dtype:
-    """The type that cuDNN computes in: autocast's, where that is on."""
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
+def cudnn_type(tensor: Tensor) -> torch.dtype:
+    """The type in which cuDNN is given a tensor of a layer: under autocast float16, whatever autocast's own is, as
+    eager has it; float64 stays."""
+    if not torch.is_autocast_enabled("cuda") or tensor.dtype is torch.float64:
+        return tensor.dtype
+    return torch.float16
 
 
 def _with_biases(params: Sequence[Tensor]) -> list[Tensor]:
@@ -207,7 +210,7 @@ def can_be_cudnn_call(
     return (
         inputs.is_cuda
         and _is_plain(inputs, states, params, has_biases)
-        and (torch.is_autocast_enabled("cuda") or all(t.dtype is inputs.dtype for t in (*states, *params)))
+        and all(cudnn_type(tensor) is cudnn_type(inputs) for tensor in (*states, *params))
         and all(is_in_cudnn(tensor) for tensor in (inputs, *states, *params))
         and computes(op, inputs, *params[:2])
     )

@@ -178,9 +178,10 @@ def _laid_out(output: Tensor) -> Tensor:
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The mask for all heads, its rows in memory a multiple of 16 elements apart."""
+    """The mask for all heads, its rows in memory a multiple of 16 elements apart, their elements next to each other."""
     if mask is None:
         return None
     length = key.shape[2]
-    padded = F.pad(mask.expand(*mask.shape[:-1], length), (0, -length % _MASK_STEP))[..., :length]
+    # Where there is nothing to pad, a mask with axes in another order stays in it.
+    padded = F.pad(mask.expand(*mask.shape[:-1], length), (0, -length % _MASK_STEP)).contiguous()[..., :length]
     return padded.expand(query.shape[0], query.shape[1], query.shape[2], length)

@@ -137,6 +137,18 @@ def test_attention_with_a_bias_in_a_file(tmp_path: Path) -> None:
     assert_as_near_as_eager(case, retrograd.load(tmp_path / "biased.rgd", model))
 
 
+@pytest.mark.parametrize("columns", [64, 61])
+def test_a_bias_may_lie_with_its_heads_innermost(columns: int) -> None:
+    q, grad = (torch.randn(2, 4, 48, 32, device="cuda") for _ in range(2))
+    k, v = (torch.randn(2, 4, columns, 32, device="cuda") for _ in range(2))
+    bias = torch.randn(48, columns, 4, device="cuda").permute(2, 0, 1).unsqueeze(0)
+    found = []
+    for laid in (bias, bias.contiguous()):
+        out, sums = biased_attention(q, k, v, laid, False, None)
+        found.append((out, *biased_attention_backward(grad, q, k, v, laid, out, sums, False, None)))
+    torch.testing.assert_close(*found)
+
+
 def test_an_output_may_lie_otherwise_than_kernels_give_it() -> None:
     q, k, v, grad = (torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     mask = torch.randn(1, 4, 64, 64, device="cuda", dtype=torch.bfloat16)

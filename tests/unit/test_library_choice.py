@@ -320,6 +320,20 @@ def test_heads_are_widened_for_flash_kernels_with_zeros() -> None:
     torch.testing.assert_close(out[..., :5], F.scaled_dot_product_attention(q, k, v))
 
 
+@pytest.mark.parametrize("columns", [32, 41])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1), (0, 1, 3, 2)])
+def test_masks_lie_as_kernels_take_them(columns: int, order: tuple[int, ...]) -> None:
+    """Row by row, however they came: learned relative positions are looked up with their heads innermost."""
+    sizes = (1, 4, 8, columns)
+    mask = torch.randn([sizes[axis] for axis in order]).permute([order.index(axis) for axis in range(4)])
+    query, key = torch.zeros(2, 4, 8, 16), torch.zeros(2, 4, columns, 16)
+    aligned = attention._aligned(mask, query, key)
+    assert aligned is not None
+    torch.testing.assert_close(aligned, mask.expand(2, 4, 8, columns))
+    assert aligned.stride()[-1] == 1
+    assert aligned.stride()[-2] % 16 == 0
+
+
 @pytest.mark.parametrize(
     ("width", "uneven"),
     [

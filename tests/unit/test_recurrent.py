@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import decompositions
 
-from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_layers
+from retrograd.frontend.layers.recurrent import PortableCells, cudnn_type, dropout_between_layers
 
 
 def test_last_states_have_the_shape_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +54,27 @@ def test_cells_are_their_formulas(
         found = module(x, state)
     assert taken == [x.shape]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("of_autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float16),
+        (torch.float16, torch.float16),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_autocast_hands_cudnn_float16(own: torch.dtype, expected: torch.dtype, of_autocast: torch.dtype) -> None:
+    """Whatever autocast's own type is, as eager does; float64 stays."""
+    tensor = torch.zeros(1, dtype=own)
+    assert cudnn_type(tensor) is own
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", of_autocast)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert cudnn_type(tensor) is expected
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
