@@ -62,11 +62,10 @@ from retrograd.frontend.python.python_tables import (
     Table,
     Within,
     sources_of,
+    torchs_own,
 )
 from retrograd.frontend.python.source_locations import is_user_file
 
-# What every module has: its mode, which calls look at by themselves, and tables.
-_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
 _TABLES = ("_parameters", "_buffers")
 # How many objects, one in the other, are looked into, and how many of a container: what is longer is data.
 _DEPTH, _LONGEST = 10, 256
@@ -168,7 +167,7 @@ class Search:
         """Add what a weak reference leads to, which the search must not keep alive."""
         self.places.append(_place(f"{path} is alive", IsAlive(reference), ""))
         table = getattr(reference(), "__dict__", {})
-        for name in self.names.within(table) - _OF_ALL_MODULES:
+        for name in self.names.within(table) - torchs_own(reference()):
             self.add(f"{path}().{name}", table, name, depth)
 
     def add_attributes(self, path: str, owner: Any, depth: int = _DEPTH) -> None:
@@ -179,7 +178,7 @@ class Search:
         self.places.append(_place(f"{path}.__class__", ClassOf(owner), "__class__"))
         table = getattr(owner, "__dict__", {})
         names = self.names.within(table)
-        names -= _OF_ALL_MODULES if isinstance(owner, torch.nn.Module) else frozenset()
+        names -= torchs_own(owner)
         for name in names:
             if (id(owner), name) not in self._changed:
                 self.add(f"{path}.{name}", table, name, depth)

@@ -194,6 +194,18 @@ def told_of(tensor: torch.Tensor | None, name: str, default: Any = None) -> Any:
     return found() if callable(found) else found
 
 
+# What every module has: its mode, which calls look at by themselves, and tables.
+_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
+# What torch's recurrent layers keep of their parameters, and make anew where these are others than at their last call.
+_OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})
+
+
+def torchs_own(owner: Any) -> frozenset[str]:
+    """Return the attributes of an object that are PyTorch's own, which says itself what they follow."""
+    own = _OF_ALL_MODULES if isinstance(owner, torch.nn.Module) else frozenset()
+    return own | _OF_RECURRENT if isinstance(owner, torch.nn.RNNBase) else own
+
+
 def sources_of(table: Table) -> tuple[Any, ...]:
     """The objects behind a table that a write would show in; none where it would show in none."""
     sources: tuple[Any, ...] = (table,) if isinstance(table, dict) else getattr(table, "sources", ())

@@ -17,12 +17,11 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.doors.unregistered_objects import objects_within
 from retrograd.frontend.python.python_contents import is_plain, is_same_value
 from retrograd.frontend.python.python_places import PythonValues
-from retrograd.frontend.python.python_tables import ABSENT
+from retrograd.frontend.python.python_tables import ABSENT, torchs_own
 from retrograd.frontend.python.source_locations import CaptureError
 
 # The dicts of a module that hold what is known by name, and the modules in it.
 _TABLES = ("_parameters", "_buffers", "_modules")
-_OF_ALL_MODULES = frozenset(vars(torch.nn.Module()))
 
 _WHERE_KEPT = 'torch.compile(model, backend="retrograd") or retrograd.enable(), under which the model'
 KEPT_REMEDY = (
@@ -58,7 +57,7 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
     modules = [] if model is None else list(model.modules())
     before = [{name: dict(vars(module)[name]) for name in _TABLES} | {"": dict(vars(module))} for module in modules]
     contents = [
-        (id(module), name, _Contents(value))
+        (id(module), name, _Contents(value), name in torchs_own(module))
         for module in modules
         for name, value in vars(module).items()
         if _is_container(value)
@@ -76,8 +75,8 @@ def restored(model: torch.nn.Module | None) -> Iterator[set[tuple[int, str]]]:
             for name in _TABLES:
                 _restore(vars(module)[name], tables[name])
             _restore(vars(module), tables[""])
-        for owner, name, content in contents:
-            if name not in _OF_ALL_MODULES and content.holds_other_values():
+        for owner, name, content, is_torchs in contents:
+            if not is_torchs and content.holds_other_values():
                 changed.add((owner, name))
             content.restore()
 
@@ -201,6 +200,9 @@ def refuse_counting(model: torch.nn.Module | None, call: Callable[[], Any], pyth
         CaptureError: the second run calls other functions, or with other numbers; names the attributes.
     """
     modules = [] if model is None else list(model.modules())
+    if any(isinstance(module, torch.nn.RNNBase) for module in modules):
+        # A recurrent layer brings what it keeps of its parameters up to date where it finds others than last time.
+        call()
     before = [(m, name, value) for m in modules for name, value in vars(m).items() if is_plain(value)]
     trails = []
     for _ in range(2):

@@ -26,7 +26,7 @@ from torch.utils._pytree import arg_tree_leaves
 
 from retrograd.frontend.doors.deferred_code import make_graph_module, recompile_when_called
 from retrograd.frontend.doors.outputs import hint
-from retrograd.frontend.layers.random_ops import draw_seed, find_seed
+from retrograd.frontend.layers.random_ops import UNIFORM, draw_seed, find_seed
 from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten
 from retrograd.frontend.preparation.graph_memory import available_bytes, peak_bytes
@@ -586,14 +586,27 @@ def _is_finite(value: Any) -> bool:
 
 def _on_any_strides(graph_module: GraphModule) -> GraphModule:
     """The graph for arguments of other strides than it was traced with: what compiled code gives is contiguous. Ops
-    that were traced as for another device run as libraries compute them on this one."""
+    that were traced as for another device run as libraries compute them on this one, and random numbers are drawn
+    there: a seed is the CPU's, which took minutes for the masks of a T5."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     for node in graph.nodes:
         node.target = RUN_AS.get(node.target, node.target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
+    device = next((d for d in map(_device_of, graph.nodes) if d is not None and d.type != "cpu"), None)
+    for node in graph.find_nodes(op="call_function", target=UNIFORM) if device is not None else ():
+        seed = node.args[0]
+        with graph.inserting_before(node):
+            there = graph.call_function(torch.ops.aten._to_copy.default, (seed,), {"device": device})
+        there.meta = dict(seed.meta)
+        node.args = (there, *node.args[1:])
     return make_graph_module(graph_module, graph)
+
+
+def _device_of(node: Node) -> torch.device | None:
+    value = node.meta.get("val")
+    return value.device if isinstance(value, Tensor) else None
 
 
 def _fix_seed(graph_module: GraphModule) -> GraphModule:

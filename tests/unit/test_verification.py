@@ -9,9 +9,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.doors.capture import capture_joint
+from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 from retrograd.frontend.verification.errors import VerificationError
+from retrograd.frontend.verification.first_call import Graph
 from retrograd.frontend.verification.first_comparison import compare_with_eager, relative_error
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -92,3 +96,17 @@ def test_relative_error() -> None:
     assert relative_error(torch.tensor([nan]), torch.tensor([inf])) == inf
     assert relative_error(torch.tensor([True]), torch.tensor([False])) > 1
     assert relative_error(torch.empty(0), torch.empty(0)) == 0
+
+
+def test_random_numbers_are_drawn_where_the_tensors_are() -> None:
+    """A seed is the CPU's, and what is drawn from it goes to the device of the rest."""
+
+    def model(x: Tensor) -> Tensor:
+        numbers: Tensor = UNIFORM(DRAW_SEED(), 0, [4])
+        return x * numbers.to(x.device)
+
+    with FakeTensorMode():
+        traced = make_fx(model)(torch.empty(4, device="cuda"))
+    (drawn,) = Graph(traced, gradients=False).runnable.graph.find_nodes(op="call_function", target=UNIFORM)
+    assert drawn.args[0].target is torch.ops.aten._to_copy.default
+    assert drawn.args[0].kwargs == {"device": torch.device("cuda", 0)}
