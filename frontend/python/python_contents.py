@@ -11,13 +11,13 @@ import operator
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
 
-from retrograd.frontend.python.python_tables import Cell
+from retrograd.frontend.python.python_tables import ABSENT, Cell
 
 # Containers whose items are values of the model's, with those of Python's classes that hold one of these.
 _KEYED = (dict, MappingProxyType, UserDict, ChainMap)
@@ -27,6 +27,8 @@ CONTAINERS = (*_KEYED, *_LISTED, *_SETS)
 # Arrays of more bytes are not copied, and known by being the same object.
 _COMPARED = 2**24
 _BYTES = (bytearray, array.array)
+# Of which equal ones are the same.
+_EQUAL = (bool, int, str, bytes)
 
 
 class _AnyTensor:
@@ -56,6 +58,15 @@ class Contents:
         if len(values) != len(self.values) or (keys is not None and not _are_same(keys, self.keys or ())):
             return False
         return _are_same(values, self.values)
+
+    def holds_itself(self, found: Any) -> bool:
+        """Whether a container that has the same in it has no other object for one that may be written to; its dicts
+        are not looked at."""
+        _, values = _taken_apart(found)
+        return all(
+            known.holds_itself(value) if isinstance(known, Contents) else is_itself(value, known)
+            for known, value in zip(self.values, values, strict=True)
+        )
 
     def is_same(self, other: Contents) -> bool:
         """Whether both are of equal containers."""
@@ -153,6 +164,11 @@ def _are_same(a: tuple[Any, ...] | frozenset[Any], b: tuple[Any, ...] | frozense
     return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(is_same_value, a, b)))
 
 
+def is_itself(found: Any, known: Any) -> bool:
+    """Whether a value that is the same is the same object, or none that may be written to."""
+    return found is known or known is A_TENSOR or is_plain(found)
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is a number or a text, and no tensor and nothing that has one."""
     return isinstance(value, bool | int | float | complex | str)
@@ -187,11 +203,25 @@ def _is_same_of_type(a: Any, b: Any) -> bool:
         return is_same_value((a.real, a.imag), (b.real, b.imag))
     if isinstance(a, float):
         return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
-    try:
+    if type(a) in _EQUAL:
         return bool(a == b)
+    try:
+        return bool(a == b) and is_same_value(_attributes(a), _attributes(b))
     except (TypeError, ValueError, RuntimeError):
         # Of objects that do not say.
         return False
+
+
+def slots_of(kind: type) -> set[str]:
+    """The names of attributes for which objects of a class have a place that is in no dict."""
+    return {
+        name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)
+    }
+
+
+def _attributes(value: Any) -> tuple[Any, ...]:
+    """Give what the attributes of an object hold, which may be more than what it is compared by."""
+    return getattr(value, "__dict__", None), *(getattr(value, name, ABSENT) for name in sorted(slots_of(type(value))))
 
 
 def _parts(function: FunctionType) -> tuple[Any, ...]:

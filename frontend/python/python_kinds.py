@@ -9,7 +9,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,13 +51,6 @@ def texts_in(parts: Any) -> Iterator[str]:
     elif isinstance(parts, tuple):
         for part in parts:
             yield from texts_in(part)
-
-
-def slots_of(kind: type) -> set[str]:
-    """The names of attributes for which objects of a class have a place that is in no dict."""
-    return {
-        name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)
-    }
 
 
 def is_object(value: Any) -> bool:

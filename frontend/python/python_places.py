@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrograd.frontend.python.python_contents import A_TENSOR, Contents, dicts_within, is_plain, is_same_value
-from retrograd.frontend.python.python_tables import ABSENT, Table, sources_of
+from retrograd.frontend.python.python_contents import Contents, dicts_within, is_itself, is_same_value
+from retrograd.frontend.python.python_tables import ABSENT, Table, keeps_address, sources_of
 from retrograd.frontend.python.written_memory import Words, joined, words_of
 
 
@@ -34,8 +34,9 @@ class Place:
         found = self.table.get(self.name, ABSENT)
         if isinstance(self.value, Contents):
             known = self.sources[len(sources_of(self.table)) :]
-            return list(map(id, dicts_within(found))) == list(map(id, known))
-        return found is self.value or self.value is A_TENSOR or is_plain(found)
+            are_its = list(map(id, dicts_within(found))) == list(map(id, known))
+            return are_its and self.value.holds_itself(found)
+        return is_itself(found, self.value) and keeps_address(self.table, found, self.value, ())
 
 
 @dataclass

@@ -23,7 +23,14 @@ from torch.backends import PropModule
 
 from retrograd.frontend.doors.unregistered_objects import PLAIN
 from retrograd.frontend.python.python_calls_seen import is_generator, is_library
-from retrograd.frontend.python.python_contents import CONTAINERS, as_it_was, changes_within, dicts_within, items_of
+from retrograd.frontend.python.python_contents import (
+    CONTAINERS,
+    as_it_was,
+    changes_within,
+    dicts_within,
+    items_of,
+    slots_of,
+)
 from retrograd.frontend.python.python_functions import (
     global_names,
     imported_modules,
@@ -43,7 +50,6 @@ from retrograd.frontend.python.python_kinds import (
     is_object,
     is_programs_class,
     is_users_module,
-    slots_of,
     texts_in,
 )
 from retrograd.frontend.python.python_names import Names, reads_globals
@@ -54,6 +60,7 @@ from retrograd.frontend.python.python_tables import (
     BasesOf,
     Cell,
     ClassOf,
+    DictOf,
     InContext,
     IsAlive,
     Keys,
@@ -61,6 +68,7 @@ from retrograd.frontend.python.python_tables import (
     PartsOf,
     Table,
     Within,
+    keeps_address,
     sources_of,
     torchs_own,
 )
@@ -123,8 +131,9 @@ class Search:
             self._add_tensor(path, table, name, value)
         elif isinstance(value, CONTAINERS):
             self._add_tensors_in(path, table, name, (), value)
-        sources = () if changes_within(value) else (*sources_of(table), *dicts_within(value))
-        self.places.append(Place(path, table, name, as_it_was(value), sources))
+        known, dicts = as_it_was(value), tuple(dicts_within(value))
+        shows = not changes_within(value) and keeps_address(table, value, known, dicts)
+        self.places.append(Place(path, table, name, known, (*sources_of(table), *dicts) if shows else ()))
         self.look_into(path, value, depth)
 
     def look_into(self, path: str, value: Any, depth: int = _DEPTH, runs: bool = False) -> None:
@@ -177,6 +186,8 @@ class Search:
         kind = type(owner)
         self.places.append(_place(f"{path}.__class__", ClassOf(owner), "__class__"))
         table = getattr(owner, "__dict__", {})
+        if isinstance(table, dict) and getattr(owner, "__dict__", None) is table:
+            self.places.append(_place(f"{path}.__dict__", DictOf(owner), ""))
         names = self.names.within(table)
         names -= torchs_own(owner)
         for name in names:

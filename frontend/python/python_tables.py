@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, Protocol
 
 import torch
 
-from retrograd.frontend.python.written_memory import dict_of_class
+from retrograd.frontend.python.written_memory import AttributesOf, dict_of_class
 
 
 class _Absent:
@@ -105,6 +106,35 @@ class ClassOf:
     def get(self, _name: str, _default: Any = None, /) -> Any:
         """As of a dict."""
         return type(self.sources[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """A dict that is equal to none but itself."""
+
+    table: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.table is other.table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __repr__(self) -> str:
+        return f"a dict of {len(self.table)}"
+
+
+class DictOf:
+    """Which dict has the attributes of an object."""
+
+    def __init__(self, owner: Any) -> None:
+        self.sources = (AttributesOf(owner),)
+        self._first = _Itself(owner.__dict__)
+
+    def get(self, _name: str, _default: Any = None, /) -> Any:
+        """As of a dict."""
+        found = self.sources[0].owner.__dict__
+        return self._first if found is self._first.table else _Itself(found)
 
 
 class BasesOf:
@@ -210,3 +240,9 @@ def sources_of(table: Table) -> tuple[Any, ...]:
     """The objects behind a table that a write would show in; none where it would show in none."""
     sources: tuple[Any, ...] = (table,) if isinstance(table, dict) else getattr(table, "sources", ())
     return sources
+
+
+def keeps_address(table: Table, value: Any, known: Any, kept: tuple[Any, ...]) -> bool:
+    """Whether a value of a table stays where it is in memory for as long as what is ``known`` of it and ``kept`` are
+    there: what shows a write by its address alone shows none where another value may come to be at the same one."""
+    return isinstance(table, dict | OfClass) or known is value or any(source is value for source in kept)

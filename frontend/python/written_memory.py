@@ -14,17 +14,27 @@ import ctypes
 import gc
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
 # In bytes from an object's begin: behind its count of references, and of a dict its class and how many it has.
 _KIND, _HELD, _VERSION, _PARTS = 8, 16, 24, 48
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+# Its attributes, of an object that Python lays out itself.
+_ATTRIBUTES = -3 * _WORD
 # ``tp_mro``, found in the first class that has bases.
 _BASES = range(_WORD, 64 * _WORD, _WORD)
 
 Words = memoryview
 """A part of an object's memory, as it is at the time that it is read."""
+
+
+@dataclass(frozen=True)
+class AttributesOf:
+    """Stands for which dict has the attributes of an object."""
+
+    owner: Any
 
 
 def dict_of_class(kind: type) -> dict[str, Any]:
@@ -34,10 +44,16 @@ def dict_of_class(kind: type) -> dict[str, Any]:
 
 
 def words_of(source: Any) -> Words | None:
-    """Give the part of memory that is another after a write: to a dict; to the class of an object; to the code or the
-    defaults of a function; to a variable of a closure; to the bases of a class. ``None`` where that is not known."""
+    """Give the part of memory that is another after a write: to a dict; to the class of an object, or to which dict has
+    its attributes; to the code or the defaults of a function; to a variable of a closure; to the bases of a class.
+    ``None`` where that is not known.
+
+    Other than a dict's it is the address of what was written, which is another only as long as what it was is kept.
+    """
     if not IS_KNOWN:
         return None
+    if isinstance(source, AttributesOf):
+        return _attributes_place(source.owner)
     if isinstance(source, dict):
         return _read(source, _VERSION)
     if isinstance(source, FunctionType):
@@ -55,6 +71,14 @@ def joined(words: Iterable[Words]) -> bytes:
 def raw_memory(address: int, size: int) -> Words:
     """The ``size`` bytes at an address, which must stay someone's."""
     return memoryview((ctypes.c_char * size).from_address(address))
+
+
+def _attributes_place(owner: Any) -> Words | None:
+    place = type(owner).__dictoffset__
+    if not place:
+        return None
+    place = place if place > 0 else _ATTRIBUTES
+    return _read(owner, place) if _word(owner, place) == id(owner.__dict__) else None
 
 
 def _read(source: Any, place: int, count: int = 1) -> Words:

@@ -15,7 +15,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -353,6 +353,90 @@ def test_equal_ones_in_the_place_of_others_are_looked_at() -> None:
     table["factor"] = 2.0
     assert values.are_as_before()
     shifts[0] = 2.0
+    assert not values.are_as_before()
+
+
+@dataclass
+class Named:
+    """An object that is compared by its name alone."""
+
+    name: str = "gain"
+    factor: float = field(default=2.0, compare=False)
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_equal_objects_in_a_container_are_looked_at(kind: type) -> None:
+    model, first, other = Model(lambda m, h: h * m.table[0].factor), *(SimpleNamespace(factor=2.0) for _ in range(2))
+    model.table = {0: first} if kind is dict else (first,)
+    values = values_of(model)
+    if kind is dict:
+        model.table[0] = other
+    else:
+        model.table = (other,)
+    assert values.are_as_before() and values.are_as_before()
+    other.factor = 3.0
+    assert not values.are_as_before()
+
+
+def test_objects_are_equal_by_all_that_they_hold() -> None:
+    model: Any = Model(lambda m, h: h * m.config.factor)
+    model.config = Named()
+    values = values_of(model)
+    model.config = Named()
+    assert values.are_as_before()
+    model.config = Named(factor=3.0)
+    assert not values.are_as_before()
+
+
+def test_another_value_at_the_address_of_one_that_is_gone() -> None:
+    """Of a closure's variable no more than the address is looked at as long as it is the same."""
+    scale = float("2.0")
+
+    def times(factor: float) -> None:
+        nonlocal scale
+        scale = scale * factor
+
+    values = values_of(Model(lambda _, h: h * scale))
+    times(1.0)
+    assert values.are_as_before()
+    # The second comes to lie where the one was that was equal.
+    times(0.5)
+    times(0.5)
+    assert not values.are_as_before()
+
+
+def test_a_tuple_at_the_address_of_another() -> None:
+    shape = (float("2.0"), float("3.0"))
+
+    def use(*other: float) -> None:
+        nonlocal shape
+        shape = (other[0], other[1])
+
+    values = values_of(Model(lambda _, h: h * shape[0]))
+    use(5.0, 6.0)
+    use(7.0, 8.0)
+    assert not values.are_as_before()
+
+
+def test_defaults_at_the_address_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubled, "__defaults__", (float("2.5"),))
+    values = values_of(Model(lambda _, h: doubled(h)))
+    for factor in ("3.5", "4.5"):
+        doubled.__defaults__ = (float(factor),)
+    assert not values.are_as_before()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_another_dict_has_the_attributes(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrograd.frontend.python.written_memory.IS_KNOWN", is_known)
+    model = Model(lambda m, h: h * m.config.factor)
+    values, own = values_of(model), vars(model.config)
+    assert values.are_as_before(), values.find_changed()
+    model.config.__dict__ = {**own, "factor": 3.0}
+    assert not values.are_as_before()
+    model.config.__dict__ = own
+    assert values.are_as_before()
+    model.__dict__ = {**vars(model), "config": SimpleNamespace(factor=2.0)}
     assert not values.are_as_before()
 
 
