@@ -41,7 +41,7 @@ def flash_attention(
     q, k, v = computed(query), all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     weights, lse = softmax_sums(attention_scores(q, k, is_causal, attn_mask, scale))
     output = torch.matmul(weights, v).to(query.dtype)
-    return laid_out_like(output, query), _swapped_layout(lse.squeeze(-1))
+    return laid_out_like(output, query), swapped_layout(lse.squeeze(-1))
 
 
 def flash_attention_backward(
@@ -65,9 +65,9 @@ def flash_attention_backward(
     scores = attention_scores(q, k, is_causal, attn_mask, scale)
     dq, dk, dv = score_gradients(scores, (g, q, k, v, o), logsumexp, scale)
     return (
-        _swapped_layout(dq.to(query.dtype)),
-        _swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
-        _swapped_layout(summed_heads(dv, repeats).to(value.dtype)),
+        swapped_layout(dq.to(query.dtype)),
+        swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
+        swapped_layout(summed_heads(dv, repeats).to(value.dtype)),
     )
 
 
@@ -143,8 +143,9 @@ def laid_out_like(x: Tensor, query: Tensor) -> Tensor:
     return x.permute(order).contiguous().permute([order.index(axis) for axis in range(x.dim())])
 
 
-def _swapped_layout(x: Tensor) -> Tensor:
-    """The kernel allocates the log-sum-exp and the gradients with axes 1 and 2 swapped."""
+def swapped_layout(x: Tensor) -> Tensor:
+    """``x`` with axes 1 and 2 swapped in memory, as kernels allocate log-sum-exps and gradients, and those of CUDA that
+    need little memory their output."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 

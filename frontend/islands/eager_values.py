@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from retrograd.frontend.doors.capture import CapturedGraph
 from retrograd.frontend.layers.random_ops import DRAW_SEED
@@ -108,7 +108,7 @@ def _run_precise(
     """The values of a graph in float64; none where an op has no float64, or gives something else there."""
     if any(_is_of_its_type(node) for node in graph_module.graph.nodes):
         return {}
-    recorder = _PreciseRecorder(graph_module, garbage_collect_values=False)
+    recorder = _PreciseRecorder(graph_module)
     with torch.no_grad(), torch.random.fork_rng(devices=()):
         torch.set_rng_state(random_state)
         try:
@@ -126,7 +126,7 @@ def _is_of_its_type(node: Node) -> bool:
     return node.target is not DRAW_SEED and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-class _Recorder(LibraryInterpreter):
+class _Keeping(Interpreter):
     """Runs a graph and keeps what each node gives."""
 
     def __init__(self, graph_module: GraphModule) -> None:
@@ -140,18 +140,12 @@ class _Recorder(LibraryInterpreter):
         return value
 
 
-class _PreciseRecorder(InDouble):
-    """Runs a graph in float64 and keeps what each node gives."""
+class _Recorder(_Keeping, LibraryInterpreter):
+    """Does so as torch runs the graph."""
 
-    def __init__(self, graph_module: GraphModule, *, garbage_collect_values: bool) -> None:
-        super().__init__(graph_module, garbage_collect_values=garbage_collect_values)
-        self.tensors: dict[str, torch.Tensor] = {}
 
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.tensors[n.name] = value
-        return value
+class _PreciseRecorder(_Keeping, InDouble):
+    """Does so in float64."""
 
 
 def _draw_tangent(node: Node) -> torch.Tensor:

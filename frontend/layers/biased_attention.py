@@ -20,6 +20,7 @@ from retrograd.frontend.decompositions.attention import (
     score_scale,
     softmax_sums,
     summed_heads,
+    swapped_layout,
 )
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.sums import computed
@@ -56,7 +57,7 @@ def biased_attention(
     repeats = query.shape[1] // key.shape[1]
     q, k, v = computed(query), all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     weights, sums = softmax_sums(attention_scores(q, k, causal, bias, scale))
-    return _swapped(torch.matmul(weights, v).to(query.dtype)), sums.squeeze(-1)
+    return swapped_layout(torch.matmul(weights, v).to(query.dtype)), sums.squeeze(-1)
 
 
 def biased_attention_backward(
@@ -78,16 +79,11 @@ def biased_attention_backward(
     change = changes * score_scale(q, scale)
     dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(weights.transpose(-1, -2), g)
     return (
-        _swapped(torch.matmul(change, k).to(query.dtype)),
-        _swapped(summed_heads(dk, repeats).to(key.dtype)),
-        _swapped(summed_heads(dv, repeats).to(value.dtype)),
+        swapped_layout(torch.matmul(change, k).to(query.dtype)),
+        swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
+        swapped_layout(summed_heads(dv, repeats).to(value.dtype)),
         changes.sum_to_size(bias.shape).to(bias.dtype).contiguous(),
     )
-
-
-def _swapped(x: Tensor) -> Tensor:
-    """The kernels' layout, with axes 1 and 2 swapped."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _fake(query: Tensor, _key: Tensor, _value: Tensor, _bias: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

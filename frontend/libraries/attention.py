@@ -22,6 +22,7 @@ from retrograd.frontend.decompositions.attention import (
     laid_out_like,
     score_scale,
     summed_heads,
+    swapped_layout,
 )
 from retrograd.frontend.layers import biased_attention as biased_layers
 
@@ -60,12 +61,7 @@ def attention(
             output, lse, *_ = op(*wide, 0.0, is_causal, scale=score_scale(query, scale))
             return output[..., : value.shape[-1]], lse
         case SDPBackend.EFFICIENT_ATTENTION:
-            repeats = query.shape[1] // key.shape[1]
-            keys, values = all_heads(key, repeats), all_heads(value, repeats)
-            op = aten._scaled_dot_product_efficient_attention.default
-            mask = _aligned(attn_mask, query, key)
-            output, lse, *_ = op(query, keys, values, mask, True, 0.0, is_causal, scale=scale)
-            return output, lse[..., : query.shape[2]]
+            return _attend_efficiently(query, key, value, attn_mask, is_causal, scale)
     return flash_attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
@@ -104,15 +100,9 @@ def attention_backward(
             drawn = (*lengths, 0.0, is_causal, state, state)
             found = [g[..., : query.shape[-1]] for g in op(*wide, logsumexp, *drawn, scale=score_scale(query, scale))]
         case SDPBackend.EFFICIENT_ATTENTION:
-            repeats = query.shape[1] // key.shape[1]
-            keys, values = all_heads(key, repeats), all_heads(value, repeats)
-            mask, lse = _aligned(attn_mask, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
-            wanted = [True, True, True, False]
-            op = aten._scaled_dot_product_efficient_attention_backward.default
-            unused = (state[:1], state[1:])
-            given = (grad, query, keys, values, mask, _laid_out(out), lse)
-            dq, dk, dv, _ = op(*given, *unused, 0.0, wanted, is_causal, scale=scale)
-            found = dq, summed_heads(dk, repeats), summed_heads(dv, repeats)
+            found = _differentiate_efficiently(
+                grad, query, key, value, attn_mask, out, logsumexp, is_causal, scale, of_mask=False
+            )
         case _:
             found = flash_attention_backward(
                 grad, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -126,11 +116,7 @@ def biased_attention(
     """:func:`frontend.layers.biased_attention.biased_attention` by PyTorch's memory-efficient kernels, on CUDA."""
     if not biased_layers.has_kernels(query):
         return biased_layers.biased_attention(query, key, value, bias, causal, scale)
-    repeats = query.shape[1] // key.shape[1]
-    keys, values = all_heads(key, repeats), all_heads(value, repeats)
-    op, added = aten._scaled_dot_product_efficient_attention.default, _aligned(bias, query, key)
-    output, lse, *_ = op(query, keys, values, added, True, 0.0, causal, scale=scale)
-    return output, lse[..., : query.shape[2]]
+    return _attend_efficiently(query, key, value, bias, causal, scale)
 
 
 def biased_attention_backward(
@@ -148,14 +134,48 @@ def biased_attention_backward(
     if not biased_layers.has_kernels(query):
         given = (grad, query, key, value, bias, out, logsumexp, causal, scale)
         return biased_layers.biased_attention_backward(*given)
+    dq, dk, dv, of_bias = _differentiate_efficiently(
+        grad, query, key, value, bias, out, logsumexp, causal, scale, of_mask=True
+    )
+    return dq, dk, dv, of_bias.sum_to_size(bias.shape).contiguous()
+
+
+def _attend_efficiently(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp by memory-efficient kernels."""
     repeats = query.shape[1] // key.shape[1]
     keys, values = all_heads(key, repeats), all_heads(value, repeats)
-    added, lse = _aligned(bias, query, key), F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
-    unused = torch.empty((), dtype=torch.int64, device=query.device)
-    dq, dk, dv, of_bias = aten._scaled_dot_product_efficient_attention_backward.default(
-        *(grad, query, keys, values, added, _laid_out(out), lse, unused, unused, 0.0, [True] * 4, causal), scale=scale
+    output, lse, *_ = aten._scaled_dot_product_efficient_attention.default(
+        query, keys, values, _aligned(mask, query, key), True, 0.0, is_causal, scale=scale
     )
-    return dq, summed_heads(dk, repeats), summed_heads(dv, repeats), of_bias.sum_to_size(bias.shape).contiguous()
+    return output, lse[..., : query.shape[2]]
+
+
+def _differentiate_efficiently(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    *,
+    of_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and, for all heads, of the mask if that is wanted, by the same kernels."""
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = all_heads(key, repeats), all_heads(value, repeats)
+    lse = F.pad(logsumexp, (0, -query.shape[2] % _ROW_STEP))
+    # Of no dropout the state of the random numbers is not looked at. An output is read as the kernels lay it out,
+    # whatever its strides are.
+    unused = torch.empty((), dtype=torch.int64, device=query.device)
+    given = (grad, query, keys, values, _aligned(mask, query, key), swapped_layout(out), lse, unused, unused, 0.0)
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    dq, dk, dv, of_added = op(*given, [True, True, True, of_mask], is_causal, scale=scale)
+    return dq, summed_heads(dk, repeats), summed_heads(dv, repeats), of_added
 
 
 def _choose(
@@ -170,11 +190,6 @@ def _choose(
 def _widened(tensor: Tensor) -> Tensor:
     """Heads as wide as flash kernels take them, with zeros behind; the scale of scores is that of the narrow ones."""
     return F.pad(tensor, (0, -tensor.shape[-1] % _HEAD_STEP)) if tensor.shape[-1] % _HEAD_STEP else tensor
-
-
-def _laid_out(output: Tensor) -> Tensor:
-    """An output as memory-efficient kernels lay it out: their backward reads it so, whatever its strides are."""
-    return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

@@ -19,6 +19,7 @@ from retrograd.pipelines.transforms.helpers.generics import (
     MAPS,
     SEGMENTS,
     is_reduced,
+    iterators_of,
     map_of_loops,
     read_inputs,
     read_maps,
@@ -116,7 +117,7 @@ def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
     # An axis of one number may be left.
     only = ir.AffineMap.get(count - 1, 0, [ir.AffineConstantExpr.get(0)] * ir.RankedTensorType(first.type).rank)
     rows.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(indices) for indices in maps])
-    rows.attributes[ITERATORS] = _iterators(count - 1, 1)
+    rows.attributes[ITERATORS] = iterators_of(count - 1, 1)
     whole = ir.Operation.create(
         GENERIC,
         operands=[rows.results[0], first],
@@ -125,7 +126,7 @@ def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
             MAPS: ir.ArrayAttr.get(
                 [ir.AffineMapAttr.get(map_of_loops(inside, count - 1)), ir.AffineMapAttr.get(only)],
             ),
-            ITERATORS: _iterators(0, count - 1),
+            ITERATORS: iterators_of(0, count - 1),
             SEGMENTS: ir.DenseI32ArrayAttr.get([1, 1]),
         },
         regions=1,
@@ -148,8 +149,3 @@ def _fill_body(like: ir.Operation, made: ir.Operation, element: ir.Type) -> None
         for place in range(2):
             combined.operands[place] = body.arguments[place]
         ir.Operation.create("linalg.yield", operands=[combined.results[0]])
-
-
-def _iterators(parallel: int, reduced: int) -> ir.ArrayAttr:
-    kinds = ["parallel"] * parallel + ["reduction"] * reduced
-    return ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds])

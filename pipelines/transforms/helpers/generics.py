@@ -28,6 +28,12 @@ def map_of_loops(loops: Sequence[int], count: int) -> ir.AffineMap:
     return ir.AffineMap.get(count, 0, [ir.AffineDimExpr.get(loop) for loop in loops])
 
 
+def iterators_of(parallel: int, reduced: int = 0) -> ir.ArrayAttr:
+    """The iterator types of so many loops that run by themselves, and inside of them so many that are summed over."""
+    kinds = ["parallel"] * parallel + ["reduction"] * reduced
+    return ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{kind}>") for kind in kinds])
+
+
 def reads_by(op: ir.Operation, operands: Sequence[Sequence[int]], count: int) -> bool:
     """Whether a product, of so many loops, reads its operands by these; without maps of its own it reads them plainly,
     which these are taken to say."""

@@ -18,6 +18,7 @@ from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
 from retrograd.pipelines.analysis.partition.read_graph import operator_name
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.generics import iterators_of
 
 UNIFORM = "torch.retrograd.uniform"
 _ROUNDS = 10
@@ -68,7 +69,7 @@ def expand_uniform(op: ir.Operation) -> None:
         results=[type_],
         attributes={
             "indexing_maps": ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(len(shape)))]),
-            "iterator_types": ir.ArrayAttr.get([ir.Attribute.parse("#linalg.iterator_type<parallel>")] * len(shape)),
+            "iterator_types": iterators_of(len(shape)),
             "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 1]),
         },
         regions=1,
