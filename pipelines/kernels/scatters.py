@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rows added up where they go, the gradient of an embedding, by kernels of our own: twice the same bits.
 
-The places are ranked, each against each other one, and the rows of one place added up in their order by one program.
-Of 8192 tokens and rows of 768 numbers that takes 80 us on an H100, beside the zeros that they are added to. IREE would
+The places are put in order, and the rows of one place added up in their order by one program. Up to some thousands are
+ranked, each against each other one: of 8192 tokens and rows of 768 numbers that takes 80 us on an H100, beside the
+zeros that they are added to. More are sorted by eight bits at a time. Of places that many rows go to (a token that
+fills up sentences, the few rows of a table of relative positions) parts are added up by a program each. IREE would
 compare places with one another once for each number of a row.
 """
 
@@ -15,7 +17,7 @@ from typing import ClassVar
 
 from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.dispatch import create_dispatch
+from retrograd.pipelines.kernels.dispatch import create_dispatches
 from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer
@@ -23,9 +25,16 @@ from retrograd.pipelines.kernels.questions import Chosen, Launch, Question, Run,
 from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
 
 _MAP = "dimension_map"
-# Ranking is quadratic: 3 ms for as many.
-MOST = 1 << 16
-_WIDTH, _ROWS, _RANKED, _AGAINST = 256, 16, 64, 1024
+# Ranking is quadratic: 3 ms for 65,536, where sorting takes three launches for eight bits.
+MOST_RANKED = 1 << 13
+MOST = 1 << 28
+_RANKED, _AGAINST = 64, 1024
+# Places sorted by a program, those that it compares at a time, sums in a step, and bits of a digit.
+_BLOCK, _COMPARED, _SUMMED, _BITS = 1024, 64, 2048, 8
+# Numbers of a row and rows that a program adds at a time, and rows of a part.
+_WIDEST, _NARROWEST, _ROWS, _CHUNK = 256, 16, 16, 512
+# Another launch costs more than it gains for no more than these.
+_FEW_CHUNKS = 2
 
 RANK = Kernel(
     "rank_places",
@@ -38,17 +47,94 @@ RANK = Kernel(
     8,
     1,
 )
-SEGMENTS = Kernel(
-    "add_rows",
+SUM_BEFORE = Kernel(
+    "sum_tallies",
     "scatters",
-    "segments",
-    (("order", "i32"), ("rows", "i64"), ("updates", "f32"), ("table", "f32")),
-    ("count", "width"),
+    "sum_before",
+    (("counts", "i32"), ("offsets", "i32")),
+    ("length",),
     (),
-    (("BW", _WIDTH), ("BR", _ROWS)),
-    4,
+    (("BS", _SUMMED),),
+    8,
     1,
 )
+
+
+def write_tally(is_first: bool) -> Kernel:
+    """The kernel that counts digits; of the first digit there is no order yet."""
+    return Kernel(
+        "tally_places" + "_first" * is_first,
+        "scatters",
+        "tally",
+        (("rows", "i64"), *_order(is_first), ("counts", "i32")),
+        ("count", "shift", "blocks"),
+        (),
+        (*_no_order(is_first), ("FIRST", int(is_first)), ("BI", _BLOCK)),
+        4,
+        1,
+    )
+
+
+def write_place(is_first: bool) -> Kernel:
+    """The kernel that sorts by a digit."""
+    return Kernel(
+        "sort_places" + "_first" * is_first,
+        "scatters",
+        "place",
+        (("rows", "i64"), *_order(is_first), ("offsets", "i32"), ("placed", "i32")),
+        ("count", "shift", "blocks"),
+        (),
+        (*_no_order(is_first), ("FIRST", int(is_first)), ("BI", _BLOCK), ("BJ", _COMPARED)),
+        8,
+        1,
+    )
+
+
+def _order(is_first: bool) -> tuple[tuple[str, str], ...]:
+    return () if is_first else (("order", "i32"),)
+
+
+def _no_order(is_first: bool) -> tuple[tuple[str, None], ...]:
+    return (("order", None),) if is_first else ()
+
+
+def write_parts(width: int) -> Kernel:
+    """The kernel that adds up parts of rows of ``width`` numbers."""
+    columns = _count_columns(width)
+    return Kernel(
+        f"add_parts_{columns}",
+        "scatters",
+        "parts",
+        (("order", "i32"), ("rows", "i64"), ("updates", "f32"), ("sums", "f32")),
+        ("count", "width"),
+        (),
+        (("CHUNK", _CHUNK), ("BW", columns), ("BR", _ROWS)),
+        4,
+        1,
+    )
+
+
+def write_segments(width: int, has_parts: bool) -> Kernel:
+    """The kernel that adds rows of ``width`` numbers up, or the parts of them."""
+    columns = _count_columns(width)
+    parts = (("sums", "f32"),) if has_parts else ()
+    constants: tuple[tuple[str, int | None], ...] = (("BW", columns), ("BR", _ROWS))
+    return Kernel(
+        f"add_rows_{columns}" + "_of_parts" * has_parts,
+        "scatters",
+        "segments",
+        (("order", "i32"), ("rows", "i64"), ("updates", "f32"), *parts, ("table", "f32")),
+        ("count", "width"),
+        (),
+        (*(() if has_parts else (("sums", None),)), ("CHUNK", _CHUNK * has_parts), *constants),
+        4,
+        1,
+    )
+
+
+def _count_columns(width: int) -> int:
+    """Numbers of a row that a program adds, a power of 2."""
+    return min(_WIDEST, max(_NARROWEST, 1 << (width - 1).bit_length()))
 
 
 @dataclass(frozen=True)
@@ -95,7 +181,7 @@ def _adds(scatter: ir.Operation) -> bool:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """A scatter as two dispatches: the order of its places, and the sums."""
+    """A scatter as dispatches: the order of its places, parts of the sums where there are many, and the sums."""
 
     op: ir.Operation
     what: str
@@ -103,32 +189,69 @@ class ScatterPlan:
     width: int
 
     def __str__(self) -> str:
-        return f"{self.what}: {RANK.label}, {SEGMENTS.label}"
+        return f"{self.what}: {', '.join(kernel.label for kernel in self.kernels())}"
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernels that it takes."""
-        return {RANK: False, SEGMENTS: True}
+        return {run.launch.kernel: run.launch.written is not None for run in self.runs()}
 
     def questions(self) -> list[Question]:
         """One choice of tiles: what to run, and nothing to measure."""
-        updates, places, table = (find_buffer(operand) for operand in self.op.operands)
-        places, (ranks, sums) = replace(places, below=table.shape[0]), self._launches()
-        runs = (Run(ranks, (0,), (Buffer("i32", (self.count,)),)), Run(sums, (3, 0, 1, 2), ()))
-        text = f"scatters {self.count} of {self.width} into {table.shape[0]}"
-        return [Question(text, {"the only": Trial((places, updates, table), runs)})]
+        buffers = {place: find_buffer(self.op.operands[place]) for place in (PLACES, UPDATES, TENSOR)}
+        buffers[PLACES] = replace(buffers[PLACES], below=self._count_rows())
+        text = f"scatters {self.count} of {self.width} into {self._count_rows()}"
+        return [Question(text, {"the only": Trial(tuple(buffers.values()), tuple(self.runs()))})]
 
-    def _launches(self) -> tuple[Launch, Launch]:
-        """The order of the places, and the sums."""
-        grid = (self.count, -(-self.width // _WIDTH), 1)
-        ranks = Launch(RANK, (-(-self.count // _RANKED), 1, 1), (self.count,))
-        return ranks, Launch(SEGMENTS, grid, (self.count, self.width), written=3)
+    def runs(self) -> list[Run]:
+        """The launches: of buffers 0 is the places, 1 the updates and 2 the table."""
+        order, given = Buffer("i32", (self.count,)), 3
+        found: list[Run] = []
+        if self.count <= MOST_RANKED:
+            found.append(Run(Launch(RANK, (-(-self.count // _RANKED), 1, 1), (self.count,)), (0,), (order,)))
+        else:
+            for shift in range(0, max(1, (self._count_rows() - 1).bit_length()), _BITS):
+                found += self._sort(shift, given)
+                given += 3
+            given -= 1
+        tiles = -(-self.width // _count_columns(self.width))
+        chunks = -(-self.count // _CHUNK)
+        sizes = (self.count, self.width)
+        has_parts = chunks > _FEW_CHUNKS
+        if has_parts:
+            launch = Launch(write_parts(self.width), (chunks, tiles, 1), sizes)
+            found.append(Run(launch, (given, 0, 1), (Buffer("f32", (chunks, self.width)),)))
+        kernel = write_segments(self.width, has_parts)
+        taken = (given, 0, 1, *[given + 1] * has_parts, 2)
+        found.append(Run(Launch(kernel, (self.count, tiles, 1), sizes, written=len(taken) - 1), taken, ()))
+        return found
+
+    def _sort(self, shift: int, given: int) -> list[Run]:
+        """Sort by the digit at ``shift``; buffers from number ``given`` on are its own, the one before an order."""
+        is_first, blocks = shift == 0, -(-self.count // _BLOCK)
+        numbers, grid = (self.count, shift, blocks), (blocks, 1, 1)
+        order = () if is_first else (given - 1,)
+        counts = Buffer("i32", ((1 << _BITS) * blocks,))
+        return [
+            Run(Launch(write_tally(is_first), grid, numbers), (0, *order), (counts,)),
+            Run(Launch(SUM_BEFORE, (1, 1, 1), (math.prod(counts.shape),)), (given,), (counts,)),
+            Run(Launch(write_place(is_first), grid, numbers), (0, *order, given + 1), (Buffer("i32", (self.count,)),)),
+        ]
+
+    def _count_rows(self) -> int:
+        return int(ir.RankedTensorType(self.op.operands[TENSOR].type).shape[0])
 
     def apply(self, compiled: Compiled) -> None:
         """Put the dispatches in the place of the scatter."""
-        op, (ranks, sums) = self.op, self._launches()
-        order = ir.RankedTensorType.get([self.count], ir.IntegerType.get_signless(32), loc=op.location)
-        ranked = create_dispatch(ranks, compiled[RANK], [op.operands[PLACES]], order, op)
-        operands = [ranked, op.operands[PLACES], op.operands[UPDATES], op.operands[TENSOR]]
-        value = create_dispatch(sums, compiled[SEGMENTS], operands, op.results[0].type, op)
-        op.results[0].replace_all_uses_with(value)
+        op = self.op
+        values = [op.operands[place] for place in (PLACES, UPDATES, TENSOR)]
+        for run in self.runs():
+            types = [_type_of(buffer, op.location) for buffer in run.given] or [op.results[0].type]
+            taken = [values[number] for number in run.taken]
+            values += create_dispatches(run.launch, compiled[run.launch.kernel], taken, types, op)
+        op.results[0].replace_all_uses_with(values[-1])
         op.erase()
+
+
+def _type_of(buffer: Buffer, location: ir.Location) -> ir.Type:
+    """The type of a tensor that a kernel gives."""
+    return ir.RankedTensorType.get(list(buffer.shape), ir.Type.parse(buffer.element), loc=location)

@@ -145,11 +145,22 @@ def test_numbers_of_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("rows", ["random", "same", "few"])
-@pytest.mark.parametrize(("count", "width"), [(4096, 96), (777, 33), (2, 300)])
+@pytest.mark.parametrize(("count", "width"), [(4096, 96), (777, 33), (2, 300), (262_144, 12), (70_001, 65)])
 def test_embeddings(rows: str, count: int, width: int) -> None:
     most = {"random": 1000, "same": 1, "few": 7}[rows]
     places = torch.randint(0, most, (count,), device="cuda")
     check(F.embedding, places, random(1000, width), kernels="scatters")
+
+
+def test_sums_of_edges_into_nodes() -> None:
+    """Places of three digits, half of which are one node's."""
+
+    def gather(messages: Tensor, places: Tensor) -> Tensor:
+        return torch.zeros(100_000, 24, device="cuda").index_add(0, places, messages)
+
+    places = torch.randint(0, 100_000, (300_000,), device="cuda")
+    places[::2] = 77_777
+    check(gather, random(300_000, 24), places, kernels="scatters")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

@@ -6,9 +6,16 @@ Triton and the compiler takes longer than to interpret them."""
 import interpreted_attention
 import interpreted_columns
 import interpreted_convolutions
+import interpreted_scatters
 import interpreted_transposes
 
 if __name__ == "__main__":
-    for program in (interpreted_transposes, interpreted_columns, interpreted_convolutions, interpreted_attention):
+    for program in (
+        interpreted_transposes,
+        interpreted_columns,
+        interpreted_convolutions,
+        interpreted_scatters,
+        interpreted_attention,
+    ):
         print(program.__name__, flush=True)
         program.main()

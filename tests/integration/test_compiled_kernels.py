@@ -19,7 +19,14 @@ from retrograd.pipelines.kernels.convolutions import Geometry, write_kernel, wri
 from retrograd.pipelines.kernels.dispatch import NO_PTX
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.ptx import compile_kernels, find_triton
-from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
+from retrograd.pipelines.kernels.scatters import (
+    RANK,
+    SUM_BEFORE,
+    write_parts,
+    write_place,
+    write_segments,
+    write_tally,
+)
 from retrograd.pipelines.kernels.tiles import Shape, choose_tiling
 from retrograd.runtime.artifact import read_artifact
 
@@ -34,7 +41,7 @@ SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_120": 9
 def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Triton's assembler accepts the PTX, and a workgroup has the shared memory that it takes."""
     monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
-    kernels = [*product_kernels(architecture), *convolution_kernels(architecture), RANK, SEGMENTS]
+    kernels = [*product_kernels(architecture), *convolution_kernels(architecture), *scatter_kernels()]
     kernels.append(write_sum_kernel("bf16", 9 * 64 * 64, is_aligned=True))
     found = compile_kernels(kernels, architecture)
     for kernel in kernels:
@@ -43,6 +50,12 @@ def test_kernels_compile_for(architecture: str, monkeypatch: pytest.MonkeyPatch,
         assert compiled.shared <= SHARED[architecture] and compiled.threads == 32 * kernel.warps
     units = "wgmma.mma_async" if architecture == "sm_90" else "mma.sync"
     assert all(units in found[kernel].ptx for kernel in kernels if "BK" in dict(kernel.constants))
+
+
+def scatter_kernels() -> list[Kernel]:
+    """All of that family, of rows of 12 numbers."""
+    sorting = [write(is_first) for write in (write_tally, write_place) for is_first in (True, False)]
+    return [RANK, SUM_BEFORE, *sorting, write_parts(12), *(write_segments(12, parts) for parts in (True, False))]
 
 
 def convolution_kernels(architecture: str) -> list[Kernel]:

@@ -29,5 +29,6 @@ def test_interpreted_they_are_near_to_float64() -> None:
         "interpreted_transposes",
         "interpreted_columns",
         "interpreted_convolutions",
+        "interpreted_scatters",
         "interpreted_attention",
     ]

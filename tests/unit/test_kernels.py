@@ -16,7 +16,7 @@ from retrograd.pipelines.kernels.choice import check_kernels, with_kernels
 from retrograd.pipelines.kernels.dispatch import NO_PTX, write_executable
 from retrograd.pipelines.kernels.kernel import KernelError
 from retrograd.pipelines.kernels.ptx import adapt_ptx, compile_kernels
-from retrograd.pipelines.kernels.scatters import RANK, SEGMENTS
+from retrograd.pipelines.kernels.scatters import RANK, write_segments
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, Tiling, choose_tiling, estimate_seconds, pad
 from retrograd.pipelines.toolchain.executable import read_choices
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
@@ -95,7 +95,7 @@ def test_an_executable_has_its_ptx_as_data() -> None:
     assert PTX.encode().hex() in text and f"vector<{len(PTX.encode())}xi8>" in text
     assert "workgroup_local_memory = 1024 : index" in text and "workgroup_size = [256 : index" in text
     # An operand that is updated is the result.
-    updating = write_executable(SEGMENTS, NO_PTX, "sm_90", updates=True)
+    updating = write_executable(write_segments(300, False), NO_PTX, "sm_90", updates=True)
     assert updating.count("#hal.pipeline.binding<") == 4 and updating.count("ReadOnly") == 3
 
 

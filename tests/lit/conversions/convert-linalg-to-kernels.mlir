@@ -141,6 +141,31 @@ func.func @rows(%u: tensor<777x1x33xf32>, %p: tensor<777x1xi64>, %t: tensor<1000
 
 // -----
 
+// Many places are sorted by eight bits at a time, and rows of which many are added up are so by parts.
+
+// CHECK-LABEL: func.func @many_rows(
+// CHECK-SAME: %[[U:.*]]: tensor<262144x1x12xf32>, %[[P:.*]]: tensor<262144x1xi64>, %[[T:.*]]: tensor<1000x12xf32>
+// CHECK: %[[C1:.*]] = "flow.dispatch"({{.*}}, %[[P]], {{.*}}@tally_places_first{{.*}} -> tensor<65536xi32>
+// CHECK: %[[B1:.*]] = "flow.dispatch"({{.*}}, %[[C1]], {{.*}}@sum_tallies{{.*}} -> tensor<65536xi32>
+// CHECK: %[[O1:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[B1]], {{.*}}@sort_places_first{{.*}} -> tensor<262144xi32>
+// CHECK: %[[C2:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[O1]], {{.*}}@tally_places{{.*}} -> tensor<65536xi32>
+// CHECK: %[[B2:.*]] = "flow.dispatch"({{.*}}, %[[C2]], {{.*}}@sum_tallies{{.*}} -> tensor<65536xi32>
+// CHECK: %[[O2:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[O1]], %[[B2]], {{.*}}@sort_places{{.*}} -> tensor<262144xi32>
+// CHECK: %[[S:.*]] = "flow.dispatch"({{.*}}, %[[O2]], %[[P]], %[[U]], {{.*}}@add_parts_16{{.*}} -> tensor<512x12xf32>
+// CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[O2]], %[[P]], %[[U]], %[[S]], %[[T]], {{.*}}@add_rows_16_of_parts{{.*}}tied_operands = [4 : index]
+// CHECK: return %[[R]]
+func.func @many_rows(%u: tensor<262144x1x12xf32>, %p: tensor<262144x1xi64>, %t: tensor<1000x12xf32>) -> tensor<1000x12xf32> {
+  %r = "tm_tensor.scatter"(%u, %p, %t) ({
+  ^bb0(%new: f32, %old: f32):
+    %s = arith.addf %old, %new : f32
+    "tm_tensor.yield"(%s) : (f32) -> ()
+  }) {dimension_map = array<i64: 0>, unique_indices = false, operandSegmentSizes = array<i32: 2, 1>}
+      : (tensor<262144x1x12xf32>, tensor<262144x1xi64>, tensor<1000x12xf32>) -> tensor<1000x12xf32>
+  return %r : tensor<1000x12xf32>
+}
+
+// -----
+
 // Along rows of an odd length: a sum takes in what is computed element by element before it, and so does what is given.
 // Whoever reads rows in between computes them, so that they are not written; a maximum may come with its place.
 
