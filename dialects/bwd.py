@@ -348,6 +348,34 @@ class DroppedAttentionBackwardOp(Bwd.Operation, name="dropped_attention_backward
         return _report(op, problem or _find_dropout_problem(op))
 
 
+class DroppedAttentionBackwardWithMaskOp(Bwd.Operation, name="dropped_attention_backward_with_mask", traits=[ext.Pure]):
+    """The gradients of `dropped_attention` and that of its scores, ``B x H x L x S`` of the mask's type, whose sums are
+    the mask's."""
+
+    gradient: ext.Operand[Any]
+    query: ext.Operand[Any]
+    key: ext.Operand[Any]
+    value: ext.Operand[Any]
+    output: ext.Operand[Any]
+    logsumexp: ext.Operand[Any]
+    mask: ext.Operand[Any]
+    seed: ext.Operand[Any]
+    causal: ir.IntegerAttr
+    scale: ir.FloatAttr
+    dropout: ir.FloatAttr
+    stream: ir.IntegerAttr
+    query_gradient: ext.Result[Any]
+    key_gradient: ext.Result[Any]
+    value_gradient: ext.Result[Any]
+    score_gradient: ext.Result[Any]
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        """Check operands, results and attributes."""
+        problem = _find_shape_problem(op, ["value"] * 8, ["value"] * 4) or _find_gradient_problem(op)
+        return _report(op, problem or _find_score_problem(op) or _find_dropout_problem(op))
+
+
 class ConvolutionOp(Bwd.Operation, name="convolution", traits=[ext.Pure]):
     """A convolution of images ``N x H x W x G C`` with filters ``G O x R x S x C``, for G groups of channels: results
     ``N x P x Q x G O``. A window has a `stride`, a `padding` and a `dilation` for each axis."""
@@ -504,6 +532,16 @@ def _find_gradient_problem(op: Any) -> str | None:
         if problem is None and other.type != query.type:
             problem = f"expects operand {number} of the query's type {query.type}, found {other.type}"
     return problem
+
+
+def _find_score_problem(op: Any) -> str | None:
+    """Says what is wrong with the gradient of scores."""
+    _, query, key, _, _, _, mask = (ir.RankedTensorType(value.type) for value in list(op.operands)[:7])
+    if not mask.rank:
+        return "expects a mask, found none"
+    wanted = ir.RankedTensorType.get([*query.shape[:3], key.shape[2]], mask.element_type, loc=op.location)
+    given = op.results[3].type
+    return None if given == wanted else f"expects result 3 of type {wanted}, found {given}"
 
 
 def _find_dropout_problem(op: Any) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from retrograd.frontend.decompositions.attention import (
     all_heads,
     attention_scores,
+    score_changes,
     score_gradients,
     softmax_sums,
     summed_heads,
@@ -34,6 +35,11 @@ _LIBRARY.define(
 _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
     " float dropout, bool causal, Tensor? mask, float? scale, Tensor seed, int stream) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "attention_backward_with_mask(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
+    " float dropout, bool causal, Tensor mask, float? scale, Tensor seed, int stream)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 # At a time.
@@ -93,6 +99,32 @@ def attention_backward(
     return dq.to(query.dtype), summed_heads(dk, repeats).to(key.dtype), summed_heads(dv, repeats).to(value.dtype)
 
 
+def attention_backward_with_mask(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout: float,
+    causal: bool,
+    mask: Tensor,
+    scale: float | None,
+    seed: Tensor,
+    stream: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, and of the scores ``[B, H, L, S]`` in the mask's type, whose sums are the
+    mask's."""
+    given = (grad, query, key, value, out, logsumexp, dropout, causal, mask, scale, seed, stream)
+    found = []
+    for part in _divide(query, key, value, mask):
+        g, o, lse = (computed(part.take(tensor)) for tensor in (grad, out, logsumexp))
+        scores = attention_scores(part.q, part.k, causal, part.mask, scale)
+        changes, _ = score_changes(scores, (g, part.v, o), lse, _kept(part, dropout, seed, stream))
+        found.append((changes.to(mask.dtype),))
+    return *attention_backward(*given), *_join(found, query)
+
+
 @dataclass(frozen=True)
 class _Part:
     """Heads ``first`` to ``last`` of one of a batch of ``count`` heads each, each with keys and values of its own."""
@@ -150,6 +182,11 @@ def _fake_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
+def _fake_backward_with_mask(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Any:
+    *_, mask, _scale, _seed, _stream = given
+    return *_fake_backward(grad, query, key, value), mask.new_empty((*query.shape[:3], key.shape[2]))
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, dropout, causal, mask, scale, seed, stream = inputs
     ctx.save_for_backward(query, key, value, *output, mask, seed)
@@ -161,14 +198,20 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     query, key, value, out, lse, mask, seed = ctx.saved_tensors
     dropout, causal, scale, stream = ctx.how
     given = (grad, query, key, value, out, lse, dropout, causal, mask, scale, seed, stream)
-    return (*ATTENTION_BACKWARD(*given), *[None] * 6)
+    if not ctx.needs_input_grad[5]:
+        return (*ATTENTION_BACKWARD(*given), *[None] * 6)
+    *found, changes = ATTENTION_BACKWARD_WITH_MASK(*given)
+    return (*found, None, None, changes.sum_to_size(mask.shape), *[None] * 3)
 
 
 _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention_backward", attention_backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("attention_backward_with_mask", attention_backward_with_mask, "CompositeExplicitAutograd")
 torch.library.register_fake("retrograd::attention", _fake, lib=_LIBRARY)
 torch.library.register_fake("retrograd::attention_backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_fake("retrograd::attention_backward_with_mask", _fake_backward_with_mask, lib=_LIBRARY)
 torch.library.register_autograd("retrograd::attention", _differentiate, setup_context=_save, lib=_LIBRARY)
 
 ATTENTION = torch.ops.retrograd.attention.default
 ATTENTION_BACKWARD = torch.ops.retrograd.attention_backward.default
+ATTENTION_BACKWARD_WITH_MASK = torch.ops.retrograd.attention_backward_with_mask.default

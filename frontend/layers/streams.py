@@ -7,13 +7,18 @@ from __future__ import annotations
 import torch
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.layers.dropped_attention import ATTENTION, ATTENTION_BACKWARD
+from retrograd.frontend.layers.dropped_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    ATTENTION_BACKWARD_WITH_MASK,
+)
 from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 from retrograd.frontend.python.source_locations import CaptureError
 
 # The places of streams among the arguments of ops, and of the log-sum-exps.
 _STREAMS = {UNIFORM: 1, ATTENTION: 8}
 _BACKWARD_STREAM, _LSE = 11, 5
+_BACKWARDS = (ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_MASK)
 
 
 def share_seed(graph_module: torch.fx.GraphModule) -> None:
@@ -32,9 +37,10 @@ def share_seed(graph_module: torch.fx.GraphModule) -> None:
                 "leave out the checkpoint, since partition='min-cut' recomputes what is cheap",
             )
         node.update_arg(_STREAMS[node.target], stream)
-    for node in graph.find_nodes(op="call_function", target=ATTENTION_BACKWARD):
-        # Those of the forward: it has the log-sum-exps of that.
-        node.update_arg(_BACKWARD_STREAM, _find_forward(node).args[_STREAMS[ATTENTION]])
+    for target in _BACKWARDS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            # Those of the forward: it has the log-sum-exps of that.
+            node.update_arg(_BACKWARD_STREAM, _find_forward(node).args[_STREAMS[ATTENTION]])
     seeds = graph.find_nodes(op="call_function", target=DRAW_SEED)
     if not seeds:
         return
@@ -53,7 +59,7 @@ def share_seed(graph_module: torch.fx.GraphModule) -> None:
 
 def take_streams(graph: torch.fx.Graph, other: torch.fx.Graph) -> None:
     """Give random ops the streams of those that have the same names in another graph."""
-    for op, place in (*_STREAMS.items(), (ATTENTION_BACKWARD, _BACKWARD_STREAM)):
+    for op, place in (*_STREAMS.items(), *((op, _BACKWARD_STREAM) for op in _BACKWARDS)):
         streams = {node.name: node.args[place] for node in other.find_nodes(op="call_function", target=op)}
         for node in graph.find_nodes(op="call_function", target=op):
             if node.name in streams:

@@ -116,7 +116,7 @@ def _attend_dropped(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """Attention with dropout, where kernels of our own take it; elsewhere ``None``."""
-    if not dropout_p or query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
+    if not dropout_p or query.dim() != 4:
         return None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _added(attn_mask, query)

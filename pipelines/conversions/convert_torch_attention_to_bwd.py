@@ -8,7 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FORWARD, Attention, Tensor
+from retrograd.contract.attention import (
+    BACKWARD,
+    DROPPED,
+    DROPPED_BACKWARD,
+    FORWARD,
+    MASKED_BACKWARD,
+    Attention,
+    Tensor,
+)
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
@@ -19,12 +27,13 @@ _NAME = "convert-torch-attention-to-bwd"
 _NONE = "torch.constant.none"
 _NUMBERS = ("torch.constant.float", "torch.constant.bool", "torch.constant.int")
 # Operands that a forward and a backward begin with; what comes behind them is the same for both.
-_TENSORS = {FORWARD: 3, BACKWARD: 6, DROPPED: 3, DROPPED_BACKWARD: 6}
+_TENSORS = {FORWARD: 3, BACKWARD: 6, DROPPED: 3, DROPPED_BACKWARD: 6, MASKED_BACKWARD: 6}
 _CONVERTED = {
     FORWARD: "bwd.attention",
     BACKWARD: "bwd.attention_backward",
     DROPPED: "bwd.dropped_attention",
     DROPPED_BACKWARD: "bwd.dropped_attention_backward",
+    MASKED_BACKWARD: "bwd.dropped_attention_backward_with_mask",
 }
 _REMEDY = "decompose attention where it is traced, for a target without kernels of ours that take it"
 
@@ -33,7 +42,8 @@ _REMEDY = "decompose attention where it is traced, for a target without kernels 
 class ConvertTorchAttentionToBwd(ModulePass):
     """Attention and its gradients, as PyTorch has them for a CPU, become ``bwd.attention`` and
     ``bwd.attention_backward`` on builtin tensors, which torch-mlir's lowering leaves alone; with dropout, of which a
-    trace has ``retrograd.attention``, ``bwd.dropped_attention`` and ``bwd.dropped_attention_backward``.
+    trace has ``retrograd.attention``, ``bwd.dropped_attention`` and ``bwd.dropped_attention_backward``, or
+    ``bwd.dropped_attention_backward_with_mask`` where the mask has a gradient.
     """
 
     name: ClassVar[str] = _NAME
@@ -56,7 +66,7 @@ def _convert(op: ir.Operation) -> None:
         None if _is_none(mask) else _describe(mask),
         _read_number(op, dropout),
         None if _is_none(scale) else _read_number(op, scale),
-        is_seeded=operator_name(op) in (DROPPED, DROPPED_BACKWARD),
+        is_seeded=operator_name(op) in (DROPPED, DROPPED_BACKWARD, MASKED_BACKWARD),
     ).find_obstacle()
     if obstacle is not None:
         raise PassFailure(op, f"{_NAME}: no kernel of ours takes this attention: {obstacle}", _REMEDY)

@@ -34,6 +34,7 @@ from retrograd.pipelines.kernels.questions import MEASURED, MOST, Chosen, Launch
 
 ATTENTION, BACKWARD = "bwd.attention", "bwd.attention_backward"
 DROPPED, DROPPED_BACKWARD = "bwd.dropped_attention", "bwd.dropped_attention_backward"
+MASKED_BACKWARD = f"{DROPPED_BACKWARD}_with_mask"
 # The operands of each that are heads, by the names that kernels have for them.
 _FORWARD_HEADS, _BACKWARD_HEADS = ("q", "k", "v"), ("dout", "q", "k", "v", "out")
 _OPERANDS = {
@@ -41,7 +42,9 @@ _OPERANDS = {
     DROPPED: _FORWARD_HEADS,
     BACKWARD: _BACKWARD_HEADS,
     DROPPED_BACKWARD: _BACKWARD_HEADS,
+    MASKED_BACKWARD: _BACKWARD_HEADS,
 }
+_FORWARDS, _WITH_DROPOUT = (ATTENTION, DROPPED), (DROPPED, DROPPED_BACKWARD, MASKED_BACKWARD)
 _AXES = ("batch", "head", "row")
 # Of the random numbers that a chance is compared with.
 _DIGITS = 24
@@ -72,8 +75,9 @@ class AttentionPlan:
     chosen: Chosen = field(default_factory=dict)
 
     def __str__(self) -> str:
-        what = "attention" if self.op.name in (ATTENTION, DROPPED) else "gradients of attention"
-        what += " with dropout" * (self.op.name in (DROPPED, DROPPED_BACKWARD))
+        what = "attention" if self.op.name in _FORWARDS else "gradients of attention"
+        what += " and its mask" * (self.op.name == MASKED_BACKWARD)
+        what += " with dropout" * (self.op.name in _WITH_DROPOUT)
         query, key = (ir.RankedTensorType(self.op.operands[_OPERANDS[self.op.name].index(name)].type) for name in "qk")
         is_measured = any(write_question(step) in self.chosen for step in read_steps(self.op))
         labels = ", ".join(kernel.label for kernel in self.kernels())
@@ -106,14 +110,17 @@ class AttentionPlan:
             tensors = [*(heads.value for heads in step.heads.values()), *step.others.values()]
             sums = [left[name] if value is None else value for name, value in step.sums.items()]
             types = [given.type for given in step.given.values()] + [step.sums_type] * len(step.given_sums)
+            types += [] if step.scores is None else [step.scores.type]
             launch = Launch(kernel, find_grid(step, tile), tuple(step.numbers.values()))
             values = create_dispatches(launch, compiled[kernel], [*tensors, *sums], types, op)
             for given, value in zip(step.given.values(), values, strict=False):
                 given.replace_by(value)
-            for (name, result), value in zip(step.given_sums.items(), values[len(step.given) :], strict=True):
+            for (name, result), value in zip(step.given_sums.items(), values[len(step.given) :], strict=False):
                 left[name] = value
                 if result is not None:
                     result.replace_all_uses_with(value)
+            if step.scores is not None:
+                step.scores.replace_all_uses_with(values[-1])
         op.erase()
 
 
@@ -121,7 +128,8 @@ class AttentionPlan:
 class Step:
     """A kernel, and what it takes and gives by the names of its function: heads, and sums, an f32 for each row.
 
-    A sum that is no value of the op's is ``None``: one step leaves it to the next.
+    A sum that is no value of the op's is ``None``: one step leaves it to the next. ``scores`` is the result that is the
+    gradient of the scores, of the mask's type.
     """
 
     kind: str
@@ -133,6 +141,7 @@ class Step:
     given_sums: Values
     sizes: Mapping[str, int]
     seed: ir.Value | None = None
+    scores: ir.Value | None = None
 
     @property
     def others(self) -> dict[str, ir.Value]:
@@ -169,9 +178,9 @@ def read_steps(op: ir.Operation) -> list[Step]:
     """The kernels of an op, less those of which nobody reads a result; read anew each time: of two ops, what one reads
     is replaced as the other is."""
     heads = {name: find_heads(value) for name, value in zip(_OPERANDS[op.name], op.operands, strict=False)}
-    mask = op.operands[len(heads) + (op.name in (BACKWARD, DROPPED_BACKWARD))]
+    mask = op.operands[len(heads) + (op.name not in _FORWARDS)]
     added = mask if ir.RankedTensorType(mask.type).rank else None
-    seed = op.operands[len(op.operands) - 1] if op.name in (DROPPED, DROPPED_BACKWARD) else None
+    seed = op.operands[len(op.operands) - 1] if op.name in _WITH_DROPOUT else None
     bits = _bits_of(ir.FloatAttr(op.attributes["scale"]).value)
     _, count, rows, _ = heads["q"].shape
     sizes = {"scale": bits, "H": count, "L": rows, "S": heads["k"].shape[2]}
@@ -179,17 +188,22 @@ def read_steps(op: ir.Operation) -> list[Step]:
         chance = round(ir.FloatAttr(op.attributes["dropout"]).value * 2**_DIGITS) / 2**_DIGITS
         sizes |= {"stream": ir.IntegerAttr(op.attributes["stream"]).value, "chance": _bits_of(chance)}
     results = list(op.results)
-    if op.name in (ATTENTION, DROPPED):
+    if op.name in _FORWARDS:
         output, lse = results
         return [Step(ATTEND, op, heads, added, {}, {"out": find_given(output)}, {"lse": lse}, sizes, seed)]
     taken, lse = {name: heads[name] for name in ("dout", "q", "k", "v")}, op.operands[5]
     sums: Values = {"lse": lse, "total": None}
-    dq, dk, dv = (find_given(result) for result in results)
+    dq, dk, dv = (find_given(result) for result in results[:3])
+    scores = next((result for result in results[3:] if list(result.uses)), None)
     steps = [
         Step(KEYS, op, taken, added, sums, {"dk": dk, "dv": dv}, {}, sizes, seed),
-        Step(QUERIES, op, taken, added, sums, {"dq": dq}, {}, sizes, seed),
+        Step(QUERIES, op, taken, added, sums, {"dq": dq}, {}, sizes, seed, scores),
     ]
-    read = [step for step in steps if any(list(given.value.uses) for given in step.given.values())]
+    read = [
+        step
+        for step in steps
+        if step.scores is not None or any(list(given.value.uses) for given in step.given.values())
+    ]
     summed = {name: heads[name] for name in ("dout", "out")}
     return [Step(SUMS, op, summed, None, {}, {}, {"total": None}, {"H": count, "L": rows}), *read]
 
@@ -209,7 +223,7 @@ def write_question(step: Step) -> str:
     if step.mask is not None:
         strides = ["all" if stride == 0 else "each" for stride in mask_strides(step.mask)[2:]]
         words += ["masked", str(ir.RankedTensorType(step.mask.type).element_type), *strides]
-    words += ["dropped"] * (step.seed is not None)
+    words += ["dropped"] * (step.seed is not None) + ["scores"] * (step.scores is not None)
     return " ".join(word for word in [*words, step.element] if word)
 
 
@@ -220,6 +234,7 @@ def _write_trial(step: Step, tile: AttentionTile) -> Trial:
     sums = Buffer("f32", step.first.shape[:3])
     inputs += [sums] * len(step.sums)
     given = [find_typed_buffer(given.type) for given in step.given.values()] + [sums] * len(step.given_sums)
+    given += [] if step.scores is None else [find_typed_buffer(step.scores.type)]
     launch = Launch(write_kernel(step, tile), find_grid(step, tile), tuple(step.numbers.values()))
     return Trial(tuple(inputs), (Run(launch, tuple(range(len(inputs))), tuple(given)),))
 
@@ -236,6 +251,7 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
     element, mask = step.element, step.mask
     added = [("mask", str(ir.RankedTensorType(mask.type).element_type))] if mask is not None else []
     drawn = [("seeds", "i64")] if step.seed is not None else []
+    scores = [] if step.scores is None else [("dscore", str(ir.RankedTensorType(step.scores.type).element_type))]
     constants: dict[str, int | None] = {"D": width, "BD": fill_width(width), "BM": tile.rows}
     traits = []
     if step.kind != SUMS:
@@ -247,10 +263,12 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
         constants |= {"MASK": int(mask is not None), "COLUMN": column, "CAUSAL": int(causal), "EVEN": int(even)}
         constants |= {"DROP": int(bool(drawn))} | ({} if drawn else dict.fromkeys(("seeds", "stream", "chance")))
         constants |= {"EXACT": int(element == "f32"), "REPEATS": repeats, "BN": tile.columns}
+        if step.kind == QUERIES:
+            constants |= {"SCORES": int(bool(scores))} | ({} if scores else {"dscore": None})
         if mask is None:
             constants |= dict.fromkeys(["mask", *_name_strides(["mask"])])
         traits = ["causal" * causal, f"shared_{repeats}" * (repeats > 1), "odd" * (not even)]
-        traits += ["dropped"] * bool(drawn)
+        traits += ["dropped"] * bool(drawn) + ["scores"] * bool(scores)
         traits += [f"mask_{type_}" + "_row" * (not column) for _, type_ in added]
     aligned = dict.fromkeys(_find_aligned(step))
     shape = f"{width}_{tile.rows}x{tile.columns}x{tile.warps}x{tile.stages}"
@@ -268,13 +286,14 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
             *((name, "f32") for name in step.sums),
             *((name, element) for name in step.given),
             *((name, "f32") for name in step.given_sums),
+            *scores,
         ),
         tuple(step.numbers),
         tuple(aligned),
         tuple(constants.items()),
         tile.warps,
         tile.stages,
-        results=len(step.given) + len(step.given_sums),
+        results=len(step.given) + len(step.given_sums) + len(scores),
     )
 
 

@@ -17,6 +17,9 @@ DROPPED = "torch.retrograd.attention"
 DROPPED_BACKWARD = f"{DROPPED}_backward"
 """The op of its gradients."""
 
+MASKED_BACKWARD = f"{DROPPED_BACKWARD}_with_mask"
+"""The op of its gradients and of that of the scores, whose sums are the mask's."""
+
 ELEMENTS = ("f32", "bf16", "f16")
 """Types of elements that there are kernels for, as MLIR spells them."""
 

@@ -279,14 +279,17 @@ def test_attention_of_wide_heads(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-def test_attention_with_dropout(causal: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["whole", "causal", "biased"])
+def test_attention_with_dropout(kind: str, dtype: torch.dtype) -> None:
     """Against the formula in float64 with the mask read out, which is a function of the seed: both halves have it."""
+    causal = kind == "causal"
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=0.2, enable_gqa=True)
+    def attend(q: Tensor, k: Tensor, v: Tensor, *bias: Tensor) -> Tensor:
+        mask = bias[0] if bias else None
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, dropout_p=0.2, enable_gqa=True)
 
     args = random(2, 4, 333, 80, dtype=dtype), *(random(2, 2, 517, 80, dtype=dtype) for _ in range(2))
+    args += (random(1, 4, 333, 517, dtype=dtype),) if kind == "biased" else ()
     tangent, compiled = torch.randn_like(args[0]), compile_with("attention", attend, args)
     assert all("_dropped" in line for line in compiled.explain().to_dict()["kernels"] if "attention_key" in line)
     poison()
@@ -295,8 +298,8 @@ def test_attention_with_dropout(causal: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     kept = uniform(draw_seed().cuda(), 0, (2, 4, 333, 517)) >= 0.2
     wide = [a.detach().double().requires_grad_() for a in args]
-    q, (k, v) = wide[0], (t.repeat_interleave(2, 1) for t in wide[1:])
-    scores = q @ k.transpose(-1, -2) / 80**0.5
+    q, (k, v) = wide[0], (t.repeat_interleave(2, 1) for t in wide[1:3])
+    scores = q @ k.transpose(-1, -2) / 80**0.5 + sum(wide[3:])
     if causal:
         scores = scores.masked_fill(torch.ones(333, 517, device="cuda", dtype=torch.bool).triu(1), float("-inf"))
     output = scores.softmax(-1) * kept / 0.8 @ v

@@ -22,6 +22,7 @@ from retrograd.pipelines.kernels.attention import (
     BACKWARD,
     DROPPED,
     DROPPED_BACKWARD,
+    MASKED_BACKWARD,
     Step,
     find_grid,
     read_steps,
@@ -39,7 +40,8 @@ ELEMENTS = {torch.float32: "f32", torch.float16: "f16"}
 @dataclass(frozen=True)
 class Case:
     """Sizes of a call, its mask (``bias``, ``padding``, ``rows`` or none), and whether heads lie behind rows, as in the
-    product that they are a part of; the chance of dropout, of which numbers are those of stream 3."""
+    product that they are a part of; the chance of dropout, of which numbers are those of stream 3, and whether the
+    mask has a gradient."""
 
     batch: int
     heads: int
@@ -51,6 +53,7 @@ class Case:
     causal: bool = False
     turned: bool = False
     dropout: float = 0.0
+    learned: bool = False
 
 
 CASES = (
@@ -61,7 +64,8 @@ CASES = (
     Case(1, 2, 2, 35, 33, 16, "rows"),
     Case(1, 1, 1, 1, 1, 8, causal=True),
     Case(2, 2, 1, 70, 75, 16, causal=True, dropout=0.3),
-    Case(1, 2, 2, 35, 130, 20, "bias", turned=True, dropout=0.6),
+    Case(1, 2, 2, 35, 130, 20, "bias", turned=True, dropout=0.6, learned=True),
+    Case(1, 2, 1, 70, 140, 16, "bias", causal=True, dropout=0.2, learned=True),
 )
 # Types differ in how products and exponentials are rounded, which masks, causal rows and dropout have in common.
 IN_HALF = (CASES[1], CASES[3], CASES[6])
@@ -86,6 +90,8 @@ def mend_interpreter() -> None:
 
 def names_of(case: Case) -> tuple[str, str]:
     """The ops of a case."""
+    if case.learned:
+        return DROPPED, MASKED_BACKWARD
     return (DROPPED, DROPPED_BACKWARD) if case.dropout else (ATTENTION, BACKWARD)
 
 
@@ -137,15 +143,18 @@ def write_module(case: Case, mask: list[int], element: str) -> str:
     how = f"{{causal = {str(case.causal).lower()}, scale = 0.25 : f32{drawn}}}"
     seed, seed_type = (", %seed", ", tensor<2xi64>") if case.dropout else ("", "")
     forward, backward = names_of(case)
+    score = [type_of([*shapes["q"][:3], shapes["k"][2]])] if case.learned else []
+    read = ", ".join(taken[name] for name in ("dout", "q", "k", "v", "out"))
     lines += [
         f'%o, %l = "{forward}"({taken["q"]}, {taken["k"]}, {taken["v"]}, %mask{seed}) {how}'
         f" : ({q}, {k}, {k}, {mask_type}{seed_type}) -> ({q}, {lse})",
-        f'%d:3 = "{backward}"({", ".join(taken[n] for n in ("dout", "q", "k", "v", "out"))}, %lse, %mask{seed}) {how}'
-        f" : ({q}, {q}, {k}, {k}, {q}, {lse}, {mask_type}{seed_type}) -> ({q}, {k}, {k})",
+        f'%d:{3 + len(score)} = "{backward}"({read}, %lse, %mask{seed}) {how}'
+        f" : ({q}, {q}, {k}, {k}, {q}, {lse}, {mask_type}{seed_type}) -> ({', '.join([q, k, k, *score])})",
     ]
     results = {name: shapes[of] for name, of in {"o": "q", "d#0": "q", "d#1": "k", "d#2": "k"}.items()}
     values = ["%l", *(turn(name, shape, turned(shape)) for name, shape in results.items())]
-    types = ", ".join([lse, *(type_of(turned(shape)) for shape in results.values())])
+    values += ["%d#3"] * case.learned
+    types = ", ".join([lse, *(type_of(turned(shape)) for shape in results.values()), *score])
     arguments = [*(f"%{name}: {type_of(lie(shape))}" for name, shape in shapes.items()), f"%mask: {mask_type}"]
     body = "\n".join([*lines, f"return {', '.join(values)} : {types}"])
     return (
@@ -163,6 +172,9 @@ def launch(step: Step, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, given in step.given.items()
     }
     given |= {name: torch.full(step.first.shape[:3], math.nan) for name in step.given_sums}
+    if step.scores is not None:
+        type_ = ir.RankedTensorType(step.scores.type)
+        given["dscore"] = torch.full(type_.shape, math.nan, dtype=types[str(type_.element_type)])
     taken = {name: tensors[name] for name in [*step.heads, *step.others, *step.sums]}
     function = getattr(source, kernel.function)
     # IREE passes arguments by their places: buffers, then numbers.
@@ -196,12 +208,14 @@ def check(case: Case, dtype: torch.dtype) -> None:
     k, v = (torch.randn(case.batch, case.shared, case.columns, case.width, dtype=dtype) for _ in range(2))
     dout = torch.randn_like(q)
     wide = tuple(t.double().requires_grad_() for t in (q, k, v))
-    added = None if mask is None else mask.double()
+    scores = (case.batch, case.heads, case.rows, case.columns)
+    added = None if mask is None else mask.double().expand(scores).clone().requires_grad_()
     seed = torch.tensor([-0x123456789ABCDEF, 0x7654321])
     exact, exact_lse = attention(
         wide[0], wide[1], wide[2], case.dropout, case.causal, added, 0.25, seed=seed, stream=STREAM
     )
-    gradients = torch.autograd.grad(exact, wide, dout.double())
+    leaves = (*wide, added) if added is not None else wide
+    gradients = torch.autograd.grad(exact, leaves, dout.double())
 
     def turned(tensor: Tensor) -> Tensor:
         return tensor.transpose(1, 2).contiguous() if case.turned else tensor
@@ -223,8 +237,9 @@ def check(case: Case, dtype: torch.dtype) -> None:
             found |= launch(step, found)
     assert not [name for name in first if not torch.isfinite(first[name]).all()], (case, dtype)
     pairs = [(first["lse"], exact_lse.detach())]
-    named = zip(("out", "dq", "dk", "dv"), (exact.detach(), *gradients), strict=True)
+    named = zip(("out", "dq", "dk", "dv"), (exact.detach(), *gradients), strict=False)
     pairs += [(turned({**found, **first}[name]), right) for name, right in named]
+    pairs += [(found["dscore"], gradients[3])] if case.learned else []
     for mine, right in pairs:
         error = float((mine.double() - right).norm() / right.norm().clamp_min(0.5))
         assert error < TOLERANCES[dtype], (case, dtype, error)

@@ -152,13 +152,15 @@ def attend(x: torch.Tensor, mask: torch.Tensor, dropout: float) -> torch.Tensor:
 
 
 @needs_triton
-@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("dropout", "learned"), [(0.0, False), pytest.param(0.1, False, marks=pytest.mark.long), (0.1, True)]
+)
 def test_a_file_has_attention_in_kernels_and_no_scores(
-    dropout: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    dropout: float, learned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is saved and scratch are smaller than a matrix of scores, 2 x 300 x 300."""
+    """What is saved and scratch are smaller than a matrix of scores, 2 x 300 x 300, but for their gradient."""
     monkeypatch.setenv(CACHE_FOLDER, str(tmp_path))
-    x, mask = torch.randn(1, 300, 96, requires_grad=True), torch.randn(300, 300)
+    x, mask = torch.randn(1, 300, 96, requires_grad=True), torch.randn(300, 300, requires_grad=learned)
     compiled = compile_backward(
         partial(attend, dropout=dropout), (x, mask), target="cuda:sm_90", kernels="attention", cache=False
     )
@@ -168,8 +170,9 @@ def test_a_file_has_attention_in_kernels_and_no_scores(
         "attention_delta_f32",
     ]
     scratch = [report[name] for name in ("forward_transient_bytes", "backward_transient_bytes", "saved_bytes")]
-    assert max(scratch) < 4 * 2 * 300 * 300, scratch
-    assert ("bwd.dropped_attention_backward" if dropout else "bwd.attention_backward") in compiled.mlir("linalg")
+    assert max(scratch) < 4 * 2 * 300 * 300 * (1 + learned), scratch
+    backward = ("bwd.dropped_attention_backward" if dropout else "bwd.attention_backward") + "_with_mask" * learned
+    assert f'"{backward}"' in compiled.mlir("linalg")
     path = tmp_path / "attention.rgd"
     compiled.save(path)
     kernels = [name for module in read_ptx(read_artifact(path).vmfb) for name in module.kernels]

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint
 from retrograd.frontend.layers import dropped_attention
-from retrograd.frontend.layers.dropped_attention import ATTENTION, ATTENTION_BACKWARD, attention
+from retrograd.frontend.layers.dropped_attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    ATTENTION_BACKWARD_WITH_MASK,
+    attention,
+)
 from retrograd.frontend.layers.random_ops import UNIFORM, uniform
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 
@@ -48,6 +53,22 @@ def test_gradients_are_those_of_the_mask_read_out(masked: bool, most: int, monke
     assert all(torch.allclose(mine, other) for mine, other in zip(found, right, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (4, 1, 7), (1, 4, 5, 7), (2, 1, 5, 1)], ids=str)
+@pytest.mark.parametrize("most", [35, 1 << 22], ids=["a head", "all"])
+def test_a_mask_has_its_gradient(most: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summed over the axes along which it is the same."""
+    monkeypatch.setattr(dropped_attention, "_MOST_SCORES", most)
+    heads, mask = make_heads(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    exact = attend(*heads, uniform(SEED, 3, (2, 4, 5, 7)) >= 0.25, mask)
+    output, _ = ATTENTION(*heads, 0.25, True, mask, None, SEED, 3)
+    tangent = torch.randn_like(exact)
+    found, right = (torch.autograd.grad(value, (*heads, mask), tangent) for value in (output, exact))
+    assert all(torch.allclose(mine, other) for mine, other in zip(found, right, strict=True))
+    given = (tangent, *heads, output, torch.randn(2, 4, 5), 0.25, True, mask, None, SEED, 3)
+    fake = torch.library.opcheck(ATTENTION_BACKWARD_WITH_MASK, given, test_utils="test_faketensor")
+    assert set(fake.values()) == {"SUCCESS"}
+
+
 def test_half_types_are_computed_in_f32() -> None:
     heads = make_heads(torch.bfloat16)
     output, lse = attention(*heads, 0.25, False, None, 0.5, SEED, 0)
@@ -80,6 +101,19 @@ def test_a_trace_keeps_it_whole_for_kernels_and_both_halves_draw_from_one_stream
     assert [node.args[1] for node in calls(captured, UNIFORM)] == [2]
     # Of one seed.
     assert len({node.args[7] for node in forward} | {node.args[10] for node in backward}) == 1
+
+
+def test_a_trace_keeps_it_whole_where_the_mask_has_a_gradient() -> None:
+    def model(q: Tensor, bias: Tensor) -> Tensor:
+        inner = F.scaled_dot_product_attention(q, q, q, attn_mask=bias, dropout_p=0.25)
+        return F.scaled_dot_product_attention(inner, q, q, attn_mask=bias, dropout_p=0.25)
+
+    args = [torch.randn(2, 4, 6, 8, requires_grad=True), torch.randn(1, 4, 6, 6, requires_grad=True)]
+    with ExitStack() as stack, library_ops(replace(NO_LIBRARIES, kernels=("attention",))):
+        captured = capture_joint(stack, model, args, None)
+    assert [node.args[8] for node in calls(captured, ATTENTION)] == [0, 1]
+    assert [node.args[11] for node in calls(captured, ATTENTION_BACKWARD_WITH_MASK)] == [1, 0]
+    assert not calls(captured, ATTENTION_BACKWARD)
 
 
 def test_elsewhere_its_weights_are_written_out() -> None:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from ortools.graph.python import max_flow
 
-from retrograd.contract.attention import BACKWARD, DROPPED_BACKWARD
+from retrograd.contract.attention import BACKWARD, DROPPED_BACKWARD, MASKED_BACKWARD
 from retrograd.contract.attributes import Tag
 from retrograd.contract.partitions import MIN_CUT
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Value
@@ -43,7 +43,7 @@ def _join_parts(graph: JointGraph, saved: set[int]) -> set[int]:
     parts: dict[int, set[int]] = {}
     for value in saved:
         readers = [graph.ops[user] for user in graph.users[value] if user in graph.tangent_ops]
-        if readers and all(op.name in (BACKWARD, DROPPED_BACKWARD) for op in readers):
+        if readers and all(op.name in (BACKWARD, DROPPED_BACKWARD, MASKED_BACKWARD) for op in readers):
             parts.setdefault(_find_whole(graph, value), set()).add(value)
     joined = set(saved)
     for whole, own in parts.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FORWARD
+from retrograd.contract.attention import BACKWARD, DROPPED, DROPPED_BACKWARD, FORWARD, MASKED_BACKWARD
 from retrograd.contract.convolution import CONVOLUTION, FILTERS, IMAGES
 
 _PREFIX = "torch.aten."
@@ -96,7 +96,7 @@ KINDS: dict[str, OpKind] = (
         for layer in ("lstm", "gru", "rnn_tanh", "rnn_relu")
         for half in ("", "_backward")
     }
-    | dict.fromkeys((FORWARD, BACKWARD, DROPPED, DROPPED_BACKWARD), OpKind.COMPUTE)
+    | dict.fromkeys((FORWARD, BACKWARD, DROPPED, DROPPED_BACKWARD, MASKED_BACKWARD), OpKind.COMPUTE)
     | {
         # Arithmetic on sizes.
         _PREFIX + name: OpKind.CONSTANT

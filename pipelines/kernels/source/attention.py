@@ -303,8 +303,9 @@ def key_gradients(
 
 @triton.jit
 def query_steps(
-    dq, queries, g, k, v, mask, sums, centre, row, first, last, L, S, factor,
+    dq, queries, g, k, v, mask, dscore, sums, centre, row, first, last, L, S, factor,
     k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
+    SCORES: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -327,20 +328,31 @@ def query_steps(
             stays = keeps(seeds, stream, chance, number, S, row[:, None], column[None, :])
             change = tl.where(stays, change * staying(chance), 0.0)
         change = weight * (change - centre[:, None])
+        if SCORES:
+            store_scores(change, dscore, row, column, number, L, S)
         dq = multiply_add(change.to(keys.dtype), keys, dq, EXACT)
     return dq
 
 
 @triton.jit
+def store_scores(change, dscore, row, column, number, L, S):
+    """Write what a tile of rows and columns of one head has of the gradient of scores."""
+    to = dscore + (number + row)[:, None] * S + column[None, :]
+    inside = (row < L)[:, None] & (column < S)[None, :]
+    tl.store(to, change.to(dscore.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def query_gradients(
-    dout, q, k, v, mask, seeds, lse, total, dq, scale, H, L, S, stream, chance,
+    dout, q, k, v, mask, seeds, lse, total, dq, dscore, scale, H, L, S, stream, chance,
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dq_batch, dq_head, dq_row,
     MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
+    SCORES: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dq: the gradient of queries."""
+    """dq: the gradient of queries. dscore (B x H x L x S), with SCORES: that of the scores with what was added."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = tile * BM + tl.arange(0, BM)
@@ -364,14 +376,18 @@ def query_gradients(
     whole = whole // BN * BN
     sum_q = tl.zeros((BM, BD), tl.float32)
     sum_q = query_steps(
-        sum_q, queries, g, k, v, mask, sums, centre, row, 0, whole, L, S, exponent,
+        sum_q, queries, g, k, v, mask, dscore, sums, centre, row, 0, whole, L, S, exponent,
         k_row, v_row, mask_row, COLUMN,
-        seeds, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        seeds, stream, chance, number, DROP, SCORES, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         sum_q = query_steps(
-            sum_q, queries, g, k, v, mask, sums, centre, row, whole, last, L, S, exponent,
+            sum_q, queries, g, k, v, mask, dscore, sums, centre, row, whole, last, L, S, exponent,
             k_row, v_row, mask_row, COLUMN,
-            seeds, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            seeds, stream, chance, number, DROP, SCORES, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
+    if SCORES and CAUSAL:
+        # Columns that no row of the tile sees.
+        for start in range(whole + tl.cdiv(last - whole, BN) * BN, S, BN):
+            store_scores(tl.zeros((BM, BN), tl.float32), dscore, row, start + tl.arange(0, BN), number, L, S)
     store_rows(sum_q * factor, dq + batch * dq_batch + head * dq_head, row, L, dq_row, D, BD)

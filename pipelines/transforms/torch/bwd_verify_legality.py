@@ -50,6 +50,7 @@ _LEGAL_OPS = {
         "bwd.convolution_input_gradient",
         "bwd.dropped_attention",
         "bwd.dropped_attention_backward",
+        "bwd.dropped_attention_backward_with_mask",
     ),
 }
 """Ops that are legal though their dialect is not."""

@@ -573,6 +573,22 @@ func.func @dropped(%q: tensor<1x2x64x64xf32>, %seed: tensor<2xi64>) -> (tensor<1
 
 // -----
 
+// The kernel of queries gives the gradient of the scores too, whether or not that of queries is read.
+
+// CHECK: bwd.kernels = ["gradients of attention and its mask with dropout of {{.*}}: attention_delta_{{.*}}, attention_query_gradients_bf16_64_{{[0-9x]*}}_dropped_scores_mask_f32_even"]
+// CHECK-LABEL: func.func @learned_mask(
+// CHECK-SAME: %[[Q:.*]]: tensor<1x2x64x64xbf16>, %[[L:.*]]: tensor<1x2x64xf32>, %[[M:.*]]: tensor<2x64x64xf32>, %[[SEED:.*]]: tensor<2xi64>
+// CHECK: %[[SUMS:.*]] = "flow.dispatch"({{.*}}@attention_delta_
+// CHECK: %[[D:.*]]:2 = "flow.dispatch"({{.*}}, %[[Q]], %[[Q]], %[[Q]], %[[Q]], %[[M]], %[[SEED]], %[[L]], %[[SUMS]], {{.*}}@attention_query_gradients_{{.*}} -> (tensor<1x2x64x64xbf16>, tensor<1x2x64x64xf32>)
+// CHECK: return %[[D]]#1
+func.func @learned_mask(%q: tensor<1x2x64x64xbf16>, %l: tensor<1x2x64xf32>, %m: tensor<2x64x64xf32>, %seed: tensor<2xi64>) -> tensor<1x2x64x64xf32> {
+  %d:4 = "bwd.dropped_attention_backward_with_mask"(%q, %q, %q, %q, %q, %l, %m, %seed) {causal = false, scale = 0.125 : f32, dropout = 0.5 : f32, stream = 5 : i64}
+      : (tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64xf32>, tensor<2x64x64xf32>, tensor<2xi64>) -> (tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64x64xbf16>, tensor<1x2x64x64xf32>)
+  return %d#3 : tensor<1x2x64x64xf32>
+}
+
+// -----
+
 // A convolution and the gradient of its images are one dispatch each; the gradient of filters is computed in parts,
 // which are added up and rounded. Three channels are read by runs.
 

@@ -43,6 +43,25 @@ func.func @backward(%g: !heads, %q: !heads, %o: !heads, %l: !sums, %m: !mask) ->
 !heads = !torch.vtensor<[2,4,5,8],f32>
 !sums = !torch.vtensor<[2,4,5],f32>
 
+// Of a mask with a gradient there is that of the scores.
+
+// CHECK-LABEL: func.func @learned_mask(
+// CHECK: "bwd.dropped_attention_backward_with_mask"({{.*}}) {causal = false, dropout = 1.000000e-01 : f32, scale = 0.353553385 : f32, stream = 3 : i64}
+// CHECK-SAME: tensor<4x5x5xf32>, tensor<2xi64>) -> (tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x8xf32>, tensor<2x4x5x5xf32>)
+func.func @learned_mask(%q: !heads, %sums: !sums, %mask: !torch.vtensor<[4,5,5],f32>, %seed: !torch.vtensor<[2],si64>) -> (!heads, !torch.vtensor<[2,4,5,5],f32>) {
+  %dropout = torch.constant.float 1.000000e-01
+  %causal = torch.constant.bool false
+  %none = torch.constant.none
+  %stream = torch.constant.int 3
+  %0:4 = torch.operator "torch.retrograd.attention_backward_with_mask"(%q, %q, %q, %q, %q, %sums, %dropout, %causal, %mask, %none, %seed, %stream) : (!heads, !heads, !heads, !heads, !heads, !sums, !torch.float, !torch.bool, !torch.vtensor<[4,5,5],f32>, !torch.none, !torch.vtensor<[2],si64>, !torch.int) -> (!heads, !heads, !heads, !torch.vtensor<[2,4,5,5],f32>)
+  return %0#0, %0#3 : !heads, !torch.vtensor<[2,4,5,5],f32>
+}
+
+// -----
+
+!heads = !torch.vtensor<[2,4,5,8],f32>
+!sums = !torch.vtensor<[2,4,5],f32>
+
 // With dropout: the numbers are those of a stream of the seed, in both halves.
 
 // CHECK-LABEL: func.func @dropped(

@@ -207,6 +207,22 @@ func.func @attention_of_which_nothing_is_dropped(%q: tensor<1x4x5x8xf32>, %m: te
 
 // -----
 
+func.func @gradients_of_no_mask(%q: tensor<1x4x5x8xf32>, %l: tensor<1x4x5xf32>, %m: tensor<f32>, %s: tensor<2xi64>) {
+  // expected-error @below {{'bwd.dropped_attention_backward_with_mask' op expects a mask, found none}}
+  %0:4 = "bwd.dropped_attention_backward_with_mask"(%q, %q, %q, %q, %q, %l, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = 0 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x5xf32>)
+  return
+}
+
+// -----
+
+func.func @gradients_of_other_scores(%q: tensor<1x4x5x8xf32>, %l: tensor<1x4x5xf32>, %m: tensor<5x5xf32>, %s: tensor<2xi64>) {
+  // expected-error @below {{'bwd.dropped_attention_backward_with_mask' op expects result 3 of type tensor<1x4x5x5xf32>, found tensor<5x5xf32>}}
+  %0:4 = "bwd.dropped_attention_backward_with_mask"(%q, %q, %q, %q, %q, %l, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = 0 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<5x5xf32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<5x5xf32>)
+  return
+}
+
+// -----
+
 func.func @gradients_of_no_stream(%q: tensor<1x4x5x8xf32>, %l: tensor<1x4x5xf32>, %m: tensor<f32>, %s: tensor<2xi64>) {
   // expected-error @below {{'bwd.dropped_attention_backward' op expects attribute 'stream' to be an i64 of 0 or more, found -1 : i64}}
   %0:3 = "bwd.dropped_attention_backward"(%q, %q, %q, %q, %q, %l, %m, %s) {causal = true, scale = 1.0 : f32, dropout = 0.5 : f32, stream = -1 : i64} : (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5xf32>, tensor<f32>, tensor<2xi64>) -> (tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>, tensor<1x4x5x8xf32>)
