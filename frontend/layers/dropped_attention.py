@@ -122,7 +122,8 @@ def attention_backward_with_mask(
         scores = attention_scores(part.q, part.k, causal, part.mask, scale)
         changes, _ = score_changes(scores, (g, part.v, o), lse, _kept(part, dropout, seed, stream))
         found.append((changes.to(mask.dtype),))
-    return *attention_backward(*given), *_join(found, query)
+    (of_scores,) = _join(found, query)
+    return *attention_backward(*given), of_scores
 
 
 @dataclass(frozen=True)
