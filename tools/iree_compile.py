@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from iree.compiler import ir
 
-from retrograd.pipelines.stream.compiler import PHASES, CompilationFailed, Dumps, compile_file, run_passes
+from retrograd.pipelines.stream.compiler import PHASES, CompilationFailed, Dumps, Part, compile_file, run_passes
+from retrograd.pipelines.stream.parts import compile_parts
 from retrograd.pipelines.stream.passes import PASSES, PassFailure
+from retrograd.pipelines.toolchain.parts import read_parts
 
 PROGRAM = "iree_compile"
 
@@ -31,13 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("-o says where the result goes")
     if arguments.passes is not None and (flags or arguments.o is not None):
         parser.error(f"--passes takes no {flags[0] if flags else '-o'}: the result is printed")
+    if arguments.passes is not None:
+        return _tell_failure(lambda: print(run_passes(arguments.source, arguments.passes.split(","))))
+    dumps = Dumps(arguments.dump_allocation, arguments.dump_layout, arguments.dump_compilation_phases_to)
+    verified = arguments.verify == "true"
+
+    def compile_part(output: Path, dumps: Dumps, part: Part | None = None) -> int:
+        last = arguments.compile_to
+        return _tell_failure(
+            lambda: compile_file(arguments.source, output, flags, last=last, dumps=dumps, verified=verified, part=part)
+        )
+
+    if arguments.parts is not None:
+        return compile_parts(read_parts(arguments.parts), arguments.o, dumps, compile_part)
+    return compile_part(arguments.o, dumps)
+
+
+def _tell_failure(work: Callable[[], None]) -> int:
+    """Do the work; returns 1 if it failed, which standard error then says."""
     try:
-        if arguments.passes is not None:
-            print(run_passes(arguments.source, arguments.passes.split(",")))
-            return 0
-        dumps = Dumps(arguments.dump_allocation, arguments.dump_layout, arguments.dump_compilation_phases_to)
-        verified = arguments.verify == "true"
-        compile_file(arguments.source, arguments.o, flags, last=arguments.compile_to, dumps=dumps, verified=verified)
+        work()
     except PassFailure as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -59,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--passes", help=f"passes to run on the file alone, separated by commas: {', '.join(PASSES)}")
     parser.add_argument("--compile-to", choices=PHASES, default="end", help="the last phase")
     parser.add_argument("--verify", choices=("true", "false"), default="true", help="check the IR after each pass")
+    parser.add_argument("--parts", help="functions that are compiled side by side, each to a file: a,b;c,d")
     parser.add_argument("--dump-allocation", metavar="FILE", type=Path, help="write the IR before buffers are packed")
     parser.add_argument("--dump-layout", metavar="FILE", type=Path, help="write the IR after the stream phase")
     parser.add_argument("--dump-compilation-phases-to", metavar="FOLDER", type=Path, help="as for iree-compile")

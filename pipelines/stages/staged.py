@@ -33,6 +33,7 @@ from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, MAR
 from retrograd.pipelines.toolchain.executable import Executable, compile_executable
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
+from retrograd.pipelines.toolchain.parts import count_processors, divide_functions
 from retrograd.pipelines.toolchain.timeline import Step
 from retrograd.pipelines.transforms.helpers.collective_notes import read_collective_notes
 from retrograd.pipelines.transforms.helpers.hook_reader import has_collectives, has_islands, mark_communication
@@ -304,8 +305,11 @@ def _compile_with_kernels(staged: StagedModule, target: Target, progress: Progre
 def _compile(staged: StagedModule, target: Target, progress: Progress, *, standalone: bool) -> Executable:
     with progress.phase("lower"):
         linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=not standalone, donating=not standalone)
+    # Others than the runtime would find one part of a file's functions.
+    divisible = not standalone and target.kinds == ("cpu",)
+    parts = divide_functions(linalg, count_processors()) if divisible else ()
     with progress.phase("iree-compile"):
-        return compile_executable(linalg, target)
+        return compile_executable(linalg, target, parts=parts)
 
 
 def executable_parts(

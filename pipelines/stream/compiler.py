@@ -57,6 +57,15 @@ class Dumps:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Those of a module's public functions that one process compiles, and the name of the module that it makes of
+    them: those of one context have different ones."""
+
+    module: str
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Layouts:
     """How memory is laid out: ``loose``, which takes the time of several layouts, and no block is smaller or larger by
     it; ``hosts``, with buffers in storage for results; ``overlaps``, with commands that run at the same time after."""
@@ -74,10 +83,11 @@ def compile_file(
     last: str = "end",
     dumps: Dumps | None = None,
     verified: bool = True,
+    part: Part | None = None,
 ) -> None:
     """Compile text of MLIR with the flags of ``iree-compile`` to a vmfb, or to the IR after the ``last`` phase, one of
     ``PHASES``. Once in a process: flags are the whole compiler's. The IR is checked after each pass until kernels are
-    formed, and afterwards if it is to be ``verified``.
+    formed, and afterwards if it is to be ``verified``. Of a ``part`` nothing else is compiled.
 
     Raises:
         CompilationFailed: IREE refused the module.
@@ -93,6 +103,8 @@ def compile_file(
     if dumps.phases is not None:
         _call("DumpCompilationPhasesTo", invocation, str(dumps.phases))
     _require(invocation.parse_source(Source.open_file(session, str(source))))
+    if part is not None:
+        _keep_part(invocation.export_module(), part)
     is_early = last not in ("stream", "end")
     _call("CompileToPhase", invocation, last if is_early else "flow")
     _require(invocation.execute())
@@ -113,6 +125,17 @@ def compile_file(
     vmfb = Output.open_file(str(output))
     invocation.output_vm_bytecode(vmfb)
     vmfb.keep()
+
+
+def _keep_part(module: Any, part: Part) -> None:
+    """Erase the public functions that are none of the part's; what they alone call is found to be of no use later."""
+    module.attributes["sym_name"] = ir.StringAttr.get(part.module, module.context)
+    for view in [*module.regions[0].blocks[0]]:
+        op = view.operation
+        if op.name != "func.func" or "sym_visibility" in op.attributes:
+            continue
+        if ir.StringAttr(op.attributes["sym_name"]).value not in part.functions:
+            op.erase()
 
 
 def _load_rules(session: Session) -> None:

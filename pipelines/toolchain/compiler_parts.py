@@ -36,11 +36,16 @@ _PRINTED_UNCHECKED = "--mlir-print-assume-verified"
 _NO_PACKED_KERNELS = "--iree-llvmcpu-enable-ukernels=none"
 
 
+def has_one_thread(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether there are as many processes as cores, as torchrun starts them."""
+    return environment.get(_THREADS_VARIABLE) == "1"
+
+
 def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The flags that leave out what iree-compile does not need for this module and these devices.
 
-    Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, as torchrun starts them,
-    and a thread pool of each costs them time.
+    Where ``OMP_NUM_THREADS`` is 1 it gets one thread: there are as many processes as cores, and a thread pool of each
+    costs them time.
 
     For a CPU, what is compared with eager when it first runs is compiled without a check of the IR after each pass once
     kernels are formed: of MobileNetV2's that took a quarter of iree-compile's CPU time. It would find a fault of
@@ -58,7 +63,7 @@ def select_parts(linalg: str, target: Target, environment: Mapping[str, str] = o
         needless.append(_TORCH_FRONTEND)
         flags.append("--iree-input-type=none")
     flags += [f"--iree-plugin=-{plugin}" for plugin in needless]
-    if environment.get(_THREADS_VARIABLE) == "1":
+    if has_one_thread(environment):
         flags.append("--mlir-disable-threading")
     if target.is_compared and target.kinds == ("cpu",):
         flags.append(UNVERIFIED)

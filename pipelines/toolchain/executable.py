@@ -26,10 +26,11 @@ from retrograd.pipelines.kernels.family import CHOICES
 from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
+from retrograd.pipelines.toolchain.parts import Parts, part_paths, write_parts
 from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_placed, read_transients
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_timelines
-from retrograd.pipelines.toolchain.vmfb import add_launches, read_formats
+from retrograd.pipelines.toolchain.vmfb import add_launches, add_parts, read_formats
 from retrograd.pipelines.toolchain.warm_tool import WarmTool
 
 # Where iree-compile writes the module as it is after each of its phases, and after the passes that we read it after.
@@ -93,10 +94,12 @@ def compile_executable(
     *,
     on_attempt: Callable[[tuple[str, ...]], None] | None = None,
     limits: ToolLimits | None = None,
+    parts: Parts = (),
 ) -> Executable:
     """Compile linalg text for ``target``, trying its sets of flags in turn; ``on_attempt`` hears of each.
 
-    ``limits`` are those of one attempt, else the environment's.
+    ``limits`` are those of one attempt, else the environment's. ``parts`` are functions that are compiled side by side
+    for a CPU: what they become is one executable to our runtime, and to others the first part alone.
 
     Raises:
         CompileError: every set failed; reports the last and plainest one's first error, and the replay command. Or the
@@ -112,13 +115,22 @@ def compile_executable(
         dumps = _dump_options(folder / _PASSES, target)
         if target.max_bindings is not None or _is_launched(target):
             dumps += [f"--dump-compilation-phases-to={folder / _PHASES}"]
+        if parts:
+            dumps.append(f"--parts={write_parts(parts)}")
         options = [_NO_EVALUATION] if _is_launched(target) else []
         flags = _climb(linalg, target, vmfb, options, on_attempt, dumps, limits)
-        laid_out = _read_dump(folder, LAYOUT_PASS)
-        transients = read_transients(laid_out, frees_late=target.frees_late)
-        timelines = read_timelines(_read_dump(folder, ALLOCATION_PASS))
-        data = vmfb.read_bytes()
-        check_formats(data, target)
+        transients: dict[str, int] = {}
+        placed: dict[str, int] = {}
+        timelines: dict[str, tuple[Step, ...]] = {}
+        for laid_out in _read_dumps(folder, LAYOUT_PASS):
+            transients |= read_transients(laid_out, frees_late=target.frees_late)
+            placed |= read_placed(laid_out)
+        for allocated in _read_dumps(folder, ALLOCATION_PASS):
+            timelines |= read_timelines(allocated)
+        data, *others = (path.read_bytes() for path in part_paths(vmfb))
+        for code in (data, *others):
+            check_formats(code, target)
+        data = add_parts(data, others)
         seconds = time.perf_counter() - start
         notes = find_demotions(linalg, target)
         kernels = read_choices(linalg)
@@ -127,7 +139,7 @@ def compile_executable(
             data = add_launches(data, launches)
             transients.update((name, plan.scratch) for name, plan in launches.functions.items())
             kernels += tuple(f"{name} waits for the device: {why}" for name, why in launches.reasons.items())
-        return Executable(data, flags, transients, seconds, notes, timelines, kernels, read_placed(laid_out))
+        return Executable(data, flags, transients, seconds, notes, timelines, kernels, placed)
 
 
 def _is_launched(target: Target) -> bool:
@@ -151,7 +163,7 @@ def read_choices(linalg: str) -> tuple[str, ...]:
 
 
 def _dump_options(folder: Path, target: Target) -> list[str]:
-    """The options that have IR written to ``folder`` for :func:`_read_dump`."""
+    """The options that have IR written to ``folder`` for :func:`_read_dumps`."""
     if target.is_packed:
         folder.mkdir()
         options = {"dump-allocation": ALLOCATION_PASS, "dump-layout": LAYOUT_PASS}
@@ -160,9 +172,10 @@ def _dump_options(folder: Path, target: Target) -> list[str]:
     return [f"--mlir-print-ir-tree-dir={folder}", "--mlir-print-debuginfo", passes]
 
 
-def _read_dump(folder: Path, name: str) -> str:
-    """The module as it was after the pass of that name."""
-    return next((folder / _PASSES).rglob(f"*_{name}.mlir")).read_text(encoding="utf-8")
+def _read_dumps(folder: Path, name: str) -> list[str]:
+    """The module as it was after the pass of that name, part by part."""
+    first = next((folder / _PASSES).rglob(f"*_{name}.mlir"))
+    return [path.read_text(encoding="utf-8") for path in part_paths(first)]
 
 
 def check_formats(vmfb: bytes, target: Target) -> None:

@@ -1,13 +1,14 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reads from a vmfb's bytes for which devices there is code, and adds launch plans to it."""
+"""Reads from a vmfb's bytes for which devices there is code, and adds launch plans and other parts to it."""
 
 from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping, Sequence
 
-from retrograd.contract.archive import EPOCH, OWN
+from retrograd.contract.archive import EPOCH, OWN, part_member
 from retrograd.contract.launches import MEMBER, Launches
 
 # How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
@@ -46,9 +47,19 @@ def members(vmfb: bytes) -> list[tuple[str, bytes]]:
 
 def add_launches(vmfb: bytes, launches: Launches) -> bytes:
     """A vmfb with launch plans in it; what IREE wrote stays where it is."""
+    return _add_members(vmfb, {MEMBER: launches.to_json().encode()})
+
+
+def add_parts(vmfb: bytes, others: Sequence[bytes]) -> bytes:
+    """A vmfb with those of the other parts of its program in it."""
+    return _add_members(vmfb, {part_member(n): other for n, other in enumerate(others, 1)}) if others else vmfb
+
+
+def _add_members(vmfb: bytes, members: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO(vmfb)
     with zipfile.ZipFile(buffer, "a") as archive:
         # IREE's own directory stays as well, so that the bytes of the vmfb are the beginning of the new one.
         archive.start_dir = len(vmfb)
-        archive.writestr(zipfile.ZipInfo(MEMBER, EPOCH), launches.to_json())
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), data)
     return buffer.getvalue()

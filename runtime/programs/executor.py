@@ -99,7 +99,7 @@ class Program:
     @property
     def function_names(self) -> list[str]:
         """The exported functions."""
-        return [name for name in self._current().module.function_names if not name.startswith("__")]
+        return [name for name in self._current().function_names if not name.startswith("__")]
 
     @property
     def torch_device(self) -> torch.device:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +18,7 @@ import torch
 from iree import runtime as iree_runtime
 from torch.utils.dlpack import to_dlpack  # ten times faster than Tensor.__dlpack__
 
+from retrograd.contract.archive import part_members
 from retrograd.contract.attributes import BWD_COPIED, BWD_DONATED, BWD_PLACED
 from retrograd.runtime.cuda.driver import open_driver
 from retrograd.runtime.cuda.launcher import Launcher
@@ -60,9 +63,9 @@ class Loaded:
         self._from_dlpack = device.hal.from_dlpack_capsule
         try:
             with made_current(device.torch_device):
-                self.module = iree_runtime.VmModule.copy_buffer(device.instance, vmfb)
+                self._modules = [iree_runtime.VmModule.copy_buffer(device.instance, p) for p in _read_parts(vmfb)]
                 hal = iree_runtime.create_hal_module(device.instance, device.hal)
-                self._context = iree_runtime.VmContext(device.instance, modules=[hal, self.module])
+                self._context = iree_runtime.VmContext(device.instance, modules=[hal, *self._modules])
             self._invoke = self._context.invoke
         except BINDING_ERRORS as error:
             raise ExecutionError(
@@ -71,6 +74,11 @@ class Loaded:
             ) from error
         self.launcher = self._open_launcher(vmfb)
         abandon_after_fork(self)
+
+    @property
+    def function_names(self) -> list[str]:
+        """The exported functions."""
+        return [name for module in self._modules for name in module.function_names]
 
     def _open_launcher(self, vmfb: bytes) -> Launcher | None:
         place = self.device.torch_device
@@ -212,9 +220,10 @@ class Loaded:
         """
         function = self._functions.get(name)
         if function is None:
-            handle = self.module.lookup_function(name)
+            found = (module.lookup_function(name) for module in self._modules)
+            handle = next((handle for handle in found if handle is not None), None)
             if handle is None:
-                raise ExecutionError(f"no function {name!r} in the executable; it has {self.module.function_names}")
+                raise ExecutionError(f"no function {name!r} in the executable; it has {self.function_names}")
             declaration = handle.reflection.get("iree.abi.declaration", "")
             function = Function(name, handle, declaration, parse_results(declaration))
             function.donated = tuple(map(int, _said(handle, BWD_DONATED)))
@@ -312,6 +321,14 @@ class Placed(NamedTuple):
         assert isinstance(host, torch.Tensor)
         first = (host.storage_offset() * host.element_size() + self.offset) // like.element_size()
         return torch.empty(0, dtype=like.dtype).set_(host.untyped_storage(), first, like.shape, like.stride())
+
+
+def _read_parts(vmfb: bytes) -> list[bytes]:
+    """The parts of a program: the vmfb, and those in it."""
+    if not zipfile.is_zipfile(io.BytesIO(vmfb)):
+        return [vmfb]
+    with zipfile.ZipFile(io.BytesIO(vmfb)) as archive:
+        return [vmfb, *(archive.read(name) for name in part_members(archive.namelist()))]
 
 
 def _said(handle: Any, key: str) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from faulty_programs import ONE_WINDOW
 
+from retrograd.contract.archive import part_member
 from retrograd.pipelines.devices.device_targets import (
     DATA_TILING,
     FEWER_FUSIONS,
@@ -42,6 +43,7 @@ from retrograd.pipelines.toolchain.executable import (
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.subprocesses import ToolResult, run_tool
 from retrograd.pipelines.toolchain.warm_tool import WarmTool
+from retrograd.runtime.programs.executor import Program
 
 GOOD = """
 func.func @forward(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
@@ -105,6 +107,66 @@ def test_an_executable(scratch: Path) -> None:
     assert made.transients == {"forward": 64 * 64 * 4, "backward": 0}
     assert made.seconds > 0
     assert list(scratch.iterdir()) == []
+
+
+HALVES = (("forward",), ("backward",))
+
+
+def test_parts_are_one_program(scratch: Path) -> None:
+    whole, apart = compile_executable(GOOD, CPU), compile_executable(GOOD, CPU, parts=HALVES)
+    assert (apart.transients, apart.placed, apart.flags) == (whole.transients, whole.placed, whole.flags)
+    assert set(apart.timelines) == set(whole.timelines)
+    assert list(scratch.iterdir()) == []
+    programs = [Program.load(made.vmfb) for made in (whole, apart)]
+    assert sorted(programs[1].function_names) == sorted(programs[0].function_names)
+    with zipfile.ZipFile(BytesIO(apart.vmfb)) as archive:
+        assert Program.load(archive.read(part_member(1))).function_names == ["backward"]
+
+
+SIDE_BY_SIDE = """
+import os, signal, sys, time
+from pathlib import Path
+from retrograd.pipelines.stream.compiler import Dumps
+from retrograd.pipelines.stream.parts import compile_parts
+
+def compile_part(output, dumps, part):
+    output.write_text(f"{part.module} {part.functions[0]} {dumps.layout}")
+    if part.functions[0] == "slow":
+        time.sleep(60)
+    if part.functions[0] == "crashing":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if part.functions[0] == "raising":
+        raise KeyError("no such op")
+    return part.functions[0] == "failing"
+
+parts = tuple((name,) for name in sys.argv[1].split(","))
+sys.exit(compile_parts(parts, Path("out.vmfb"), Dumps(layout=Path("layout.mlir")), compile_part))
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "said"),
+    [
+        ("a,b", 0, ""),
+        ("slow,failing", 1, ""),
+        ("slow,raising", 1, "KeyError: 'no such op'"),
+        ("crashing,slow", -signal.SIGSEGV, ""),
+    ],
+)
+def test_parts_end_together(scratch: Path, names: str, status: int, said: str) -> None:
+    """Where one fails or crashes, the others do not go on, and the program ends as it did."""
+    result = run_tool([sys.executable, "-c", SIDE_BY_SIDE, names], folder=scratch)
+    assert result.returncode == status
+    assert said in result.stderr
+    if status == 0:
+        assert (scratch / "out.vmfb").read_text(encoding="utf-8") == "part0 a layout.mlir"
+        assert (scratch / "out.1.vmfb").read_text(encoding="utf-8") == "part1 b layout.1.mlir"
+
+
+def test_what_fails_in_parts_is_replayed_whole(scratch: Path) -> None:
+    with pytest.raises(CompileError, match="no-such-flag") as caught:
+        compile_executable(GOOD, replace(CPU, ladder=(("--no-such-flag",),)), parts=HALVES)
+    assert "--parts" not in caught.value.replay
 
 
 EMBEDDING = """

@@ -21,8 +21,13 @@ from torch.utils import _pytree as pytree
 
 import retrograd
 from retrograd.contract.sizes import numbers_of
+from retrograd.pipelines.stages import staged
+from retrograd.pipelines.toolchain import parts
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.bridge import run_function
+
+# Gradients of each step, and the last parameters.
+Trained = tuple[list[dict[str, Tensor]], dict[str, Tensor]]
 
 STEPS = 20
 # Those that are trained with eager's partition too: layers, norms and attention, and losses of several outputs.
@@ -42,7 +47,7 @@ def digests(tensors: list[Tensor]) -> list[str]:
     ]
 
 
-def train(case: Case, step: object) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+def train(case: Case, step: object) -> Trained:
     """Gradients of each step, with respect to the parameters as they were, and the last parameters."""
     assert callable(step)
     leaves = case.leaves()
@@ -56,6 +61,20 @@ def train(case: Case, step: object) -> tuple[list[dict[str, Tensor]], dict[str, 
     return gradients, {name: t.detach().clone() for name, t in leaves.items()}
 
 
+def assert_trains_alike(found: Trained, expected: Trained) -> None:
+    """Gradients of each step and the last parameters.
+
+    The first step has the same parameters on both sides; after it, what differs is the course of training as well.
+    """
+    assert found[0][0].keys() == expected[0][0].keys()
+    for i, (ours, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
+        for leaf, gradient in theirs.items():
+            error = relative_error(ours[leaf], gradient)
+            assert error <= GRADIENT_TOLERANCE, f"step {i}, gradient of {leaf}: {error:.2e}"
+    for leaf, parameter in expected[1].items():
+        assert relative_error(found[1][leaf], parameter) <= PARAMETER_TOLERANCE, leaf
+
+
 @pytest.mark.short_cases("mlp-min-cut", "several_outputs-default")
 @pytest.mark.parametrize(
     ("name", "partition"), [*((name, "min-cut") for name in SUITE), *((name, "default") for name in BY_DEFAULT)]
@@ -67,14 +86,7 @@ def test_trains_as_eager(name: str, partition: str) -> None:
     step = retrograd.compile_backward(ours.model, ours.args, **options)
     gradients, parameters = train(ours, step)
     expected_gradients, expected_parameters = train(theirs, theirs.model)
-    # The first step has the same parameters on both sides; after it, what differs is the course of training as well.
-    assert gradients[0].keys() == expected_gradients[0].keys()
-    for i, (found, expected) in enumerate(zip(gradients, expected_gradients, strict=True)):
-        for leaf, gradient in expected.items():
-            error = relative_error(found[leaf], gradient)
-            assert error <= GRADIENT_TOLERANCE, f"step {i}, gradient of {leaf}: {error:.2e}"
-    for leaf, parameter in expected_parameters.items():
-        assert relative_error(parameters[leaf], parameter) <= PARAMETER_TOLERANCE, leaf
+    assert_trains_alike((gradients, parameters), (expected_gradients, expected_parameters))
     if isinstance(ours.model, nn.Module) and isinstance(theirs.model, nn.Module):
         buffers = dict(theirs.model.named_buffers())
         for key, buffer in ours.model.named_buffers():
@@ -89,6 +101,17 @@ def test_trains_as_eager(name: str, partition: str) -> None:
     fullest = timeline.fullest().bytes
     # What a loop carries is not seen to be in use.
     assert fullest["scratch in use"] >= fullest["scratch reserved"] or "scf.for" in step.mlir("linalg")
+
+
+def test_functions_that_were_compiled_side_by_side_train_as_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_LEAST_LINES", 1)
+    monkeypatch.setattr(staged, "count_processors", lambda: 2)
+    ours, theirs = SUITE["mlp"].make("test"), SUITE["mlp"].make("test")
+    step = retrograd.compile_backward(ours.model, ours.args, cache=False)
+    assert_trains_alike(train(ours, step), train(theirs, theirs.model))
+    assert {"verified by its first call"} == {
+        line.partition(": ")[2] for line in step.explain().to_dict()["verification"]
+    }
 
 
 @pytest.mark.short_cases("mlp")

@@ -7,7 +7,8 @@ import zipfile
 
 from ptx_modules import Ptx, read_ptx
 
-from retrograd.pipelines.toolchain.vmfb import read_formats
+from retrograd.contract.archive import part_members
+from retrograd.pipelines.toolchain.vmfb import add_parts, read_formats
 
 PTX = b"""CDA1....
 .version 8.0
@@ -58,3 +59,13 @@ def test_constants_in_files_of_their_own_are_no_executables() -> None:
     with zipfile.ZipFile(stream, "a") as archive:
         archive.writestr("_const.bin", bytes(64))
     assert read_formats(stream.getvalue()) == {"cuda-nvptx-fb": 1}
+
+
+def test_other_parts_lie_behind_the_first() -> None:
+    first, others = vmfb(module=b"", cpu=b"\x7fELF...."), [vmfb(module=bytes([n])) for n in range(11)]
+    whole = add_parts(first, others)
+    assert whole.startswith(first)
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert [archive.read(name) for name in part_members(archive.namelist())] == others
+    assert read_formats(whole) == {"embedded-elf": 1}
+    assert add_parts(first, []) == first
