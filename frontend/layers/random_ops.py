@@ -18,7 +18,7 @@ from torch import Tensor
 from retrograd.contract.seeds import BEHIND_MOST, LEAST, WORDS
 
 _MASK = 0xFFFFFFFF
-_ROUNDS = 10
+_ROUNDS, _WORDS = 10, 4
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
@@ -34,19 +34,22 @@ def draw_seed() -> Tensor:
 
 
 def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
-    """Numbers in [0, 1), float32 of shape ``sizes``: the upper 24 bits of the first word of Philox4x32-10 over 2**24.
+    """Numbers in [0, 1), float32 of shape ``sizes``: the upper 24 bits of words of Philox4x32-10 over 2**24.
 
-    Element ``i`` in row-major order has the counter ``(i, stream, seed[1])`` and the key ``seed[0]``.
+    Element ``i`` in row-major order is word ``i % 4`` for the counter ``(i // 4, stream, seed[1])`` and the key
+    ``seed[0]``.
     """
     return draw_part(seed, stream, 0, prod(sizes)).reshape(list(sizes))
 
 
 def draw_part(seed: Tensor, stream: int, first: int, count: int) -> Tensor:
     """So many numbers of a stream, from element number ``first`` on."""
-    place = torch.arange(first, first + count, dtype=torch.int64, device=seed.device) & _MASK
+    start = first // _WORDS
+    fours = torch.arange(start, -(-(first + count) // _WORDS), dtype=torch.int64, device=seed.device) & _MASK
     words = [w for number in seed for w in (number & _MASK, (number >> 32) & _MASK)]
-    word, *_ = philox((place, torch.tensor(stream, device=seed.device), words[2], words[3]), (words[0], words[1]))
-    return (word >> 8).to(torch.float32) * 2.0**-24
+    drawn = philox((fours, torch.tensor(stream, device=seed.device), words[2], words[3]), (words[0], words[1]))
+    numbers = torch.stack([word.expand_as(fours) for word in drawn], -1).flatten()[first - _WORDS * start :][:count]
+    return (numbers >> 8).to(torch.float32) * 2.0**-24
 
 
 def philox(counter: Words, key: Words) -> Words:

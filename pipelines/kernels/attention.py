@@ -46,8 +46,8 @@ _OPERANDS = {
 }
 _FORWARDS, _WITH_DROPOUT = (ATTENTION, DROPPED), (DROPPED, DROPPED_BACKWARD, MASKED_BACKWARD)
 _AXES = ("batch", "head", "row")
-# Of the random numbers that a chance is compared with.
-_DIGITS = 24
+# Of the random numbers that a chance is compared with; so many of them are drawn at once.
+_DIGITS, _DRAWN = 24, 4
 # Values of one op, by the names that a kernel has for them.
 Values = Mapping[str, ir.Value | None]
 
@@ -261,14 +261,16 @@ def write_kernel(step: Step, tile: AttentionTile) -> Kernel:
         column = mask_strides(mask)[3] if mask is not None else 0
         even = over % step_size == 0
         constants |= {"MASK": int(mask is not None), "COLUMN": column, "CAUSAL": int(causal), "EVEN": int(even)}
-        constants |= {"DROP": int(bool(drawn))} | ({} if drawn else dict.fromkeys(("seeds", "stream", "chance")))
+        fours = bool(drawn) and step.sizes["S"] % _DRAWN == 0
+        constants |= {"DROP": int(bool(drawn)), "FOURS": int(fours)}
+        constants |= {} if drawn else dict.fromkeys(("seeds", "stream", "chance"))
         constants |= {"EXACT": int(element == "f32"), "REPEATS": repeats, "BN": tile.columns}
         if step.kind == QUERIES:
             constants |= {"SCORES": int(bool(scores))} | ({} if scores else {"dscore": None})
         if mask is None:
             constants |= dict.fromkeys(["mask", *_name_strides(["mask"])])
         traits = ["causal" * causal, f"shared_{repeats}" * (repeats > 1), "odd" * (not even)]
-        traits += ["dropped"] * bool(drawn) + ["scores"] * bool(scores)
+        traits += ["dropped" if fours else "dropped_one_by_one"] * bool(drawn) + ["scores"] * bool(scores)
         traits += [f"mask_{type_}" + "_row" * (not column) for _, type_ in added]
     aligned = dict.fromkeys(_find_aligned(step))
     shape = f"{width}_{tile.rows}x{tile.columns}x{tile.warps}x{tile.stages}"

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions.table import decomposition_table
-from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, draw_seed, find_seed, philox, uniform
+from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, draw_part, draw_seed, find_seed, philox, uniform
 from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.python.source_locations import CaptureError
 
@@ -41,9 +41,15 @@ def signed(number: int) -> int:
 
 def test_what_makes_counter_and_key() -> None:
     seed = torch.tensor([signed(0x299F31D0A4093822), signed(0x0370734413198A2E)])
-    (expected, *_) = philox(words("00000005 00000009 13198a2e 03707344"), words("a4093822 299f31d0"))
-    assert float(uniform(seed, 9, (2, 3))[1, 2]) == (int(expected) >> 8) / 2**24
+    drawn = philox(words("00000001 00000009 13198a2e 03707344"), words("a4093822 299f31d0"))
+    assert uniform(seed, 9, (3, 4))[1].tolist() == [(int(word) >> 8) / 2**24 for word in drawn]
     assert float(uniform(torch.tensor([0, 0]), 0, ())) == 0x6627E8 / 2**24
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 9), (1, 2), (3, 6), (4, 0), (6, 1)])
+def test_a_part_has_the_numbers_of_the_whole(first: int, count: int) -> None:
+    seed = torch.tensor([3, -4])
+    assert torch.equal(draw_part(seed, 2, first, count), uniform(seed, 2, (9,))[first : first + count])
 
 
 def test_shape_changes_no_number() -> None:

@@ -14,6 +14,7 @@ minus infinity, would be infinite in powers of 2, and a row of nothing else is t
 
 DROP leaves out weights whose numbers, which are those of ``retrograd.uniform`` for the seed, the stream and the place
 among B x H x L x S, are less than the chance, whose bits are an f32's; the others are divided by one less the chance.
+FOURS says that S is a multiple of four: that many numbers are drawn at once.
 """
 
 import triton
@@ -76,13 +77,12 @@ def load_mask(mask, row, column, L, S, stride, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def keeps(seeds, stream, chance, first, S, row, column):
-    """Which weights of rows and columns (an axis of tiles each) stay, by Philox4x32-10: Salmon et al., "Parallel random
-    numbers: as easy as 1, 2, 3", SC 2011. ``first`` is the number of the head's first row among all rows."""
+def draw(seeds, stream, number):
+    """Four words for each number, by Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+    2011."""
     key, tail = tl.load(seeds), tl.load(seeds + 1)
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
-    rows = (first + row).to(tl.uint32)
-    c0 = rows * S.to(tl.uint32) + column.to(tl.uint32)
+    c0 = number
     c1 = tl.zeros_like(c0) + stream.to(tl.uint32)
     c2 = tl.zeros_like(c0) + tail.to(tl.uint32)
     c3 = tl.zeros_like(c0) + (tail >> 32).to(tl.uint32)
@@ -95,7 +95,32 @@ def keeps(seeds, stream, chance, first, S, row, column):
         c1 = c2 * ROUND_HIGH
         c2 = upper ^ c3 ^ high
         c3 = lower
-    return (c0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= chance.to(tl.float32, bitcast=True)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def at_least(word, chance):
+    """Whether numbers, the upper 24 bits of words, are the chance or more."""
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= chance.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def keeps(seeds, stream, chance, first, S, row, start, BN: tl.constexpr, FOURS: tl.constexpr):
+    """Which weights of rows and of BN columns from ``start`` on stay. ``first`` is the number of the head's first row
+    among all rows. A draw serves four columns in a row: with FOURS, S is a multiple of 4, and so is ``start``."""
+    rows = (first + row).to(tl.uint32)[:, None] * S.to(tl.uint32)
+    if FOURS:
+        column = start // 4 + tl.arange(0, BN // 4)
+        c0, c1, c2, c3 = draw(seeds, stream, rows // 4 + column.to(tl.uint32)[None, :])
+        even = tl.join(at_least(c0, chance).to(tl.int8), at_least(c2, chance).to(tl.int8))
+        odd = tl.join(at_least(c1, chance).to(tl.int8), at_least(c3, chance).to(tl.int8))
+        return tl.join(even, odd).reshape(row.shape[0], BN) != 0
+    else:
+        place = rows + (start + tl.arange(0, BN)).to(tl.uint32)[None, :]
+        c0, c1, c2, c3 = draw(seeds, stream, place // 4)
+        odd = (place & 1) != 0
+        word = tl.where((place & 2) != 0, tl.where(odd, c3, c2), tl.where(odd, c1, c0))
+        return at_least(word, chance)
 
 
 @triton.jit
@@ -107,7 +132,8 @@ def staying(chance):
 @triton.jit
 def attend_steps(
     acc, total, highest, q, k, v, mask, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number,
+    DROP: tl.constexpr, FOURS: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +162,8 @@ def attend_steps(
         total = total * shrunk + tl.sum(weight, 1)
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
         if DROP:
-            weight = tl.where(keeps(seeds, stream, chance, number, S, row[:, None], column[None, :]), weight, 0.0)
+            stays = keeps(seeds, stream, chance, number, S, row, start, BN, FOURS)
+            weight = tl.where(stays, weight, 0.0)
         acc = multiply_add(weight.to(values.dtype), values, acc * shrunk[:, None], EXACT)
         highest = higher
     return acc, total, highest
@@ -147,7 +174,8 @@ def attend(
     q, k, v, mask, seeds, out, lse, scale, H, L, S, stream, chance,
     q_start, q_batch, q_head, q_row, k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, out_batch, out_head, out_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, FOURS: tl.constexpr,
+    EXACT: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out: softmax(scale * q k' + mask) v. lse (B x H x L, f32): log-sum-exps of scores, 0 where no column counts."""
@@ -174,13 +202,13 @@ def attend(
     acc, total, highest = attend_steps(
         acc, total, highest, queries, k, v, mask, row, 0, whole, L, S, factor,
         k_row, v_row, mask_row, COLUMN,
-        seeds, stream, chance, number, DROP, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        seeds, stream, chance, number, DROP, FOURS, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         acc, total, highest = attend_steps(
             acc, total, highest, queries, k, v, mask, row, whole, last, L, S, factor,
             k_row, v_row, mask_row, COLUMN,
-            seeds, stream, chance, number, DROP, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            seeds, stream, chance, number, DROP, FOURS, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     known = tl.where(highest == LEAST, 0.0, highest)
     total = tl.where(highest == LEAST, 1.0, total)
@@ -220,8 +248,9 @@ def weigh(product, mask, row, column, lse, L, S, factor, mask_row, COLUMN: tl.co
 
 @triton.jit
 def key_steps(
-    dk, dv, keys, values, q, dout, mask, lse, total, column, first, last, L, S, factor,
-    q_row, dout_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
+    dk, dv, keys, values, q, dout, mask, lse, total, first_column, column, first, last, L, S, factor,
+    q_row, dout_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number,
+    DROP: tl.constexpr, FOURS: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
@@ -239,7 +268,7 @@ def key_steps(
             weight = tl.where(column[:, None] <= row[None, :], weight, 0.0)
         g = load_rows(dout, row, L, dout_row, D, BD, EDGE)
         if DROP:
-            stays = keeps(seeds, stream, chance, number, S, row[None, :], column[:, None])
+            stays = tl.trans(keeps(seeds, stream, chance, number, S, row, first_column, column.shape[0], FOURS))
             dv = multiply_add(tl.where(stays, weight, 0.0).to(g.dtype), g, dv, EXACT)
         else:
             dv = multiply_add(weight.to(g.dtype), g, dv, EXACT)
@@ -258,7 +287,8 @@ def key_gradients(
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, FOURS: tl.constexpr,
+    EXACT: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv: the gradients of keys and values, of all the heads of queries that a head of keys serves."""
@@ -286,14 +316,14 @@ def key_gradients(
         place = (batch * H + head) * L
         if CAUSAL:
             sum_k, sum_v = key_steps(
-                sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
+                sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, tile * BN, column,
                 first, inner, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-                seeds, stream, chance, place, DROP, MASK, CAUSAL, True, EXACT, D, BD, BM,
+                seeds, stream, chance, place, DROP, FOURS, MASK, CAUSAL, True, EXACT, D, BD, BM,
             )  # fmt: skip
         sum_k, sum_v = key_steps(
-            sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, column,
+            sum_k, sum_v, keys, values, rows, change, added, lse + place, total + place, tile * BN, column,
             inner, L, L, S, exponent, q_row, dout_row, mask_row, COLUMN,
-            seeds, stream, chance, place, DROP, MASK, False, not EVEN, EXACT, D, BD, BM,
+            seeds, stream, chance, place, DROP, FOURS, MASK, False, not EVEN, EXACT, D, BD, BM,
         )  # fmt: skip
     store_rows(sum_k * factor, dk + batch * dk_batch + own * dk_head, column, S, dk_row, D, BD)
     if DROP:
@@ -304,8 +334,8 @@ def key_gradients(
 @triton.jit
 def query_steps(
     dq, queries, g, k, v, mask, dscore, sums, centre, row, first, last, L, S, factor,
-    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number, DROP: tl.constexpr,
-    SCORES: tl.constexpr,
+    k_row, v_row, mask_row, COLUMN: tl.constexpr, seeds, stream, chance, number,
+    DROP: tl.constexpr, FOURS: tl.constexpr, SCORES: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -325,7 +355,7 @@ def query_steps(
         values = load_rows(v, column, S, v_row, D, BD, EDGE)
         change = multiply(g, tl.trans(values), EXACT)
         if DROP:
-            stays = keeps(seeds, stream, chance, number, S, row[:, None], column[None, :])
+            stays = keeps(seeds, stream, chance, number, S, row, start, BN, FOURS)
             change = tl.where(stays, change * staying(chance), 0.0)
         change = weight * (change - centre[:, None])
         if SCORES:
@@ -348,8 +378,8 @@ def query_gradients(
     dout_start, dout_batch, dout_head, dout_row, q_start, q_batch, q_head, q_row,
     k_start, k_batch, k_head, k_row, v_start, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, dq_batch, dq_head, dq_row,
-    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
-    SCORES: tl.constexpr,
+    MASK: tl.constexpr, COLUMN: tl.constexpr, CAUSAL: tl.constexpr, DROP: tl.constexpr, FOURS: tl.constexpr,
+    EXACT: tl.constexpr, SCORES: tl.constexpr,
     REPEATS: tl.constexpr, EVEN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """dq: the gradient of queries. dscore (B x H x L x S), with SCORES: that of the scores with what was added."""
@@ -378,13 +408,13 @@ def query_gradients(
     sum_q = query_steps(
         sum_q, queries, g, k, v, mask, dscore, sums, centre, row, 0, whole, L, S, exponent,
         k_row, v_row, mask_row, COLUMN,
-        seeds, stream, chance, number, DROP, SCORES, MASK, CAUSAL, False, EXACT, D, BD, BN,
+        seeds, stream, chance, number, DROP, FOURS, SCORES, MASK, CAUSAL, False, EXACT, D, BD, BN,
     )  # fmt: skip
     if CAUSAL or not EVEN:
         sum_q = query_steps(
             sum_q, queries, g, k, v, mask, dscore, sums, centre, row, whole, last, L, S, exponent,
             k_row, v_row, mask_row, COLUMN,
-            seeds, stream, chance, number, DROP, SCORES, MASK, CAUSAL, True, EXACT, D, BD, BN,
+            seeds, stream, chance, number, DROP, FOURS, SCORES, MASK, CAUSAL, True, EXACT, D, BD, BN,
         )  # fmt: skip
     if SCORES and CAUSAL:
         # Columns that no row of the tile sees.

@@ -30,10 +30,11 @@ _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 class BwdFunctionalizeRng(ModulePass):
     """``retrograd.uniform(seed, stream, sizes)`` becomes one elementwise op, which fuses with what takes the numbers.
 
-    Element ``i`` of stream ``s`` is the first word of Philox at counter ``(i, s, seed[1])`` and key ``seed[0]``, low
-    words first; its upper 24 bits over 2**24 are the number, exact in f32. A pure function of the seed: a backward that
-    runs the op again has the forward's numbers, and a mask is never saved. One word of four is used: to use them all,
-    the numbers would have to be written to memory and read again, which takes longer than the arithmetic.
+    Element ``i`` of stream ``s`` is word ``i % 4`` of Philox at counter ``(i // 4, s, seed[1])`` and key ``seed[0]``,
+    low words first; its upper 24 bits over 2**24 are the number, exact in f32. A pure function of the seed: a backward
+    that runs the op again has the forward's numbers, and a mask is never saved. Each element works out all four words:
+    to share them, the numbers would have to be written to memory and read again, which takes longer than the
+    arithmetic. Kernels of our own, which hold a tile of elements, share them.
     """
 
     name: ClassVar[str] = "bwd-functionalize-rng"
@@ -87,7 +88,9 @@ def expand_uniform(op: ir.Operation) -> None:
 def _fill(shape: Sequence[int | ir.Value], stream: int, seed: ir.Value) -> None:
     """The body of the elementwise op: the element's number from its place and the seed."""
     key, tail = _seed_word(seed, 0), _seed_word(seed, 1)
-    word = philox((_flat_index(shape), _constant(stream), *tail), key)
+    place = _flat_index(shape)
+    words = philox((_binary("arith.shrui", place, _constant(2)), _constant(stream), *tail), key)
+    word = _choose(_binary("arith.andi", place, _constant(3)), words)
     upper = _binary("arith.shrui", word, _constant(8))
     f32 = ir.F32Type.get()
     number = _create("arith.sitofp", [upper], f32)
@@ -95,8 +98,16 @@ def _fill(shape: Sequence[int | ir.Value], stream: int, seed: ir.Value) -> None:
     ir.Operation.create("linalg.yield", operands=[_binary("arith.mulf", number, unit)])
 
 
-def philox(counter: tuple[ir.Value, ...], key: tuple[ir.Value, ir.Value]) -> ir.Value:
-    """First word of Philox4x32-10 at a counter of four words and a key of two, all i32, lowest word first."""
+def _choose(number: ir.Value, words: Sequence[ir.Value]) -> ir.Value:
+    """The word of this number among four: by its two bits."""
+    bits = [_binary("arith.andi", number, _constant(1)), _binary("arith.shrui", number, _constant(1))]
+    odd, upper = (_create("arith.trunci", [bit], ir.IntegerType.get_signless(1)) for bit in bits)
+    low, high = (_create("arith.select", [odd, *reversed(words[at : at + 2])], _i32()) for at in (0, 2))
+    return _create("arith.select", [upper, high, low], _i32())
+
+
+def philox(counter: tuple[ir.Value, ...], key: tuple[ir.Value, ir.Value]) -> list[ir.Value]:
+    """Philox4x32-10: four words from a counter of four and a key of two, all i32, lowest word first."""
     words = list(counter)
     keys = list(key)
     for number in range(_ROUNDS):
@@ -106,7 +117,7 @@ def philox(counter: tuple[ir.Value, ...], key: tuple[ir.Value, ir.Value]) -> ir.
             _product(_constant(m), w) for m, w in zip(_MULTIPLIERS, (words[0], words[2]), strict=True)
         )
         words = [_xor(high1, words[1], keys[0]), low1, _xor(high0, words[3], keys[1]), low0]
-    return words[0]
+    return words
 
 
 def _flat_index(shape: Sequence[int | ir.Value]) -> ir.Value:

@@ -1,6 +1,7 @@
 // RUN: retrograd-opt %s --split-input-file -p 'bwd-functionalize-rng' | FileCheck %s
 
-// One elementwise op: the seed's words and the element's place, ten rounds of two products, the upper 24 bits of a word.
+// One elementwise op: the seed's words and the element's place, ten rounds of two products, the upper 24 bits of
+// one word of four.
 // CHECK-LABEL: func.func @vector(
 // CHECK-SAME: %[[SEED:.*]]: !torch.vtensor<[2],si64>)
 // CHECK: %[[T:.*]] = torch_c.to_builtin_tensor %[[SEED]] : !torch.vtensor<[2],si64> -> tensor<2xi64>
@@ -9,10 +10,20 @@
 // CHECK: tensor.extract %[[T]][%{{.*}}] : tensor<2xi64>
 // CHECK: tensor.extract %[[T]][%{{.*}}] : tensor<2xi64>
 // CHECK: linalg.index 0 : index
+// CHECK: %[[PLACE:.*]] = arith.index_cast
+// CHECK: arith.shrui %[[PLACE]], %{{.*}} : i32
 // CHECK: arith.constant 7 : i32
 // CHECK-COUNT-20: arith.muli %{{.*}} : i64
 // CHECK-NOT: arith.muli
-// CHECK: arith.shrui %{{.*}} : i32
+// CHECK: %[[NUMBER:.*]] = arith.andi %[[PLACE]], %{{.*}} : i32
+// CHECK: %[[ONE:.*]] = arith.andi %[[NUMBER]],
+// CHECK: %[[TWO:.*]] = arith.shrui %[[NUMBER]],
+// CHECK-DAG: %[[ODD:.*]] = arith.trunci %[[ONE]] : i32 to i1
+// CHECK-DAG: %[[UPPER:.*]] = arith.trunci %[[TWO]] : i32 to i1
+// CHECK: %[[LOW:.*]] = arith.select %[[ODD]], %{{.*}} : i32
+// CHECK: %[[HIGH:.*]] = arith.select %[[ODD]], %{{.*}} : i32
+// CHECK: %[[WORD:.*]] = arith.select %[[UPPER]], %[[HIGH]], %[[LOW]] : i32
+// CHECK: arith.shrui %[[WORD]], %{{.*}} : i32
 // CHECK: %[[N:.*]] = arith.sitofp %{{.*}} : i32 to f32
 // CHECK: %[[UNIT:.*]] = arith.constant 5.96046448E-8 : f32
 // CHECK: %[[F:.*]] = arith.mulf %[[N]], %[[UNIT]] : f32
