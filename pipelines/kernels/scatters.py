@@ -28,9 +28,10 @@ _MAP = "dimension_map"
 # Ranking is quadratic: 3 ms for 65,536, where sorting takes three launches for eight bits.
 MOST_RANKED = 1 << 13
 MOST = 1 << 28
-_RANKED, _AGAINST = 64, 1024
+# Tiles of numbers that are compared are small: those of 1024 x 64 do not fit into the registers of eight warps.
+_RANKED, _AGAINST = 32, 256
 # Places sorted by a program, those that it compares at a time, sums in a step, and bits of a digit.
-_BLOCK, _COMPARED, _SUMMED, _BITS = 1024, 64, 2048, 8
+_BLOCK, _COMPARED, _SUMMED, _BITS = 512, 16, 2048, 8
 # Numbers of a row and rows that a program adds at a time, and rows of a part.
 _WIDEST, _NARROWEST, _ROWS, _CHUNK = 256, 16, 16, 512
 # Another launch costs more than it gains for no more than these.
@@ -44,7 +45,7 @@ RANK = Kernel(
     ("count",),
     (),
     (("BI", _RANKED), ("BJ", _AGAINST)),
-    8,
+    4,
     1,
 )
 SUM_BEFORE = Kernel(
@@ -85,7 +86,7 @@ def write_place(is_first: bool) -> Kernel:
         ("count", "shift", "blocks"),
         (),
         (*_no_order(is_first), ("FIRST", int(is_first)), ("BI", _BLOCK), ("BJ", _COMPARED)),
-        8,
+        16,
         1,
     )
 

@@ -156,7 +156,7 @@ def test_sums_of_edges_into_nodes() -> None:
     """Places of three digits, half of which are one node's."""
 
     def gather(messages: Tensor, places: Tensor) -> Tensor:
-        return torch.zeros(100_000, 24, device="cuda").index_add(0, places, messages)
+        return messages.new_zeros(100_000, 24).index_add(0, places, messages)
 
     places = torch.randint(0, 100_000, (300_000,), device="cuda")
     places[::2] = 77_777

@@ -145,11 +145,11 @@ func.func @rows(%u: tensor<777x1x33xf32>, %p: tensor<777x1xi64>, %t: tensor<1000
 
 // CHECK-LABEL: func.func @many_rows(
 // CHECK-SAME: %[[U:.*]]: tensor<262144x1x12xf32>, %[[P:.*]]: tensor<262144x1xi64>, %[[T:.*]]: tensor<1000x12xf32>
-// CHECK: %[[C1:.*]] = "flow.dispatch"({{.*}}, %[[P]], {{.*}}@tally_places_first{{.*}} -> tensor<65536xi32>
-// CHECK: %[[B1:.*]] = "flow.dispatch"({{.*}}, %[[C1]], {{.*}}@sum_tallies{{.*}} -> tensor<65536xi32>
+// CHECK: %[[C1:.*]] = "flow.dispatch"({{.*}}, %[[P]], {{.*}}@tally_places_first{{.*}} -> tensor<131072xi32>
+// CHECK: %[[B1:.*]] = "flow.dispatch"({{.*}}, %[[C1]], {{.*}}@sum_tallies{{.*}} -> tensor<131072xi32>
 // CHECK: %[[O1:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[B1]], {{.*}}@sort_places_first{{.*}} -> tensor<262144xi32>
-// CHECK: %[[C2:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[O1]], {{.*}}@tally_places{{.*}} -> tensor<65536xi32>
-// CHECK: %[[B2:.*]] = "flow.dispatch"({{.*}}, %[[C2]], {{.*}}@sum_tallies{{.*}} -> tensor<65536xi32>
+// CHECK: %[[C2:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[O1]], {{.*}}@tally_places{{.*}} -> tensor<131072xi32>
+// CHECK: %[[B2:.*]] = "flow.dispatch"({{.*}}, %[[C2]], {{.*}}@sum_tallies{{.*}} -> tensor<131072xi32>
 // CHECK: %[[O2:.*]] = "flow.dispatch"({{.*}}, %[[P]], %[[O1]], %[[B2]], {{.*}}@sort_places{{.*}} -> tensor<262144xi32>
 // CHECK: %[[S:.*]] = "flow.dispatch"({{.*}}, %[[O2]], %[[P]], %[[U]], {{.*}}@add_parts_16{{.*}} -> tensor<512x12xf32>
 // CHECK: %[[R:.*]] = "flow.dispatch"({{.*}}, %[[O2]], %[[P]], %[[U]], %[[S]], %[[T]], {{.*}}@add_rows_16_of_parts{{.*}}tied_operands = [4 : index]
