@@ -43,8 +43,8 @@ Ours is from a file that was saved and loaded, in which no library computes anyt
 backward by `torch.profiler`, in the same process as PyTorch's own kernels (cuDNN's, flash or memory-efficient ones,
 whichever it chooses; TF32 off); peaks are of the memory that a step takes from PyTorch's allocator; errors are the
 largest of output and gradients, relative to the norm, from float64, of one of the batch. Of dropout PyTorch's mask is
-not known, and neither is its error; ours draws a number for each weight anew in each of three kernels, ten rounds of
-Philox, where PyTorch's draws four at once.
+not known, and neither is its error; ours draws numbers anew in each of three kernels, four at once by seven rounds of
+Philox.
 """
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -54,7 +55,7 @@ def _may_be_tf32(node: Node) -> bool:
 
 # Not by allow_tf32, which raises where settings were made one by one.
 def _allows_tf32_in_cudnn() -> bool:
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     places = (cudnn.conv, cudnn.rnn, cudnn, torch.backends)
     return "tf32" in [place.fp32_precision for place in places]
 

@@ -18,11 +18,11 @@ from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM, draw_part, 
 from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.python.source_locations import CaptureError
 
-# Random123's kat_vectors: counter, key, result of philox4x32 with 10 rounds.
+# Random123's kat_vectors: counter, key, result of philox4x32 with 7 rounds.
 VECTORS = [
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_what_makes_counter_and_key() -> None:
     seed = torch.tensor([signed(0x299F31D0A4093822), signed(0x0370734413198A2E)])
     drawn = philox(words("00000001 00000009 13198a2e 03707344"), words("a4093822 299f31d0"))
     assert uniform(seed, 9, (3, 4))[1].tolist() == [(int(word) >> 8) / 2**24 for word in drawn]
-    assert float(uniform(torch.tensor([0, 0]), 0, ())) == 0x6627E8 / 2**24
+    assert float(uniform(torch.tensor([0, 0]), 0, ())) == 0x5F6FB7 / 2**24
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 9), (1, 2), (3, 6), (4, 0), (6, 1)])

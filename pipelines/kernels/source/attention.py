@@ -78,7 +78,7 @@ def load_mask(mask, row, column, L, S, stride, COLUMN: tl.constexpr):
 
 @triton.jit
 def draw(seeds, stream, number):
-    """Four words for each number, by Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+    """Four words for each number, by Philox4x32-7: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
     2011."""
     key, tail = tl.load(seeds), tl.load(seeds + 1)
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
@@ -86,7 +86,7 @@ def draw(seeds, stream, number):
     c1 = tl.zeros_like(c0) + stream.to(tl.uint32)
     c2 = tl.zeros_like(c0) + tail.to(tl.uint32)
     c3 = tl.zeros_like(c0) + (tail >> 32).to(tl.uint32)
-    for turn in tl.static_range(10):
+    for turn in tl.static_range(7):
         if turn > 0:
             low += KEY_LOW
             high += KEY_HIGH

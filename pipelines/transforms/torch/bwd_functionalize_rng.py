@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``bwd-functionalize-rng``: random numbers become arithmetic on a seed and on the place of each element.
 
-The generator is Philox4x32-10 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, SC 2011), in 32-bit
+The generator is Philox4x32-7 (Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*, SC 2011), in 32-bit
 integers, so that every target gives the same bits.
 """
 
@@ -21,7 +21,7 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.generics import iterators_of
 
 UNIFORM = "torch.retrograd.uniform"
-_ROUNDS = 10
+_ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
@@ -107,7 +107,7 @@ def _choose(number: ir.Value, words: Sequence[ir.Value]) -> ir.Value:
 
 
 def philox(counter: tuple[ir.Value, ...], key: tuple[ir.Value, ir.Value]) -> list[ir.Value]:
-    """Philox4x32-10: four words from a counter of four and a key of two, all i32, lowest word first."""
+    """Philox4x32-7: four words from a counter of four and a key of two, all i32, lowest word first."""
     words = list(counter)
     keys = list(key)
     for number in range(_ROUNDS):
