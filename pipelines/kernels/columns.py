@@ -54,6 +54,8 @@ _MOVABLE = (GENERIC, *_RESHAPES, "tensor.empty", "linalg.fill", "arith.constant"
 
 # Of a number in f32, times its inverse.
 _ROUNDING = 1e-6
+# Where a number of each row lies.
+_OF_ROW = "row"
 
 
 @dataclass
@@ -213,11 +215,13 @@ def _is_last(map_: str, rank: int) -> bool:
 
 
 def _find_reads(rank: int) -> dict[str, str]:
-    """Where an element lies in a buffer, by the map that it is read by: of each row and column, of a column, of a row's
-    first axis and a column, or one for all."""
+    """Where an element lies in a buffer, by the map that it is read by: of each row and column, of a column, of a row,
+    of a row's first axis and a column, or one for all."""
     last = f"d{rank - 1}"
     reads = {_whole(rank): "row * columns + column", _map(rank, []): "0"}
     reads |= {_map(rank, ["0"] * count + [last]): "column" for count in range(rank)}
+    of_row = [f"d{axis}" for axis in range(rank - 1)]
+    reads |= {_map(rank, of_row + more): _OF_ROW for more in ([], ["0"])}
     if rank > 2:
         reads[_map(rank, ["d0", *["0"] * (rank - 2), last])] = "row // plane * columns + column"
         reads[_map(rank, ["d0", last])] = "row // plane * columns + column"
@@ -307,6 +311,8 @@ def _add_buffer(value: ir.Value, at: str, element: str, body: _Body) -> str:
         body.buffers.append(value)
     pointer = f"p{body.buffers.index(value)}"
     truth = " != 0" * (element == "i1")
+    if at == _OF_ROW:
+        return body.statements.assign(key, f"tl.load({pointer} + row, mask=row < last, other=0){truth}")
     if "row" in at:
         body.whole.append(value)
         return body.statements.assign(key, f"tl.load({pointer} + {at}, mask=inside, other=0){truth}")

@@ -110,6 +110,42 @@ func.func @f(%x: {given}) -> ({sums}, {sums}) {{
 """
 
 
+def write_scaled(rows: int, columns: int) -> str:
+    """The sums of g, and of g times x less its row's mean over its row's deviation: gradients of layer norm."""
+    given, ones, sums = f"tensor<{rows}x{columns}xf32>", f"tensor<{rows}x1xf32>", f"tensor<{columns}xf32>"
+    whole, last = "affine_map<(d0, d1) -> (d0, d1)>", "affine_map<(d0, d1) -> (d1)>"
+    row, first = "affine_map<(d0, d1) -> (d0)>", "affine_map<(d0, d1) -> (d0, 0)>"
+    return f"""
+func.func @f(%g: {given}, %x: {given}, %m: tensor<{rows}xf32>, %r: {ones}) -> ({sums}, {sums}) {{
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : {sums}
+  %fill = linalg.fill ins(%zero : f32) outs(%e : {sums}) -> {sums}
+  %b = tensor.empty() : {given}
+  %k = linalg.generic {{indexing_maps = [{whole}, {row}, {first}, {whole}], iterator_types = ["parallel", "parallel"]}}
+      ins(%x, %m, %r : {given}, tensor<{rows}xf32>, {ones}) outs(%b : {given}) {{
+  ^bb0(%a: f32, %c: f32, %d: f32, %o: f32):
+    %1 = arith.subf %a, %c : f32
+    %2 = arith.mulf %1, %d : f32
+    linalg.yield %2 : f32
+  }} -> {given}
+  %s = linalg.generic {{indexing_maps = [{whole}, {last}], iterator_types = ["reduction", "parallel"]}}
+      ins(%g : {given}) outs(%fill : {sums}) {{
+  ^bb0(%a: f32, %o: f32):
+    %1 = arith.addf %a, %o : f32
+    linalg.yield %1 : f32
+  }} -> {sums}
+  %t = linalg.generic {{indexing_maps = [{whole}, {whole}, {last}], iterator_types = ["reduction", "parallel"]}}
+      ins(%g, %k : {given}, {given}) outs(%fill : {sums}) {{
+  ^bb0(%a: f32, %c: f32, %o: f32):
+    %1 = arith.mulf %a, %c : f32
+    %2 = arith.addf %1, %o : f32
+    linalg.yield %2 : f32
+  }} -> {sums}
+  return %s, %t : {sums}, {sums}
+}}
+"""
+
+
 def run(launch: Launch, taken: list[Tensor], given: list[Tensor], folder: Path) -> None:
     """Launch a kernel that was written for one op."""
     kernel = launch.kernel
@@ -167,6 +203,17 @@ def check_moments(rows: int, columns: int, folder: Path) -> None:
         assert error < TOLERANCE, (rows, columns, error)
 
 
+def check_scaled(rows: int, columns: int, folder: Path) -> None:
+    """Compare sums of what is scaled by row with those of float64."""
+    g, x = torch.randn(rows, columns), torch.randn(rows, columns)
+    m, r = torch.randn(rows), torch.rand(rows, 1) + 0.5
+    found = run_plan(write_scaled(rows, columns), {"g": g, "x": x, "m": m, "r": r}, folder)
+    scaled = (x.double() - m.double().unsqueeze(1)) * r.double()
+    for mine, right in zip(found, (g.double().sum(0), (g.double() * scaled).sum(0)), strict=True):
+        error = float((mine.double() - right).norm() / right.norm())
+        assert error < TOLERANCE, (rows, columns, error)
+
+
 def main() -> None:
     """Check all cases."""
     mend_interpreter()
@@ -175,6 +222,7 @@ def main() -> None:
         for shape, element in CASES:
             check(shape, element, Path(folder))
         check_moments(4100, 65, Path(folder))
+        check_scaled(4100, 65, Path(folder))
 
 
 if __name__ == "__main__":
