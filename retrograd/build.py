@@ -212,6 +212,7 @@ def build_backward(traced: TracedBackward, request: BackwardRequest) -> tuple[St
     executor.notes = tuple(f"runs in torch: {text}" + (f" ({n} times)" if n > 1 else "") for text, n in counts.items())
     executor.notes += built.staged.notes
     executor.is_rearranged = bool(built.staged.notes)
+    executor.is_in_order = traced.captured.in_order or options.hook_schedule == "eager-order"
     if not islands:
         _EXECUTORS[options, texts[-1]] = executor
     return executor, False

@@ -179,8 +179,9 @@ class AsItRan:
         module = import_captured(captured, options, self.work.phases, islands)
         if not islands:
             # Of an island the text has only what it takes and gives.
-            self.seen(f"{module}{captured.communication}")
-        staged = stage_backward(module, options.hook_schedule, self.work.phases, captured.communication)
+            self.seen(f"{module}{captured.communication}{captured.in_order}")
+        schedule = "eager-order" if captured.in_order else options.hook_schedule
+        staged = stage_backward(module, schedule, self.work.phases, captured.communication)
         self.plan = staged.plan
         return staged.module
 

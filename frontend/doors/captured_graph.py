@@ -26,7 +26,8 @@ class Captured:
 
     A backward that was captured as it ran, ``as_it_ran``, has hooks and calls of Python among its ops: ``bodies`` are
     the graphs of hooks that are part of it, by the name of the function, and ``communication`` the kinds and numbers of
-    the hooks and custom functions that start some.
+    the hooks and custom functions that start some. ``in_order`` says that they are to run as captured, whatever
+    schedule is asked for.
 
     ``eager_peak`` is the most bytes that a step takes in eager beyond its arguments, where a budget asks for that and
     it can be known.
@@ -40,6 +41,7 @@ class Captured:
     as_it_ran: bool = False
     bodies: Mapping[str, GraphModule] = field(default_factory=dict)
     communication: Collection[tuple[str, int]] = ()
+    in_order: bool = False
     eager_peak: int | None = None
 
     @classmethod

@@ -74,7 +74,8 @@ class StageExecutor:
 
     Values live in numbered places; all that a step needs to know is looked up and checked once, here, and not at each
     run. ``notes`` say what its user is told of besides; ``is_rearranged`` that it starts collectives otherwise than was
-    captured, so that all processes have to run it, or none.
+    captured, so that all processes have to run it, or none; ``is_in_order`` that it calls Python in the order in which
+    that was captured.
 
     Raises:
         ExecutionError: the plan calls a function that ``functions`` does not have, or an island of another number, or
@@ -92,6 +93,7 @@ class StageExecutor:
         self._islands = islands
         self.notes: tuple[str, ...] = ()
         self.is_rearranged = False
+        self.is_in_order = False
         self._plan = plan
         self._functions = {f.name: f for f in functions}
         self._places: dict[str, int] = {}

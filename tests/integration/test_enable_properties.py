@@ -33,6 +33,8 @@ class Interpreted:
     """A captured backward whose graph is run op by op: what a compiled one computes, without the compiler."""
 
     notes: tuple[str, ...] = ()
+    # Not under every policy.
+    is_in_order = False
 
     def __init__(self, traced: TracedBackward) -> None:
         self._graph = traced.graph_module

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from retrograd.frontend.autograd.engine.python_calls import accumulate_into, call_user_hook
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
+from retrograd.frontend.autograd.engine.python_calls import accumulate_into
 from retrograd.frontend.autograd.sizes.open_sizes import OpenSizes, SizeGuard, ones_of
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton, Slot, put, read_skeleton
 from retrograd.frontend.autograd.sizes.structure import MOST_SAMPLES, Sample, Structure, translate_sample

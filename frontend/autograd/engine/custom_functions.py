@@ -14,6 +14,8 @@ from torch._dynamo.external_utils import FakeBackwardCFunction
 from torch.autograd import Function
 from torch.autograd.graph import Node
 
+from retrograd.frontend.autograd.engine.engine_order import name_of
+
 # A gradient that is None to a custom function, in the arguments of its node.
 ABSENT = ...
 _SETTER = torch.autograd.function.FunctionCtx.set_materialize_grads.__name__
@@ -93,7 +95,7 @@ def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any
         given = given[:-1]
     if len(given) != expected:
         raise RuntimeError(
-            f"function {ctx.name()} returned an incorrect number of gradients (expected {expected}, got {len(given)})"
+            f"function {name_of(ctx)} returned an incorrect number of gradients (expected {expected}, got {len(given)})"
         )
     for gradient in given:
         if gradient is not None and not isinstance(gradient, torch.Tensor):

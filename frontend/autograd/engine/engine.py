@@ -26,6 +26,7 @@ from torch._guards import TracingContext
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from retrograd.frontend.autograd.engine.engine_order import name_of
 from retrograd.frontend.autograd.engine.fresh_gradients import find_fresh_leaves, without_gradients
 from retrograd.frontend.autograd.engine.reducers import take_over_reducers
 from retrograd.frontend.autograd.tracing.compiler import (
@@ -329,7 +330,7 @@ def _describe_roots(roots: Sequence[Any]) -> Hashable:
     """Describe a backward by its roots, which tell most apart without a look at their graphs."""
     tensors = [root for root in roots if isinstance(root, torch.Tensor)]
     # Nested ones have no shape.
-    return tuple([(t.grad_fn and t.grad_fn.name(), None if t.is_nested else t.shape) for t in tensors])
+    return tuple([(t.grad_fn and name_of(t.grad_fn), None if t.is_nested else t.shape) for t in tensors])
 
 
 skip_code(Engine.run_backward.__code__)

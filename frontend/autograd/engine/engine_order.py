@@ -52,7 +52,7 @@ def read_node_graph(roots: Sequence[Any], inputs: Sequence[Any]) -> NodeGraph:
     edges = [[numbers[n] for n in first if n in executed]]
     edges += [[numbers[s] for s in successors[node] if s in executed] for node in numbers]
     priorities = [0, *(node._sequence_nr() for node in numbers)]
-    return NodeGraph(edges, priorities, ["GraphRoot", *(node.name() for node in numbers)], tuple(numbers))
+    return NodeGraph(edges, priorities, ["GraphRoot", *map(name_of, numbers)], tuple(numbers))
 
 
 def capture_order(graph: NodeGraph) -> list[int]:
@@ -80,6 +80,12 @@ def engine_order(graph: NodeGraph) -> list[int]:
             if not waiting[successor]:
                 _push(heap, (graph.priorities[successor], successor))
     return order
+
+
+def name_of(node: Any) -> str:
+    """What PyTorch calls a node. A custom function's may have a ``name`` of its user's besides."""
+    name: str = type(node).name(node)
+    return name
 
 
 def find_edge(tensor: Any) -> GradientEdge:

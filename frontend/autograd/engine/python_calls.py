@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._dynamo import compiled_autograd
@@ -24,6 +24,36 @@ from retrograd.frontend.hooks.hook_marks import describe_hook
 
 # Gives the node of the engine that runs: of a captured backward none does.
 _ASKS_FOR_NODE = "_current_autograd_node"
+
+
+class Absent(Protocol):
+    """Knows which gradients are None at a step: see ``steps/absent_gradients.py``."""
+
+    def is_there(self, name: str, place: tuple[int, ...] = ()) -> bool:
+        """Whether a value of a node of the capture is there."""
+
+    def note(self, name: str, present: tuple[bool, ...] | bool) -> None:
+        """Take note of what a call gave."""
+
+
+class Unforeseen(Exception):
+    """A call of Python gave gradients that the compiled graph has no place for; ``rest`` is what the nodes of the
+    capture that come after it compute with, besides the inputs."""
+
+    def __init__(self, call: PythonCall, given: Any, rest: Sequence[Any]) -> None:
+        super().__init__(call.label)
+        self.call, self.given, self.rest = call, given, rest
+
+    def describe(self, frame: Frame) -> str:
+        """Say what was not as it was."""
+        function = getattr(self.call.arguments[0](frame, ()), "_forward_cls", None)
+        name = self.call.label if function is None else f"the backward of {function.__qualname__}"
+        changes = [
+            f"a gradient at {n} where it gave None" if self.given[n] is not None else f"None at {n}"
+            for n in self.call.firm
+            if (self.given[n] is not None) != self.call.present[n]
+        ]
+        return f"{name}, since it was compiled, gave {' and '.join(changes)}"
 
 
 @dataclass(slots=True)
@@ -40,6 +70,12 @@ class Frame:
     number_of: Callable[[int], Any] | None = None
     # Of the sizes that a graph leaves open, by name.
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    # What is known of gradients that are None, from where a call first gives None for one that it gave before.
+    absent: Absent | None = None
+    # What makes that.
+    find_absent: Callable[[], Absent] | None = None
+    # Whether calls of Python run in the order of the capture.
+    is_in_order: bool = False
 
 
 # A part of a call's arguments: built from this step's frame and the tensors that the graph computed.
@@ -106,6 +142,9 @@ class PythonCall:
 
     ``single``: the result is one tensor and not a sequence. ``node`` is its name in the capture, ``label`` names
     the call for messages. ``results`` are meta tensors for those present, ``shapes`` their shapes where sizes are open.
+    ``sources`` are the values of the capture that it is given. Where the results at the places ``firm`` are not present
+    as they were, the graph cannot go on: ``rest`` then makes the values that the capture goes on with after the call.
+    ``lets_go`` are the inputs that no later call looks at, nor the capture where it might go on so.
     """
 
     kind: str
@@ -118,30 +157,52 @@ class PythonCall:
     label: str
     results: tuple[torch.Tensor, ...] = field(repr=False)
     shapes: tuple[tuple[Size, ...], ...] | None = None
+    sources: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    firm: tuple[int, ...] = ()
+    rest: Template | None = None
+    lets_go: tuple[int, ...] = ()
 
     def __call__(self, frame: Frame, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of the result.
 
         Raises:
-            RuntimeError: a gradient where there was none when this was compiled, which the compiled graph has no place
-                for; or sizes that do not follow from this step's as they did. Besides, whatever the user's code raises.
+            Unforeseen: a gradient where there was none when this was compiled, which the compiled graph has no place
+                for.
+            RuntimeError: sizes that do not follow from this step's as they did. Besides, whatever the user's code
+                raises.
         """
-        result = self.function(*[argument(frame, values) for argument in self.arguments])
+        taken: Sequence[Any] = values
+        if frame.absent is not None:
+            is_there = frame.absent.is_there
+            known = zip(values, self.sources, strict=False)
+            taken = [value if is_there(*source) else None for value, source in known] + [*values[len(self.sources) :]]
+        result = self.function(*[argument(frame, taken) for argument in self.arguments])
         if self.single and self.present[0] and result is not None and self.shapes is None:
-            return [result]
-        return self._completed(frame, (result,) if self.single else result, values)
+            tensors = [result]
+        else:
+            tensors = self._completed(frame, result, values)
+        if self.lets_go and frame.is_in_order:
+            for number in self.lets_go:
+                del frame.inputs[number]
+        return tensors
 
-    def _completed(self, frame: Frame, given: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _completed(self, frame: Frame, result: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given: Sequence[Any] = (result,) if self.single else result
+        if self.rest is not None and any((given[n] is not None) != self.present[n] for n in self.firm):
+            raise Unforeseen(self, result, self.rest(frame, values))
         tensors: list[torch.Tensor] = []
         place = next((value.device for value in values), torch.device("cpu"))
-        for index, (present, tensor) in enumerate(zip(self.present, given, strict=True)):
+        is_complete = True
+        for present, tensor in zip(self.present, given, strict=True):
+            # Any other is of an input that needs none: eager looks at it as little.
             if present:
+                is_complete = is_complete and tensor is not None
                 tensors.append(self._complete(frame, len(tensors), tensor, place))
-            elif tensor is not None:
-                raise RuntimeError(
-                    f"{self.label} returned a gradient as result {index}, where it returned None when this backward "
-                    "was compiled; return zeros instead of None, or run this backward outside of retrograd.enable()"
-                )
+        if not is_complete and frame.absent is None and frame.find_absent is not None:
+            frame.absent = frame.find_absent()
+        if frame.absent is not None:
+            there = tuple([tensor is not None for tensor in given])
+            frame.absent.note(self.node, there[0] if self.single else there)
         return tensors
 
     def _complete(self, frame: Frame, number: int, tensor: torch.Tensor | None, place: torch.device) -> torch.Tensor:
@@ -169,78 +230,6 @@ class PythonCalls:
     def declarations(self) -> dict[tuple[str, int], Sequence[torch.Tensor]]:
         """Map each call to its results, for the tracer."""
         return {key: call.results for key, call in self.calls.items()}
-
-
-# -- What is called -------------------------------------------------------------------------------------------------
-
-
-def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
-    """Call a hook as eager does: gradients in tuples, ``None`` for no change, a result of the same type and size.
-
-    After torch/csrc/autograd/python_hook.cpp, whose errors these are.
-
-    Raises:
-        RuntimeError, TypeError: a result of another type, size, or number.
-    """
-    return HOOK_CALLS[hook_type](hook, *args)
-
-
-def _call_unpack_hook(hook: Callable[..., Any], packed: Any) -> Any:
-    return hook(packed)
-
-
-def _call_post_accumulate_hook(hook: Callable[..., Any], parameter: Any) -> Any:
-    if hook(parameter) is not None:
-        raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-    return parameter
-
-
-def _call_tensor_hook(hook: Callable[..., Any], gradient: Any) -> Any:
-    result = hook(gradient)
-    return gradient if result is None else _checked(gradient, result, hook)
-
-
-def _call_node_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    values = tuple(args[0])
-    result = hook(*[tuple(a) for a in args])
-    if result is None:
-        return values
-    if not isinstance(result, tuple):
-        result = (result,)
-    if len(result) != len(values):
-        raise RuntimeError(
-            f"hook '{_name(hook)}' has returned an incorrect number of values (got {len(result)}, but expected "
-            f"{len(values)})"
-        )
-    return tuple(None if r is None else _checked(v, r, hook) for v, r in zip(values, result, strict=True))
-
-
-# By what compiled autograd calls the kinds.
-HOOK_CALLS: Mapping[str, Callable[..., Any]] = {
-    "tensor_pre_hook": _call_tensor_hook,
-    "pre_hook": _call_node_hook,
-    "post_hook": _call_node_hook,
-    "post_acc_grad_hook": _call_post_accumulate_hook,
-    "unpack_hook": _call_unpack_hook,
-}
-
-
-def _checked(original: Any, result: Any, hook: Callable[..., Any]) -> Any:
-    if original is None:
-        raise RuntimeError("can't replace a None gradient with a non-None value")
-    if not isinstance(result, torch.Tensor):
-        raise TypeError(f"expected Variable, but hook returned '{type(result).__name__}'")
-    if (result.dtype, result.device.type, result.layout) != (original.dtype, original.device.type, original.layout):
-        raise RuntimeError(
-            f"hook '{_name(hook)}' has changed the type of value (was {original.type()} got {result.type()})"
-        )
-    if result.size() != original.size():
-        raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
-    return result
-
-
-def _name(hook: Callable[..., Any]) -> str:
-    return getattr(hook, "__name__", "<unknown>")
 
 
 def accumulate_into(

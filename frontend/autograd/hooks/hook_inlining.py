@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from retrograd.frontend.autograd.engine.python_calls import Frame, accumulate_into, call_user_hook, find_source
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
+from retrograd.frontend.autograd.engine.python_calls import Frame, accumulate_into, find_source
 from retrograd.frontend.autograd.hooks.hook_identity import PLAIN, HookIdentity, reads_rate
 from retrograd.frontend.autograd.hooks.hook_tape import HookTape, watch
 from retrograd.frontend.autograd.hooks.packed_values import PackedLeaf

@@ -11,7 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from retrograd.contract.hooks import name_of_hook
-from retrograd.frontend.autograd.engine.python_calls import call_user_hook, find_source
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
+from retrograd.frontend.autograd.engine.python_calls import find_source
 from retrograd.frontend.autograd.hooks.hook_inlining import Finder, FromGraph, Gradient, InlinedCall, find_accumulations
 from retrograd.frontend.autograd.hooks.hook_tape import HookTape, trace_tape
 from retrograd.frontend.autograd.hooks.open_hooks import HookStays, StandIns, has_open_size

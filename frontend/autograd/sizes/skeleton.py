@@ -65,7 +65,7 @@ class Skeleton:
 def read_skeleton(graph: torch.fx.Graph) -> Skeleton:
     """The skeleton of a capture that was made runnable."""
     reader = _Reader()
-    signature = tuple([reader.describe(node) for node in graph.nodes if not _is_source(node)])
+    signature = tuple([reader.describe(node) for node in graph.nodes if not is_source(node)])
     return Skeleton(signature, tuple(reader.inputs), tuple(reader.slots), tuple(reader.calls), tuple(reader.held))
 
 
@@ -85,7 +85,7 @@ def leaves_of(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _is_source(node: torch.fx.Node) -> bool:
+def is_source(node: torch.fx.Node) -> bool:
     """Whether a node only names an argument of the backward."""
     return node.op == "placeholder" or find_source(node)[0] is not None or _size_number(node) is not None
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.engine.background import BackgroundWork
-from retrograd.frontend.autograd.engine.python_calls import Frame, find_engine_only, find_source
+from retrograd.frontend.autograd.engine.python_calls import Frame, Unforeseen, find_engine_only, find_source
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
@@ -25,6 +25,7 @@ from retrograd.frontend.autograd.steps.history import History
 from retrograd.frontend.autograd.steps.python_side import Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
+from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_firm_calls, resume
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import (
@@ -94,6 +95,7 @@ class CapturedBackward:
         self._is_full = False
         self._needs_engine = False
         self._set_ups = 0
+        self._given = GivenGradients()
         # What a rehearsal gave, where that is what the step gives.
         self._rehearsed: list[Any] | None = None
 
@@ -120,20 +122,21 @@ class CapturedBackward:
         identity = HookIdentity() if self._sites else None
         inlined = NO_SITES if identity is None else read_sites(self._sites, frame, identity)
         last = self._last
-        if last is not None and last.guard is not None and last.guard.holds(options, inlined, inputs, sizes, scalars):
+        guard = None if last is None or last.variant.is_gone else last.guard
+        if last is not None and guard is not None and guard.holds(options, inlined, inputs, sizes, scalars):
             if run.is_held:
                 raise RunsCompiled
-            return last.run(frame)
+            return self._use(last, frame, sizes)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
         key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined)
         with self._tracing(options), torch.no_grad():
-            use = self._uses.get(key) or self._find(key, frame)
+            use = self._look_up(key) or self._find(key, frame)
             if use is not None and use.is_right:
                 use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
                 self._last = use
                 if run.is_held:
                     raise RunsCompiled
-                return use.run(frame)
+                return self._use(use, frame, sizes)
             if use is None and key not in self._uses and (reason := find_engine_only(self._module.graph, frame)):
                 self._needs_engine = True
                 self._refuse(key, reason)
@@ -146,19 +149,61 @@ class CapturedBackward:
             identity = identity or HookIdentity()
             recorder = Recorder(self._module, identity, run.call.find_node if run.can_restart else None)
             results = recorder.record(frame, sizes, frame.scalars)
-            if recorder.failure is not None:
-                self._refuse(key, recorder.failure)
+            if not self._is_worth_compiling(recorder, key):
                 return results
-            if recorder.setting_up and self._set_ups < MOST_SET_UPS:
-                # An optimizer's first step: what it does at its second is what it does from then on.
-                self._set_ups += 1
-                return results
+            if recorder.inlined and has_firm_calls(self._module.graph, recorder.results):
+                recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, "a custom function gave no gradient"))
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
             if use is None or not self._try(use, recorder, frame, key):
                 self._compile(recorder, frame, key)
             given, self._rehearsed = self._rehearsed, None
             return results if given is None else given
+
+    def _use(self, use: Use, frame: Frame, sizes: Sequence[int]) -> list[Any]:
+        """The results of a step that is compiled; it ends in eager where a custom function gives gradients that what
+        is compiled has no place for."""
+        scalars, hooks, packed = frame.scalars, frame.hooks, frame.packed
+        try:
+            results = use.run(frame)
+        except Unforeseen as found:
+            unforeseen = found.with_traceback(None)
+        else:
+            if frame.absent is not None:
+                reason = (
+                    "a hook or a custom function gave None for a gradient that it gave before, which is zeros to it"
+                )
+                self._history.add_reason("runs compiled", reason, self._nodes)
+            return results
+        call = self._skeleton.calls[use.variant.numbering.calls.index(unforeseen.call.node)]
+        self._given.learn(call, unforeseen)
+        self._history.drop(use.variant)
+        self._history.add_reason("ended in eager", unforeseen.describe(frame), self._nodes)
+        with torch.no_grad():
+            return resume(self._module, call, unforeseen, (use.kept_inputs(frame), sizes, scalars, hooks, packed))
+
+    def _is_worth_compiling(self, recorder: Recorder, key: StepKey) -> bool:
+        """Whether a step that was recorded is like the next ones will be; refuses the key where there is no telling."""
+        if recorder.failure is not None:
+            self._refuse(key, recorder.failure)
+            return False
+        if recorder.setting_up and self._set_ups < MOST_SET_UPS:
+            # An optimizer's first step: what it does at its second is what it does from then on.
+            self._set_ups += 1
+            return False
+        if (lacking := self._given.find_lacking(recorder.results)) is None:
+            return True
+        if not self._given.wait():
+            self._refuse(key, f"{lacking}, of a custom function, gives a gradient at some steps, and None at others")
+        return False
+
+    def _look_up(self, key: StepKey) -> Use | None:
+        """What runs for a key, if that is still to be used."""
+        use = self._uses.get(key)
+        if use is not None and use.variant.is_gone:
+            del self._uses[key]
+            return None
+        return use
 
     def _find(self, key: StepKey, frame: Frame) -> Use | None:
         """A variant of open sizes for those of a step that was not met before; not one that was tried and is wrong.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from retrograd.frontend.autograd.sizes.skeleton import Skeleton
 from retrograd.frontend.autograd.sizes.structure import Sample
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
-from retrograd.frontend.autograd.steps.variants import CompiledStructure
+from retrograd.frontend.autograd.steps.variants import CompiledStructure, Variant
 from retrograd.frontend.python.user_lines import find_user_line
 
 # With how many of the compiled backwards a new one is compared, to say why it is new.
@@ -91,6 +91,15 @@ class History:
         if len(self._structures) > MOST_STRUCTURES:
             self._structures.popitem(last=False)
         return found
+
+    def drop(self, variant: Variant) -> None:
+        """Have a variant used no more."""
+        variant.is_gone = True
+        if (structure := variant.structure) is not None:
+            structure.variants = [other for other in structure.variants if other is not variant]
+            # What its calls gave is no longer what they give.
+            structure.samples.clear()
+            self._last.clear()
 
     def exchange_last(self, key: Hashable, sample: Sample, skeleton: Skeleton) -> tuple[Sample, Skeleton] | None:
         """The last sample of any structure of this key, whose place this one takes."""

@@ -11,13 +11,17 @@ from typing import Any, Protocol
 import torch
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD
-from retrograd.frontend.autograd.engine.python_calls import Frame, PythonCall, accumulate_into
+from retrograd.frontend.autograd.engine.python_calls import Absent, Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
 class Compiled(Protocol):
     """A compiled backward; ``notes`` are to be told with it."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether hooks and functions are called in the order in which they were captured."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -41,8 +45,16 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
     # is PyTorch's too.
     frame.inputs = {number: inputs[number] for number in traced.kept_inputs}
     inputs.clear()
-    given = compiled.run(arguments, _PythonSide(traced.calls.calls, traced.params, frame))
-    return [None if number is None else given[number] for number in traced.results]
+    frame.find_absent, frame.is_in_order = traced.find_absent, compiled.is_in_order
+    given = compiled.run(arguments, _PythonSide(traced.calls.calls, traced.params, frame, traced.accumulated))
+    results = [None if number is None else given[number] for number in traced.results]
+    if frame.absent is None:
+        return results
+    assert traced.capture is not None
+    (sources,) = traced.capture.graph.output_node().args
+    assert isinstance(sources, (list, tuple))
+    pairs = zip(results, sources, strict=True)
+    return [r if r is not None and frame.absent.is_there(str(source)) else None for r, source in pairs]
 
 
 @dataclass(slots=True)
@@ -52,6 +64,7 @@ class _PythonSide:
     calls: Mapping[tuple[str, int], PythonCall]
     params: Sequence[int]
     frame: Frame
+    accumulated: Sequence[tuple[int, str]]
 
     @property
     def collected(self) -> None:
@@ -64,12 +77,18 @@ class _PythonSide:
         return self.calls[CUSTOM_BACKWARD, function](self.frame, values)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
+        if self.frame.absent is not None and not self._is_there(self.frame.absent, param):
+            return
         parameter = self.frame.inputs[self.params[param]]
         if owned and parameter.grad is None and gradient.stride() == parameter.stride():
             # As AccumulateGrad takes over a gradient that nobody else has.
             parameter.grad = gradient
         else:
             accumulate_into(parameter, None, gradient)
+
+    def _is_there(self, absent: Absent, param: int) -> bool:
+        """Whether any gradient of a parameter is there: of several, which are rare, those that are not are zeros."""
+        return any(absent.is_there(source) for number, source in self.accumulated if number == param)
 
     def final_callbacks(self) -> None:
         """The engine calls them when the backward has returned."""

@@ -30,10 +30,11 @@ from retrograd.frontend.autograd.engine.custom_functions import (
     sum_gradients,
     unpack_when_asked,
 )
+from retrograd.frontend.autograd.engine.engine_order import name_of
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
 from retrograd.frontend.autograd.engine.python_calls import (
     Frame,
     accumulate_into,
-    call_user_hook,
     final_callbacks,
     find_source,
 )
@@ -44,6 +45,7 @@ from retrograd.frontend.autograd.hooks.hook_inlining import (
     find_accumulations,
     watch_hook,
 )
+from retrograd.frontend.autograd.steps.absent_gradients import describe_presence
 from retrograd.frontend.autograd.tracing.compiler import NODE_NUMBER
 from retrograd.frontend.hooks.hook_marks import describe_hook, frees_memory, is_communication, is_inlineable
 
@@ -109,8 +111,9 @@ class Recorder(torch.fx.Interpreter):
 
     ``results`` has, for each opaque call by its node, what it gave: tensors as meta tensors of their strides. ``given``
     has copies of the tensors themselves, ``gradients`` those that were accumulated, by the number of the input, and
-    ``outputs`` what the backward gave. ``written`` are the inputs that the run wrote to, by number, ``freed`` copies of
-    those whose memory hooks gave back, ``may_free`` those whose memory they may give back at another step. ``inlined``
+    ``outputs`` what the backward gave, ``present`` which values each node gave at all. ``written`` are the inputs that
+    the run wrote to, by number, ``freed`` copies of those whose memory hooks gave back, ``may_free`` those whose memory
+    they may give back at another step. ``inlined``
     are the hooks that are to be part of the graph, by node, ``watched`` those that may be, ``notes`` why others that
     should be are not (``setting_up``: one that may be next time); ``communication`` are the nodes of hooks and custom
     functions that start communication, ``freeing`` those of the ones that may give back the memory of parameters.
@@ -144,6 +147,7 @@ class Recorder(torch.fx.Interpreter):
         # The hooks that were watched, by node.
         self.hooks: dict[str, Any] = {}
         self.outputs: list[Any] = []
+        self.present: dict[str, Any] = {}
         self.written: set[int] = set()
         # The inputs whose gradients were added to what was there.
         self._sums: set[int | None] = set()
@@ -185,6 +189,8 @@ class Recorder(torch.fx.Interpreter):
         if self.may_free and opaque_kind(n) is None and n.op == "call_function":
             self._keep_inputs(n)
         result = self._call_hook(n) if n.target is call_user_hook else self._compute(n)
+        if n.op == "call_function":
+            self.present[n.name] = describe_presence(result)
         if opaque_kind(n) is not None:
             self.results[n.name] = torch.utils._pytree.tree_map(_describe, result)
             self.given[n.name] = torch.utils._pytree.tree_map(_copy, result)
@@ -206,7 +212,7 @@ class Recorder(torch.fx.Interpreter):
             if not isinstance(node.target, Op) or node.target.is_custom_function or self._find_node is None:
                 raise
             original = self._find_node(node.meta[NODE_NUMBER]) if NODE_NUMBER in node.meta else None
-            if original is None or original.name().rpartition("::")[2] != node.target.__name__:
+            if original is None or name_of(original).rpartition("::")[2] != node.target.__name__:
                 raise
             (gradients, *_), _ = self.fetch_args_kwargs_from_env(node)
             given = original(*gradients)

@@ -18,6 +18,7 @@ from retrograd.frontend.autograd.steps.python_side import Compiled, run_compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.steps.rehearsal import Rehearsal
+from retrograd.frontend.autograd.steps.resumption import Kept
 from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
@@ -54,7 +55,7 @@ class Variant:
     the capture numbers its inputs, ``structure`` what was known of the sizes, with so many ``samples``, where some are
     open; ``called`` are the marked hooks that are called in Python for that. It is built by ``work`` if that is done
     in the background. ``right`` says of the sizes that are 1, of each set of them that was tried, whether it then gives
-    what eager does.
+    what eager does; ``is_gone`` that it is not to be used any more, whatever it gives.
     """
 
     kind: Hashable
@@ -69,6 +70,7 @@ class Variant:
     compiled: Compiled | None = None
     known: bool = False
     right: dict[frozenset[str], bool] = field(default_factory=dict)
+    is_gone: bool = False
 
     @property
     def guard(self) -> SizeGuard:
@@ -102,6 +104,12 @@ class Use:
         frame.sizes = self.sizes
         assert self.variant.compiled is not None
         return run_compiled(self.variant.traced, self.variant.compiled, frame)
+
+    def kept_inputs(self, frame: Frame) -> Kept:
+        """The inputs that a step keeps for Python, by their numbers in the capture whose step it is."""
+        if not self._moves:
+            return Kept(frame.inputs)
+        return Kept({here: frame.inputs[there] for there, here in self._moves if there in frame.inputs})
 
     @property
     def is_done(self) -> bool:

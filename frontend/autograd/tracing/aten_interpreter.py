@@ -5,17 +5,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from retrograd.contract.hooks import CUSTOM_BACKWARD, POST_ACCUMULATE
+from retrograd.contract.hooks import CUSTOM_BACKWARD, POST, POST_ACCUMULATE
 from retrograd.frontend.autograd.engine import python_calls as calls
+from retrograd.frontend.autograd.engine.hook_calls import HOOK_CALLS
 from retrograd.frontend.autograd.engine.python_calls import PythonCall, PythonCalls, Template, find_source
 from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces
 from retrograd.frontend.autograd.sizes.skeleton import Path, leaves_of
 from retrograd.frontend.autograd.steps.recorder import OtherLayout, Recorder, opaque_kind
+from retrograd.frontend.autograd.steps.resumption import find_firm_places, find_inputs, find_rest
 from retrograd.frontend.hooks import hook_ops
 from retrograd.frontend.python.source_locations import CaptureError
 
@@ -48,6 +51,12 @@ class AtenInterpreter(torch.fx.Interpreter):
         # What calls give, where sizes are open: by node, and the shapes by kind and number.
         self.declared: Mapping[str, list[torch.Tensor]] = {}
         self.given: dict[tuple[str, int], list[Sequence[int | torch.SymInt]]] = {}
+        # The gradients that are accumulated, in order: of which parameter, by what node of the capture.
+        self.accumulated: list[tuple[int, str]] = []
+        # The inputs, by number, that a call takes as they are, and those that the capture needs if it has to go on by
+        # itself after a call.
+        self._taken: dict[tuple[str, int], set[int]] = {}
+        self._kept_for: dict[tuple[str, int], frozenset[int]] = {}
         self.recorded, self._hooks = recorded.results, hooks
         self._communicates, self._frees = recorded.communication, recorded.freeing
         self._sizes, self._scalars = list(sizes), list(scalars)
@@ -67,6 +76,9 @@ class AtenInterpreter(torch.fx.Interpreter):
         self.calls.calls.clear()
         self.communication.clear()
         self.freeing.clear()
+        self.accumulated.clear()
+        self._taken.clear()
+        self._kept_for.clear()
         self.params.clear()
         self.result_numbers.clear()
         self._results = []
@@ -75,6 +87,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         self._hooks.start(inputs)
         own = list(inputs[: len(inputs) - len(self._hooks.extras)])
         results = self.run(own, self._sizes, self._scalars, nothing, nothing)
+        self._let_go_inputs()
         for result in results:
             self.result_numbers.append(None if result is None else len(self._results))
             if result is not None:
@@ -113,6 +126,7 @@ class AtenInterpreter(torch.fx.Interpreter):
             raise CaptureError("a gradient is accumulated into a tensor that is no leaf", "report it")
         if not self._hooks.take_gradient(node.name, index, gradient):
             self._accumulate_into(index, gradient)
+            self.accumulated.append((self.params.index(index), str(node.args[2])))
 
     def _accumulate_into(self, index: int, gradient: torch.Tensor) -> None:
         if index not in self.params:
@@ -143,8 +157,12 @@ class AtenInterpreter(torch.fx.Interpreter):
 
     def _call(self, node: torch.fx.Node, kind: str) -> Any:
         values: list[torch.Tensor] = []
+        sources: list[tuple[str, Path]] = []
         slots = {} if self._places is None else self._places.open_slots(node)
-        arguments = tuple(self._template(a, values, (0, place), slots) for place, a in enumerate(node.args))
+        taken: set[int] = set()
+        arguments = tuple(
+            self._template(a, values, (0, place), slots, sources, taken) for place, a in enumerate(node.args)
+        )
         recorded = self.recorded[node.name]
         single = not isinstance(recorded, (tuple, list))
         leaves = leaves_of(recorded)
@@ -156,13 +174,21 @@ class AtenInterpreter(torch.fx.Interpreter):
         results = tuple(leaf for leaf in leaves if leaf is not None)
         function: Any = node.target
         if node.kwargs:
-            function = calls.HOOK_CALLS[str(node.kwargs["hook_type"])]
+            function = HOOK_CALLS[str(node.kwargs["hook_type"])]
         if kind == POST_ACCUMULATE:
             present, results = (False,), ()
             function = _without_result(function)
+            if find_source(node.args[1])[1] not in self.params:
+                # Its parameter gets no gradient; eager calls it nevertheless.
+                kind = POST
         label = f"{kind} hook {number}" if kind != CUSTOM_BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
+        call = replace(call, sources=tuple(sources))
+        if kind == CUSTOM_BACKWARD and (firm := find_firm_places(node, leaves)):
+            call = replace(call, firm=firm, rest=self._find_rest(node, values))
+            self._kept_for[kind, number] = find_inputs(node)
         self.calls.calls[kind, number] = call
+        self._taken[kind, number] = taken
         if node.name in self._communicates:
             self.communication.append((kind, number))
         if node.name in self._frees:
@@ -180,29 +206,62 @@ class AtenInterpreter(torch.fx.Interpreter):
         filled = [next(remaining) if p else None for p in present]
         return filled[0] if single else tuple(filled)
 
-    def _template(self, argument: Any, values: list[torch.Tensor], path: Path, slots: Mapping[Path, int]) -> Template:
+    def _template(
+        self,
+        argument: Any,
+        values: list[torch.Tensor],
+        path: Path,
+        slots: Mapping[Path, int],
+        sources: list[tuple[str, Path]],
+        taken: set[int],
+    ) -> Template:
         if path in slots:
             return calls.from_slot(slots[path])
         if isinstance(argument, (list, tuple)):
-            parts = [self._template(part, values, (*path, place), slots) for place, part in enumerate(argument)]
+            parts = [
+                self._template(part, values, (*path, place), slots, sources, taken)
+                for place, part in enumerate(argument)
+            ]
             return calls.sequence(parts)
         if not isinstance(argument, torch.fx.Node):
             return calls.constant(argument)
         place, index = find_source(argument)
         if place is not None:
             if place == "inputs":
-                self.kept_inputs.add(index)
+                taken.add(index)
             return _SOURCES[place](index)
-        return _value_template(self.env[argument], values)
+        return _value_template(self.env[argument], values, argument.name, sources)
+
+    def _find_rest(self, node: torch.fx.Node, values: list[torch.Tensor]) -> Template:
+        """What makes the values that the capture goes on with after a node; adds the tensors in them to ``values``."""
+        rest = [self.env[other] for other in find_rest(node)]
+        if any(isinstance(leaf, torch.SymInt) for leaf in torch.utils._pytree.tree_leaves(rest)):
+            raise CaptureError("a size is on its way past a custom function that gave no gradient", "report it")
+        return _value_template(rest, values, node.name, [])
+
+    def _let_go_inputs(self) -> None:
+        """Have calls let go the inputs that nothing in Python looks at after them: what they take, and what the capture
+        needs where it has to go on by itself after one."""
+        later = set(self.params)
+        for key, call in reversed(self.calls.calls.items()):
+            kept = self._taken.get(key, set()) | self._kept_for.get(key, set())
+            self.calls.calls[key] = replace(call, lets_go=tuple(sorted(kept - later)))
+            later |= kept
+        self.kept_inputs = later
 
 
-def _value_template(value: Any, values: list[torch.Tensor]) -> Template:
-    """Make a template that yields ``value`` at each step; adds tensors in it to ``values``."""
+def _value_template(
+    value: Any, values: list[torch.Tensor], name: str, sources: list[tuple[str, Path]], place: Path = ()
+) -> Template:
+    """Make a template that yields ``value`` at each step, what the node ``name`` gave at a place; adds tensors in it to
+    ``values``, and where they come from to ``sources``."""
     if isinstance(value, torch.Tensor):
         values.append(value)
+        sources.append((name, place))
         return calls.from_value(len(values) - 1)
     if isinstance(value, (list, tuple)):
-        return calls.sequence([_value_template(part, values) for part in value])
+        parts = [_value_template(part, values, name, sources, (*place, n)) for n, part in enumerate(value)]
+        return calls.sequence(parts)
     return calls.constant(value)
 
 

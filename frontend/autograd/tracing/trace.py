@@ -28,6 +28,7 @@ from retrograd.frontend.autograd.hooks.inlined_hooks import InlinedHooks
 from retrograd.frontend.autograd.hooks.packed_values import PackedLeaf
 from retrograd.frontend.autograd.sizes.open_numbers import take_floats
 from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes, SizeGuard
+from retrograd.frontend.autograd.steps.absent_gradients import AbsentGradients
 from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
 from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
@@ -68,6 +69,25 @@ class TracedBackward:
     sizes: tuple[str, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)
     inlined: Mapping[str, str] = field(default_factory=dict)
+    # The capture that was recorded, which values its nodes gave, and the gradients that are accumulated, in order: into
+    # which of ``params``, by which node.
+    capture: torch.fx.GraphModule | None = field(default=None, repr=False)
+    present: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    accumulated: tuple[tuple[int, str], ...] = ()
+
+    def find_absent(self) -> AbsentGradients:
+        """Begin to tell gradients that are None at a step.
+
+        Raises:
+            RuntimeError: hooks are part of the graph, which would be called with None.
+        """
+        assert self.capture is not None
+        if self.inlined:
+            raise RuntimeError(
+                "a hook or a custom function gave None for a gradient that it gave when the backward was compiled, "
+                "with marked hooks as part of it; return zeros instead of None, or leave these hooks unmarked"
+            )
+        return AbsentGradients(self.capture.graph, self.present)
 
     @property
     def graph_module(self) -> torch.fx.GraphModule:
@@ -140,19 +160,31 @@ def trace_backward(
     used = _describe_values(graph_module, interpreter.params)
     params, results = tuple(interpreter.params), tuple(interpreter.result_numbers)
     communication = tuple(interpreter.communication)
-    captured = Captured(graph_module, BACKWARD, as_it_ran=True, bodies=hooks.bodies(), communication=communication)
+    # What goes on after a call by itself takes it that all before it has run.
+    in_order = any(call.rest is not None for call in interpreter.calls.calls.values())
+    captured = Captured(
+        graph_module,
+        BACKWARD,
+        as_it_ran=True,
+        bodies=hooks.bodies(),
+        communication=communication,
+        in_order=in_order,
+    )
     return TracedBackward(
         captured=captured,
         inputs=used,
         params=params,
         calls=interpreter.calls,
         results=results,
-        kept_inputs=frozenset(interpreter.kept_inputs).union(params),
+        kept_inputs=frozenset(interpreter.kept_inputs),
         extras=(*[find for _, find in hooks.extras], *(() if places is None else places.sizes.finders())),
         guard=guard,
         sizes=tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
         layouts=layouts,
         inlined=dict(hooks.nodes),
+        capture=recorded.capture,
+        present=recorded.present,
+        accumulated=tuple(interpreter.accumulated),
     )
 
 

@@ -1,0 +1,252 @@
+# Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Custom functions inside of ``retrograd.enable()`` that give None at one step and a gradient at the next."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import retrograd
+
+# Which of its two gradients a function gives, by its name.
+Pattern = dict[str, tuple[bool, bool]]
+
+
+class Gives(torch.autograd.Function):
+    """A product that gives those of its two gradients that it is told to."""
+
+    now: ClassVar[Pattern] = {}
+    log: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.name = name
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        a, b = ctx.saved_tensors
+        first, second = Gives.now[ctx.name]
+        Gives.log.append(ctx.name)
+        return (gradient * b if first else None), (gradient * a if second else None), None
+
+
+class TakesNone(Gives):
+    """The same, of two results; it is handed None for absent gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, name: str) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(a, b)
+        ctx.name = name
+        return a * b, a + b
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        a, b = ctx.saved_tensors
+        Gives.log.append((ctx.name, [g is None for g in gradients]))
+        first, second = Gives.now[ctx.name]
+        if gradients[0] is None:
+            return (gradients[1] if first else None), None, None
+        return (gradients[0] * b if first else None), (gradients[0] * a if second else None), None
+
+
+class WritesToView(torch.autograd.Function):
+    """Doubles in place, and gives a gradient or none."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(a)
+        return a.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2 if Gives.now["view"][0] else None
+
+
+gives: Callable[..., torch.Tensor] = Gives.apply
+takes_none: Any = TakesNone.apply
+writes_to_view: Any = WritesToView.apply
+Program = Callable[[Any], Any]
+
+
+def is_none(name: str) -> Callable[..., None]:
+    def hook(*gradients: Any) -> None:
+        Gives.log.append((name, torch.utils._pytree.tree_map(lambda g: g is None, gradients)))
+
+    return hook
+
+
+def had_gradient(name: str) -> Callable[[torch.Tensor], None]:
+    return lambda parameter: Gives.log.append((name, parameter.grad is None))
+
+
+def with_hooks(leaves: list[torch.Tensor]) -> torch.Tensor:
+    w, v, u = leaves
+    u.register_post_accumulate_grad_hook(had_gradient("u"))
+    x, y = w.sin() * 2, v * u
+    y.register_hook(is_none("y"))
+    assert y.grad_fn is not None
+    y.grad_fn.register_prehook(is_none("pre"))
+    y.grad_fn.register_hook(is_none("post"))
+    z = gives(x, y, "a")
+    return (z + x).exp().sum()
+
+
+def one_behind_the_other(leaves: list[torch.Tensor]) -> torch.Tensor:
+    w, v, u = leaves
+    first = gives(w * 2, v.cos(), "a")
+    second = gives(first.sin(), (u * 3) * first, "b")
+    return (second * w).square().mean()
+
+
+def with_none_for_none(leaves: list[torch.Tensor]) -> torch.Tensor:
+    w, v, u = leaves
+    one, two = takes_none(w.exp(), v * u, "a")
+    three = gives(one, two * 1.5, "b")
+    return (three + w).sum()
+
+
+def in_a_view(leaves: list[torch.Tensor]) -> torch.Tensor:
+    w, v, u = leaves
+    base = w * v
+    writes_to_view(base[1:3])
+    return (base * u + w).sum()
+
+
+PROGRAMS = [with_hooks, one_behind_the_other, with_none_for_none, in_a_view]
+
+
+def run(
+    program: Program, patterns: list[Pattern], enabled: bool, accumulates: bool = True, **options: Any
+) -> list[Any]:
+    """What each step leaves and logs; some add to a gradient that is there."""
+    torch.manual_seed(0)
+    leaves: list[Any] = [torch.randn(5, requires_grad=True) for _ in range(3)]
+    left = []
+    for number, pattern in enumerate(patterns):
+        Gives.now, Gives.log = pattern, []
+        own = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        if accumulates and number % 3 == 2:
+            own[0].grad = torch.ones(5)
+        if enabled:
+            with retrograd.enable(**options):
+                program(own).backward()
+        else:
+            program(own).backward()
+        left.append(([None if leaf.grad is None else leaf.grad.clone() for leaf in own], Gives.log))
+    return left
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    for (mine, my_log), (theirs, their_log) in zip(found, expected, strict=True):
+        assert my_log == their_log
+        for one, other in zip(mine, theirs, strict=True):
+            assert (one is None) == (other is None), (one, other)
+            if other is not None:
+                torch.testing.assert_close(one, other)
+
+
+def draw_patterns(seed: int, count: int) -> list[Pattern]:
+    """Patterns in runs, as a training has them, so that what is compiled is used."""
+    source = random.Random(seed)
+    patterns: list[Pattern] = []
+    while len(patterns) < count:
+        pattern = {name: (source.random() < 0.6, source.random() < 0.6) for name in ("a", "b", "view")}
+        patterns += [pattern] * source.choice([1, 2, 3])
+    return patterns[:count]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_none_at_one_step_and_a_gradient_at_the_next(program: Program, seed: int) -> None:
+    """Gradients, the order of Python, and who is given None, as in eager."""
+    patterns = draw_patterns(seed, 14)
+    assert_same(run(program, patterns, True), run(program, patterns, False))
+
+
+@pytest.mark.parametrize("schedule", ["asap", "overlap", "fewest-stages"])
+def test_none_and_gradients_in_turn_under_any_schedule(schedule: Any) -> None:
+    patterns = draw_patterns(5, 10)
+    found = run(one_behind_the_other, patterns, True, hook_schedule=schedule)
+    assert_same(found, run(one_behind_the_other, patterns, False))
+
+
+def test_a_step_that_gets_a_gradient_more_is_told_and_compiled_anew() -> None:
+    first: Pattern = {"a": (True, False)}
+    second: Pattern = {"a": (True, True)}
+    before = len(retrograd.explain_recompiles())
+    patterns = [first, first, second, second, second, first]
+
+    def program(leaves: list[torch.Tensor]) -> torch.Tensor:
+        return with_hooks(leaves).tanh()
+
+    assert_same(run(program, patterns, True, False), run(program, patterns, False, False))
+    entries = retrograd.explain_recompiles()[before:]
+    assert [entry.outcome for entry in entries] == [
+        "compiled",
+        "ended in eager",
+        "compiled",
+        "runs compiled",
+    ]
+    assert entries[1].reasons == (
+        "the backward of Gives, since it was compiled, gave a gradient at 1 where it gave None",
+    )
+    assert "None" in entries[3].reasons[0]
+
+
+def test_a_gradient_that_eager_does_not_look_at_is_let_go() -> None:
+    """Of an input that needs none."""
+    x = torch.randn(4, requires_grad=True)
+    fixed = torch.randn(4)
+    with retrograd.enable():
+        for second in (False, False, True, True):
+            x.grad, Gives.now = None, {"a": (True, second)}
+            gives(x.sin(), fixed, "a").sum().backward()
+            torch.testing.assert_close(x.grad, x.detach().cos() * fixed)
+
+
+class Looks(torch.autograd.Function):
+    """Looks which tensors are alive when its backward runs."""
+
+    watched: ClassVar[list[weakref.ref[torch.Tensor]]] = []
+    found: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Looks.found = [tensor() is not None for tensor in Looks.watched]
+        return gradients[0] * 2
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_what_a_function_takes_lives_no_longer_than_until_it_was_called(second: bool) -> None:
+    """As in eager: what it saved, and what eager might need behind one that gives None."""
+    looks: Any = Looks.apply
+    w, v = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    for enabled in (True, False):
+        for _ in range(4):
+            w.grad = v.grad = None
+            Gives.now, Looks.found = {"a": (True, second)}, []
+            with retrograd.enable() if enabled else nullcontext():
+                x = looks(w * 1.5).sin()
+                inner = x.exp()
+                Looks.watched = [weakref.ref(inner)]
+                y = gives(inner, v * 2, "a") + inner
+                del x, inner
+                (y * y).sum().backward()
+            assert not enabled or Looks.found
+            del y
+        assert Looks.found == [False]
