@@ -52,7 +52,7 @@ _NOT_TRACED = {
     ),
 }
 # What gives a tensor's contents to Python.
-_READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
+READS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.item)
 
 
 class CaptureError(RetrogradError, RuntimeError):
@@ -115,7 +115,7 @@ class SourceTracker(TorchFunctionMode):
                     f"pass it as an argument, register it as a parameter, or detach() it; of a function that uses "
                     f"modules, {TO_MODULE}",
                 )
-        if func in _READS and isinstance(args[0], torch.Tensor) and _is_plain(args[0]):
+        if func in READS and isinstance(args[0], torch.Tensor) and _is_plain(args[0]):
             self._read(args[0])
             # Of fake memory there would be nothing to read.
             with _disable_current_modes():

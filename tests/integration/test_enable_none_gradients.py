@@ -129,7 +129,7 @@ PROGRAMS = [with_hooks, one_behind_the_other, with_none_for_none, in_a_view]
 def run(
     program: Program, patterns: list[Pattern], enabled: bool, accumulates: bool = True, **options: Any
 ) -> list[Any]:
-    """What each step leaves and logs; some add to a gradient that is there."""
+    """Returns what each step leaves and logs; some add to a gradient that is there."""
     torch.manual_seed(0)
     leaves: list[Any] = [torch.randn(5, requires_grad=True) for _ in range(3)]
     left = []

@@ -83,7 +83,7 @@ def engine_order(graph: NodeGraph) -> list[int]:
 
 
 def name_of(node: Any) -> str:
-    """What PyTorch calls a node. A custom function's may have a ``name`` of its user's besides."""
+    """Returns what PyTorch calls a node. A custom function's may have a ``name`` of its user's besides."""
     name: str = type(node).name(node)
     return name
 

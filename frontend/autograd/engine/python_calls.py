@@ -206,19 +206,26 @@ class PythonCall:
         return tensors
 
     def _complete(self, frame: Frame, number: int, tensor: torch.Tensor | None, place: torch.device) -> torch.Tensor:
-        """A tensor of the result, of the size that the graph takes; a gradient of None is a gradient of zeros."""
+        """A tensor of the result, of the size and type that the graph takes; a gradient of None is zeros. A gradient of
+        another type is converted, and a larger one summed, as eager does with what custom functions give."""
         like = self.results[number]
-        if self.shapes is None:
-            return torch.zeros_like(like, device=place) if tensor is None else tensor
-        shape = tuple([evaluate_size(size, frame.sizes) for size in self.shapes[number]])
+        shape = like.shape
+        if self.shapes is not None:
+            shape = torch.Size([evaluate_size(size, frame.sizes) for size in self.shapes[number]])
         if tensor is None:
             return torch.zeros(shape, dtype=like.dtype, device=place)
-        if tuple(tensor.shape) != shape:
+        if tensor.shape != shape:
+            tensor = self._sum_to(tensor, shape)
+        return tensor if tensor.dtype == like.dtype else tensor.to(like.dtype)
+
+    def _sum_to(self, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        try:
+            return tensor.sum_to_size(shape)
+        except RuntimeError as error:
             raise RuntimeError(
                 f"{self.label} returned a tensor of shape {list(tensor.shape)}, which at earlier steps would have been "
                 f"{list(shape)}; have its shape follow from the backward's, or run outside of retrograd.enable()"
-            )
-        return tensor
+            ) from error
 
 
 @dataclass(frozen=True)

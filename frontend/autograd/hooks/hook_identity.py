@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Collection, Hashable, Mapping
+from array import array
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ import torch
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout)
 # Attributes named in code that lead further than this lead to something that is no number of the user's.
 _DEEPEST = 8
+_GRADIENT = torch.Tensor.grad.__name__  # type: ignore[union-attr]
 
 
 class Same:
@@ -47,12 +51,15 @@ class HookIdentity:
 
     The code says what it reads: free variables, defaults, globals and attributes by name. Numbers, strings and the like
     count by value, containers and optimizers by what they hold, functions of the user's by what they read in turn, all
-    else by identity. One of these reads the hooks of one backward: the same hook twice is looked at once.
+    else by identity. One of these reads the hooks of one backward: the same hook twice is looked at once. ``obstacles``
+    say of hooks, by id, what they read of which there is no telling whether it is the same.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.obstacles: dict[int, str] = {}
+        self._found: list[str] = []
         self._known: dict[int, Hashable] = {}
         self._running: set[tuple[int, int]] = set()
 
@@ -60,7 +67,10 @@ class HookIdentity:
         """The identity of a hook."""
         key = id(hook)
         if key not in self._known:
+            self._found.clear()
             self._known[key] = self._callable(hook, 0)
+            if self._found:
+                self.obstacles[key] = self._found[0]
         return self._known[key]
 
     def _callable(self, hook: Any, depth: int) -> Hashable:
@@ -81,7 +91,11 @@ class HookIdentity:
             return (type(value), value)
         if isinstance(value, torch.Tensor):
             self.tensors[id(value)] = value
-            return Same(value)
+            if not names:
+                return Same(value)
+            # What code may ask a tensor; of one that an optimizer holds, none does.
+            has_gradient = _GRADIENT in names and value.is_leaf and value.grad is not None
+            return (Same(value), value.shape, value.dtype, value.requires_grad, has_gradient)
         key = (id(value), hash(names))
         if depth > _DEEPEST or key in self._running:
             return Same(value)
@@ -95,8 +109,14 @@ class HookIdentity:
         match value:
             case torch.optim.Optimizer():
                 return self._optimizer(value, depth)
-            case list() | tuple():
+            case list() | tuple() | set() | frozenset() | deque():
                 return (type(value), tuple([self._value(part, names, depth) for part in value]))
+            case bytearray() | array():
+                return (type(value), bytes(value))
+            case weakref.ref():
+                return (Same(value), self._value(value(), names, depth))
+            case ContextVar():
+                return (Same(value), self._value(value.get(None), names, depth))
             case Mapping():
                 parts = [(self._value(k, (), depth), self._value(v, names, depth)) for k, v in value.items()]
                 return (type(value), tuple(parts))
@@ -110,6 +130,8 @@ class HookIdentity:
             case ModuleType() | type() if _is_library(value):
                 return Same(value)
             case _:
+                if (obstacle := _find_obstacle(value)) is not None:
+                    self._found.append(obstacle)
                 return (Same(value), self._attributes(value, names, depth))
 
     def _function(self, function: FunctionType, depth: int) -> Hashable:
@@ -130,14 +152,24 @@ class HookIdentity:
         return self._value(method.__self__, _names(code) if code is not None else (), depth)
 
     def _attributes(self, value: Any, names: Collection[str], depth: int) -> Hashable:
-        """Identify what code finds under the names that it reads, in an object, a class or a module."""
+        """Identify what code finds under the names that it reads, in an object, a class or a module: of an object of a
+        user's class, methods that Python calls by itself as well."""
         own = getattr(value, "__dict__", {})
         found = []
-        for name in names:
+        for name in (*names, *_special_methods(type(value))):
             if name in own:
                 found.append((name, self._value(own[name], names, depth)))
-            elif isinstance(function := getattr(type(value), name, None), FunctionType) and not _is_library(function):
-                found.append((name, self._value(MethodType(function, value), (), depth)))
+                continue
+            static = inspect.getattr_static(value, name, None)
+            if isinstance(static, property):
+                static = static.fget
+            if isinstance(static, FunctionType):
+                if not _is_library(static):
+                    found.append((name, self._value(MethodType(static, value), (), depth)))
+            elif isinstance(static, MemberDescriptorType):
+                found.append((name, self._value(getattr(value, name, None), names, depth)))
+            elif static is not None and not isinstance(value, ModuleType):
+                found.append((name, self._value(static, names, depth)))
         return tuple(found)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, depth: int) -> Hashable:
@@ -158,6 +190,33 @@ def reads_rate(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bo
     return plain and isinstance(group["lr"], float) and not (group.get("fused") or group.get("differentiable"))
 
 
+# Modules that give another value at each call.
+_CHANGING = ("random", "time", "datetime", "secrets", "uuid", "numpy.random")
+
+
+def _find_obstacle(value: Any) -> str | None:
+    """Why there is no telling whether what code reads of a value is the same; None where there is."""
+    if isinstance(value, Iterator):
+        return f"it reads an iterator ({type(value).__name__})"
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and hasattr(value, "setflags"):
+        return "it reads a NumPy array"
+    owner = getattr(value, "__self__", value)
+    name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", None)
+    module = str(name or type(owner).__module__)
+    return f"it calls {module}, which gives another value each time" if module in _CHANGING else None
+
+
+def _special_methods(kind: type) -> tuple[str, ...]:
+    """The methods of a user's class that operators call; not those that make an object or show it."""
+    if _is_library(kind):
+        return ()
+    names = dict.fromkeys(n for base in kind.__mro__ for n, f in vars(base).items() if isinstance(f, FunctionType))
+    return tuple([name for name in names if name[:2] == "__" and name not in _UNSEEN])
+
+
+_UNSEEN = ("__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "__post_init__", "__del__", "__hash__")
+
+
 def _is_library(value: Any) -> bool:
     """Whether something is torch's own, whose code reads no number of the user's."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
@@ -168,6 +227,9 @@ def _names(code: CodeType) -> tuple[str, ...]:
     """The globals and attributes that code reads, that of the functions inside it included."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            # As getattr takes it.
+            names[constant] = None
         if isinstance(constant, CodeType):
             names |= dict.fromkeys(_names(constant))
     return tuple(names)

@@ -161,8 +161,11 @@ def watch_hook(
         if id(tape.tensors[number]) not in known:
             shape = list(tape.tensors[number].shape)
             return result, f"it reads a tensor of shape {shape} that is not found in its closure, globals or attributes"
-    if tape.problem is not None:
-        return result, tape.problem
+    if (problem := tape.problem or identity.obstacles.get(id(values[_hook_of(node)]))) is not None:
+        return result, problem
+    others = _memory_of_gradients(frame.inputs, gradient)
+    if any(tape.tensors[number].untyped_storage().data_ptr() in others for number in tape.externals):
+        return result, "it reads the gradient of another parameter, which this backward may add to before or after it"
     sources = tuple(known[id(tape.tensors[number])] for number in tape.externals)
     written = (n for n, s in zip(tape.externals, sources, strict=True) if n in tape.before and s != Gradient())
     # What is worked out from another's new value comes after it, which may then be written already.
@@ -170,6 +173,18 @@ def watch_hook(
     if param is None and tape.before:
         return result, "it writes to a tensor"
     return result, SETTING_UP if tape.kept else InlinedCall(tape, sources, param, updates)
+
+
+def _hook_of(node: torch.fx.Node) -> torch.fx.Node:
+    hook = node.args[0]
+    assert isinstance(hook, torch.fx.Node)
+    return hook
+
+
+def _memory_of_gradients(inputs: Sequence[torch.Tensor], own: torch.Tensor | None) -> set[int]:
+    """Where the gradients of the leaves among the inputs lie, less the one that a hook is called for."""
+    given = [tensor.grad for tensor in inputs if tensor.is_leaf and tensor.requires_grad]
+    return {g.untyped_storage().data_ptr() for g in given if g is not None and g is not own and not g.is_sparse}
 
 
 @contextmanager

@@ -17,13 +17,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.contract.roles import SAVED
 from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
-from retrograd.frontend.python.source_locations import CaptureError, capture_error
+from retrograd.frontend.python.source_locations import READS, CaptureError, capture_error
 from retrograd.frontend.traceable.portable_ops import portable_ops
 
 COLLECTIVE = "_c10d_functional"
@@ -31,6 +32,9 @@ COLLECTIVE = "_c10d_functional"
 
 _WAIT = "wait_tensor"
 _READS_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,9 @@ class _Watcher(TorchDispatchMode):
         args, kwargs = self.when_there((args, kwargs or {}))
         taken = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs))
         if any(tag in func.tags for tag in _READS_NUMBERS):
-            self._refuse(f"it reads a number from a tensor ({func})")
+            self.refuse(f"it reads a number from a tensor ({func})")
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._refuse(f"it draws random numbers ({func})")
+            self.refuse(f"it draws random numbers ({func})")
         written = _written_tensors(func, args, kwargs)
         self._copy_before_write(written)
         result = func(*args, **kwargs)
@@ -130,7 +134,7 @@ class _Watcher(TorchDispatchMode):
             if not made:
                 self.tape.externals.append(number)
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-                    self._refuse(f"it reads a {type(tensor).__name__} of layout {tensor.layout}")
+                    self.refuse(f"it reads a {type(tensor).__name__} of layout {tensor.layout}")
         return _TapeTensor(number)
 
     def _copy_before_write(self, written: Sequence[torch.Tensor]) -> None:
@@ -143,8 +147,22 @@ class _Watcher(TorchDispatchMode):
                     if number not in self.tape.before:
                         self.tape.before[number] = known.detach().clone()
 
-    def _refuse(self, problem: str) -> None:
+    def refuse(self, problem: str) -> None:
+        """Take note of why it cannot be a graph."""
         self.tape.problem = self.tape.problem or problem
+
+
+class _NumberReads(TorchFunctionMode):
+    """Sees tensors that become numbers of Python's or NumPy's, of which a dispatch mode sees nothing."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS or func == _VERSION:
+            self._refuse(f"it reads numbers from a tensor ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -157,7 +175,7 @@ def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def watch(function: Callable[..., Any], *args: Any) -> tuple[Any, HookTape]:
     """Call a function of tensors; returns what it gives, and the tape of it."""
     watcher = _Watcher()
-    with watcher:
+    with watcher, _NumberReads(watcher.refuse):
         result = function(*args)
     result = watcher.finish(result)
     tape = watcher.tape

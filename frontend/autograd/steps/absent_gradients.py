@@ -80,7 +80,7 @@ class AbsentGradients:
 
 
 def describe_presence(value: Any) -> Any:
-    """What :class:`AbsentGradients` is told of what a node gave: of each value whether it is there."""
+    """Describes to :class:`AbsentGradients` what a node gave: of each value whether it is there."""
     if isinstance(value, (list, tuple)):
         return tuple([describe_presence(part) for part in value])
     return value is not None

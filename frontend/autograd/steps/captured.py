@@ -198,7 +198,7 @@ class CapturedBackward:
         return False
 
     def _look_up(self, key: StepKey) -> Use | None:
-        """What runs for a key, if that is still to be used."""
+        """Returns what runs for a key, if that is still to be used."""
         use = self._uses.get(key)
         if use is not None and use.variant.is_gone:
             del self._uses[key]

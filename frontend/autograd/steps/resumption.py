@@ -89,8 +89,8 @@ def find_rest(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _begun_slices(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What begins the backward of a write to a view that a node is part of: it is run once more, since of two values
-    that share memory two are handed on that do not."""
+    """Lists what begins the backward of a write to a view that a node is part of. It is run once more: of two values
+    that share memory, two are handed on that do not."""
     ends = [user for part in node.users for user in part.users if user.target is finish_slices]
     parts = {part for end in ends for part in end.all_input_nodes if part.target is operator.getitem}
     begins = {part.args[0] for part in parts if getattr(part.args[0], "target", None) is prepare_slices}

@@ -233,7 +233,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         return _value_template(self.env[argument], values, argument.name, sources)
 
     def _find_rest(self, node: torch.fx.Node, values: list[torch.Tensor]) -> Template:
-        """What makes the values that the capture goes on with after a node; adds the tensors in them to ``values``."""
+        """Makes a template of what the capture goes on with after a node; adds the tensors in it to ``values``."""
         rest = [self.env[other] for other in find_rest(node)]
         if any(isinstance(leaf, torch.SymInt) for leaf in torch.utils._pytree.tree_leaves(rest)):
             raise CaptureError("a size is on its way past a custom function that gave no gradient", "report it")
