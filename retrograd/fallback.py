@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from retrograd.frontend.islands.island_choice import (
+    REMEDY,
     Island,
     can_be_island,
     find_uncompiled,
+    name_uncompiled,
     plan_islands,
     refuse_uncompiled,
 )
@@ -67,7 +69,12 @@ class Fallback:
         """
         if self.kind == "error":
             islands = plan_islands(graph_module, refuse_uncompiled(graph_module, self.target.kinds))
-            return compile_staged(stage(islands)), self._settle(graph_module, islands, {})
+            staged = stage(islands)
+            try:
+                compiled = compile_staged(staged)
+            except CompileError as error:
+                raise self._name_failed(graph_module, staged, error) from None
+            return compiled, self._settle(graph_module, islands, {})
         known = find_uncompiled(graph_module, self.target.kinds)
         reasons = {**known, **self._recall(graph_module), **(self.known or {})}
         for _ in range(_ROUNDS):
@@ -82,8 +89,7 @@ class Fallback:
                 if not error.replay:
                     # No tool failed: the functions' types are refused, which islands leave as they are.
                     raise
-                if error.phase != "lower" and find_heads(graph_module.graph):
-                    # Open sizes fail in iree-compile for how ops are joined: no one op is to blame.
+                if _is_of_open_sizes(error, graph_module):
                     raise _name_open_ops(error, graph_module) from None
                 failure, found = error, _name_ops(find_failed_ops(staged, self.target, error), staged.merged)
             else:
@@ -94,6 +100,18 @@ class Fallback:
                 raise failure
             reasons |= more
         raise failure
+
+    def _name_failed(
+        self, graph_module: torch.fx.GraphModule, staged: StagedModule, error: CompileError
+    ) -> CompileError:
+        """``error`` of a tool with the op that it is about, its line and what to do; as it is where no op is found."""
+        if not error.replay:
+            return error
+        if _is_of_open_sizes(error, graph_module):
+            return _name_open_ops(error, graph_module)
+        found = _name_ops(find_failed_ops(staged, self.target, error), staged.merged)
+        named = name_uncompiled(graph_module, found)
+        return error if named is None else CompileError(error.phase, named, error.log, error.replay, REMEDY)
 
     def _settle(
         self, graph_module: torch.fx.GraphModule, islands: Sequence[Island], reasons: Mapping[str, str]
@@ -142,6 +160,11 @@ def _name_ops(failed: Sequence[FailedOp], merged: Mapping[str, str]) -> dict[str
             for name in (value, value.rpartition(".")[0], *(n for n, kept in merged.items() if kept == value)):
                 found[name] = op.message
     return found
+
+
+def _is_of_open_sizes(error: CompileError, graph_module: torch.fx.GraphModule) -> bool:
+    """Whether open sizes failed in iree-compile, for how ops are joined: no one op is to blame."""
+    return error.phase != "lower" and bool(find_heads(graph_module.graph))
 
 
 def _name_open_ops(error: CompileError, graph_module: torch.fx.GraphModule) -> CompileError:

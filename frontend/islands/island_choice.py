@@ -70,7 +70,8 @@ _WHY_WHOLE = {
     ROUNDING: "whole numbers hang on its rounding",
     CHOICE: "it chooses among equal values, as eager does",
 }
-_REMEDY = "leave fallback='island', or compute this outside of the compiled function"
+REMEDY = "leave fallback='island', or compute this outside of the compiled function"
+"""What to do about an op that is not compiled where none may run in torch."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,19 @@ def refuse_uncompiled(graph_module: GraphModule, kinds: Collection[str] = ()) ->
     """Raise :class:`CaptureError` at the first of the nodes that `find_uncompiled` finds and no library computes; those
     that one does, with reasons."""
     reasons = find_uncompiled(graph_module, kinds)
+    named = name_uncompiled(graph_module, reasons)
+    if named is not None:
+        raise CaptureError(named, REMEDY)
+    return reasons
+
+
+def name_uncompiled(graph_module: GraphModule, reasons: Mapping[str, str]) -> str | None:
+    """Name the first of the nodes in ``reasons`` that no library computes, with the user's line and its reason."""
     for node in graph_module.graph.nodes:
         if node.name in reasons and LIBRARY not in node.meta:
-            raise CaptureError(f"{node.target}{_at(node)} is not compiled: {reasons[node.name]}", _REMEDY)
-    return reasons
+            op = node.args[0] if node.target is operator.getitem else node
+            return f"{op.target}{_at(op)} is not compiled: {reasons[node.name]}"
+    return None
 
 
 def plan_islands(graph_module: GraphModule, reasons: Mapping[str, str]) -> tuple[Island, ...]:

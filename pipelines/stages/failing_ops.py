@@ -20,7 +20,7 @@ from retrograd.pipelines.infra.errors import CompileError
 from retrograd.pipelines.stages.slicing import ModuleSlice, Slicer
 from retrograd.pipelines.stages.staged import StagedModule
 from retrograd.pipelines.toolchain.executable import compile_executable, compile_to_phase
-from retrograd.pipelines.toolchain.lowering import lower_to_linalg
+from retrograd.pipelines.toolchain.lowering import forget_replay, lower_to_linalg
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits
 
 # Seconds for a few ops: what takes longer by itself would take as long in the whole.
@@ -65,6 +65,13 @@ def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -
 
     def attempt(text: str) -> str:
         """Compile as far as the phase that failed; returns the text that the errors of this phase are located in."""
+        try:
+            return compile_trial(text)
+        except CompileError as failure:
+            forget_replay(failure)
+            raise
+
+    def compile_trial(text: str) -> str:
         if error.phase == "lower":
             lower_to_linalg(text.encode(), target, twins_alone=True, limits=limits)
             return text
@@ -93,7 +100,8 @@ def _fails_early(staged: StagedModule, target: Target, limits: ToolLimits) -> bo
     linalg = lower_to_linalg(staged.source.encode(), target, twins_alone=True, locations=False, limits=limits)
     try:
         compile_to_phase(linalg, target, _EARLY_PHASE, limits=limits)
-    except CompileError:
+    except CompileError as failure:
+        forget_replay(failure)
         return True
     return False
 

@@ -21,6 +21,9 @@ LOWER = WarmTool("retrograd.tools.lower", server="retrograd.tools.lowering_serve
 """``retrograd-opt``, as each compilation runs it."""
 
 
+_KEPT = "retrograd-replay-"
+
+
 def lower_to_linalg(
     staged: bytes,
     target: Target | None = None,
@@ -64,9 +67,16 @@ def tool_failure(phase: str, result: ToolResult, source: Path, kept: Path, repla
 def keep_for_replay(source: Path) -> Path:
     """Copy a tool's input to where the user can run the tool on it again; the same input goes to the same file."""
     digest = sha256(source.read_bytes()).hexdigest()[:16]
-    kept = Path(tempfile.gettempdir()) / f"retrograd-replay-{digest}{source.suffix}"
+    kept = Path(tempfile.gettempdir()) / f"{_KEPT}{digest}{source.suffix}"
     shutil.copyfile(source, kept)
     return kept
+
+
+def forget_replay(error: CompileError) -> None:
+    """Delete the input that was kept for an error's replay: of a trial, which no user is to repeat."""
+    for part in shlex.split(error.replay):
+        if Path(part).name.startswith(_KEPT):
+            Path(part).unlink(missing_ok=True)
 
 
 def first_error(result: ToolResult) -> str:

@@ -68,6 +68,11 @@ def read_native(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"`([^`]+)`", listed))
 
 
+def read_islands(text: str) -> list[str]:
+    """The names of what runs in torch in part, by a table."""
+    return re.findall(r"^\| `([^`]+)` \| islands \|", text, flags=re.MULTILINE)
+
+
 def _cell(verdict: Verdict) -> str:
     worst = next((f for f in verdict.failures if f[0] == verdict.outcome), ("", "", ""))
     return worst[2].replace("|", "\\|").replace("<", "&lt;")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import torch
 from op_cases import Case, Sample, all_cases, rotate
 from op_sweep import sweep
-from op_table import read_native, read_verdicts, write_table
+from op_table import read_islands, read_native, read_verdicts, write_table
 
 import retrograd
 
@@ -57,6 +58,29 @@ def run_alone(*command: object) -> None:
     """In a Python of its own: what forks must have no threads, and other tests have left some here."""
     result = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.short_cases("cummax", "linalg.det")
+@pytest.mark.parametrize("name", read_islands((ROOT / "docs/coverage.md").read_text(encoding="utf-8")))
+def test_what_runs_in_torch_is_refused_by_name_where_it_may_not(name: str) -> None:
+    """With the line and what to do about it. The database itself sets the state of random numbers in some, which is
+    refused too."""
+    (case,) = (case for case in all_cases() if case.name == name)
+    said = next((said for said in map(refusal_of, case.samples()) if said is not None), "")
+    assert re.search(r"\w+\.\S+ at \S+:\d+ is not compiled: .*\n  remedy: |random numbers, .*\n.*\n  remedy: ", said), (
+        said
+    )
+
+
+def refusal_of(sample: Sample) -> str | None:
+    """What is said where nothing may run in torch; nothing of what compiles, or has no gradient in eager."""
+    reference = op_check._run_eager(sample)
+    try:
+        if reference is not None:
+            op_check._compile([reference], "error")
+    except op_check.REFUSALS as error:
+        return str(error)
+    return None
 
 
 def test_a_share_is_of_its_size_and_goes_by_the_key() -> None:
