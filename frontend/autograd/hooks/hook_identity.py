@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
+from io import IOBase
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -196,7 +197,8 @@ _CHANGING = ("random", "time", "datetime", "secrets", "uuid", "numpy.random")
 
 def _find_obstacle(value: Any) -> str | None:
     """Why there is no telling whether what code reads of a value is the same; None where there is."""
-    if isinstance(value, Iterator):
+    # Files are, and a hook that writes to one reads nothing.
+    if isinstance(value, Iterator) and not isinstance(value, IOBase):
         return f"it reads an iterator ({type(value).__name__})"
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and hasattr(value, "setflags"):
         return "it reads a NumPy array"
@@ -218,9 +220,10 @@ _UNSEEN = ("__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "_
 
 
 def _is_library(value: Any) -> bool:
-    """Whether something is torch's own, whose code reads no number of the user's."""
+    """Whether something is torch's own, whose code reads no number of the user's; or pytest's, which puts names of its
+    own into asserts."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
-    return name.partition(".")[0] in ("torch", "builtins", "math", "functools")
+    return name.partition(".")[0] in ("torch", "builtins", "math", "functools", "_pytest")
 
 
 def _names(code: CodeType) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ class _NumberReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS or func == _VERSION:
-            self._refuse(f"it reads numbers from a tensor ({func.__name__})")
+            self._refuse(f"it reads a number from a tensor ({func.__name__})")
         return func(*args, **(kwargs or {}))
 
 
