@@ -108,7 +108,8 @@ class StageExecutor:
 
     def run(self, arguments: Sequence[Argument], python: PythonSide | None = None) -> list[torch.Tensor]:
         """Run all steps; returns the results of the plan. What Python raises passes through. A list of arguments is
-        emptied. A plan of stages and islands alone needs no ``python``.
+        emptied; where a step fails, it has those that are left, and None for others. A plan of stages and islands alone
+        needs no ``python``.
 
         Raises:
             ExecutionError: a stage failed, or a hook gave a tensor that the next stage does not take.
@@ -117,8 +118,13 @@ class StageExecutor:
         if isinstance(arguments, list):
             # Each is freed after its last use, if nobody else has it.
             arguments.clear()
-        for action in self._actions:
-            action(values, python)
+        try:
+            for action in self._actions:
+                action(values, python)
+        except Exception:
+            if isinstance(arguments, list):
+                arguments.extend(values[: self._arguments])
+            raise
         return list(self._results(values))
 
     def find_disagreement(self, problem: str | None) -> str | None:
@@ -210,7 +216,8 @@ class StageExecutor:
         if step.function not in self._functions:
             raise ExecutionError(f"the plan calls @{step.function}, which the program does not have")
         call = BoundFunction(self._program, self._functions[step.function])
-        take, given = _gather(self._take(step.arguments)), self._give(step.results)
+        taking = self._take(step.arguments)
+        take, given = _gather(taking), self._give(step.results)
         unused = self._free(freed)
 
         def run(values: list[Any], _python: Any) -> None:
@@ -218,7 +225,14 @@ class StageExecutor:
             taken = [*take(values)]
             for place in unused:
                 values[place] = None
-            for place, result in zip(given, call(taken)):  # noqa: B905 (the manifest says how many)
+            try:
+                results = call(taken)
+            except Exception:
+                # What is left is as it was: a function that works in its arguments leaves none of them.
+                for place, value in zip(taking, taken, strict=False):
+                    values[place] = value
+                raise
+            for place, result in zip(given, results):  # noqa: B905 (the manifest says how many)
                 values[place] = result
 
         return run

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import retrograd
+from retrograd.frontend.autograd.steps.interpreted import interpret as run_graph
 from retrograd.frontend.autograd.steps.python_side import Compiled
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
@@ -44,29 +45,7 @@ class Interpreted:
         return problem
 
     def run(self, arguments: Sequence[torch.Tensor | int], python: Any) -> list[torch.Tensor]:
-        return list(_Interpreter(self._graph, python).run(*arguments))
-
-
-class _Interpreter(torch.fx.Interpreter):
-    def __init__(self, graph: torch.fx.GraphModule, python: Any) -> None:
-        super().__init__(graph)
-        self._python = python
-        self.extra_traceback = False
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        match getattr(target, "_overloadpacket", None):
-            case torch.ops.retrograd.create_token:
-                return None
-            case torch.ops.retrograd.call_hook:
-                values, token, kind, number = args
-                return self._python.call_hook(kind, number, values), token
-            case torch.ops.retrograd.accumulate_grad:
-                gradient, token, param = args
-                self._python.accumulate_grad(param, gradient, False)
-                return token
-            case torch.ops.retrograd.final_callbacks:
-                return args[0]
-        return super().call_function(target, args, kwargs)
+        return run_graph(self._graph, arguments, python)
 
 
 def interpret(traced: TracedBackward, _options: Any) -> tuple[Compiled, bool]:

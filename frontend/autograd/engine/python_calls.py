@@ -76,6 +76,8 @@ class Frame:
     find_absent: Callable[[], Absent] | None = None
     # Whether calls of Python run in the order of the capture.
     is_in_order: bool = False
+    # What failed while a compiled backward ran.
+    failure: str | None = None
 
 
 # A part of a call's arguments: built from this step's frame and the tensors that the graph computed.

@@ -22,7 +22,7 @@ from retrograd.frontend.autograd.sizes.skeleton import Number, read_skeleton
 from retrograd.frontend.autograd.sizes.structure import Shape, find_fixed, take_sample, translate_sample
 from retrograd.frontend.autograd.steps.guards import StepGuard
 from retrograd.frontend.autograd.steps.history import History
-from retrograd.frontend.autograd.steps.python_side import Compiled
+from retrograd.frontend.autograd.steps.python_side import FAILURES, Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_firm_calls, resume
@@ -168,7 +168,11 @@ class CapturedBackward:
             results = use.run(frame)
         except Unforeseen as found:
             unforeseen = found.with_traceback(None)
+        except FAILURES:
+            self._note_failure(use, frame)
+            raise
         else:
+            self._note_failure(use, frame)
             if frame.absent is not None:
                 reason = (
                     "a hook or a custom function gave None for a gradient that it gave before, which is zeros to it"
@@ -181,6 +185,12 @@ class CapturedBackward:
         self._history.add_reason("ended in eager", unforeseen.describe(frame), self._nodes)
         with torch.no_grad():
             return resume(self._module, call, unforeseen, (use.kept_inputs(frame), sizes, scalars, hooks, packed))
+
+    def _note_failure(self, use: Use, frame: Frame) -> None:
+        """After a failure, have the next step recorded again, and what is compiled rehearsed before it is used."""
+        if frame.failure is not None:
+            self._history.drop(use.variant)
+            self._history.add_reason("failed, compiled, and is recorded again", frame.failure, self._nodes)
 
     def _is_worth_compiling(self, recorder: Recorder, key: StepKey) -> bool:
         """Whether a step that was recorded is like the next ones will be; refuses the key where there is no telling."""

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.engine.python_calls import Absent, Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
+from retrograd.frontend.autograd.steps.interpreted import interpret
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
@@ -34,8 +36,29 @@ class Compiled(Protocol):
         """Run it on the tensors and sizes that its graph takes, with a ``PythonSide`` to call."""
 
 
+FAILURES = (RetrogradError, torch.OutOfMemoryError, MemoryError)
+REMEDY = (
+    "a compiled backward failed midway: gradients that came before are in .grad, and hooks up to there were called; "
+    "set the gradients to None (optimizer.zero_grad()) and repeat the step, which runs eagerly"
+)
+"""What to do after a failure that eager cannot make good."""
+
+
+def raised_in_python(error: BaseException) -> bool:
+    """Whether an error of a compiled backward comes from a hook or function that it called."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is PythonCall.__call__.__code__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> list[Any]:
-    """The results of a backward; its frame is not usable afterwards, and its list of inputs is empty."""
+    """The results of a backward; its frame is not usable afterwards, and its list of inputs is empty.
+
+    Where what is compiled fails before anything of it shows, torch runs the graph: the frame's ``failure`` says so.
+    """
     if packed := traced.packed:
         frame.packed = take_packed(frame.packed, packed)
     inputs, arguments = frame.inputs, traced.arguments(frame)
@@ -46,7 +69,20 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
     frame.inputs = {number: inputs[number] for number in traced.kept_inputs}
     inputs.clear()
     frame.find_absent, frame.is_in_order = traced.find_absent, compiled.is_in_order
-    given = compiled.run(arguments, _PythonSide(traced.calls.calls, traced.params, frame, traced.accumulated))
+    side = _PythonSide(traced.calls.calls, traced.params, frame, traced.accumulated)
+    try:
+        given = compiled.run(arguments, side)
+    except FAILURES as error:
+        if raised_in_python(error):
+            raise
+        # Not the error, whose traceback has the tensors.
+        frame.failure = f"{type(error).__name__}: {error}"
+        if side.began or traced.inlined or any(argument is None for argument in arguments):
+            error.add_note(REMEDY)
+            raise
+        given = None
+    if given is None:
+        given = interpret(traced.graph_module, arguments, side)
     results = [None if number is None else given[number] for number in traced.results]
     if frame.absent is None:
         return results
@@ -65,18 +101,23 @@ class _PythonSide:
     params: Sequence[int]
     frame: Frame
     accumulated: Sequence[tuple[int, str]]
+    # Whether anything was called or accumulated.
+    began: bool = False
 
     @property
     def collected(self) -> None:
         """Collectives run."""
 
     def call_hook(self, kind: str, hook: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.began = True
         return self.calls[kind, hook](self.frame, values)
 
     def call_backward(self, function: int, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.began = True
         return self.calls[CUSTOM_BACKWARD, function](self.frame, values)
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
+        self.began = True
         if self.frame.absent is not None and not self._is_there(self.frame.absent, param):
             return
         parameter = self.frame.inputs[self.params[param]]
