@@ -14,8 +14,8 @@ import torch
 
 from retrograd.contract.collectives import Collectives
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
+from retrograd.frontend.doors.frame_settings import captured_with
 from retrograd.frontend.layers.recurrent import recurrent_loops
-from retrograd.frontend.layers.recurrent_frames import takes_recurrent_layers
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.known_models import ModelInQuestion
@@ -248,7 +248,8 @@ def options_of(mode: str | None, tensors: Sequence[torch.Tensor], options: Mappi
     return {}
 
 
-@takes_recurrent_layers
+# Recurrent layers are taken, and hooks that are put on modules, or taken off, between two calls are seen.
+@captured_with(allow_rnn=True, skip_nnmodule_hook_guards=False)
 def dynamo_backend(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[torch.Tensor],

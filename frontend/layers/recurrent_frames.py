@@ -3,57 +3,27 @@
 """Recurrent layers in the graphs that Dynamo captures.
 
 Dynamo leaves any function that calls an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` to eager, and tells no backend, unless an
-option of all its backends says otherwise. Here the option is set while Dynamo captures for a backend that takes such
-layers, and for others it stays as it is. (Options of Dynamo's belong to a thread.)
-
-A layer that does not become a loop in compiled code (``recurrent.py``) is written out, an op by step. What is too long
-for that is left to eager with a word.
+option says otherwise, which is set for ours (``doors/frame_settings.py``). A layer that does not become a loop in
+compiled code (``recurrent.py``) is written out, an op by step. What is too long for that is left to eager with a word.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import config, convert_frame
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.layers.recurrent import can_be_loop
 from retrograd.frontend.python.source_locations import source_place
 
-Backend = TypeVar("Backend", bound=Callable[..., Any])
-
 # Steps of all layers and directions of one call that is written out. 50 compile in about the time of a ResNet-50.
 MOST_STEPS = 100
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 # How many states each has.
 _STATES: dict[Any, int] = {layer: 2 if layer is torch.lstm else 1 for layer in _LAYERS}
-
-
-def takes_recurrent_layers(backend: Backend) -> Backend:
-    """Have Dynamo capture recurrent layers in what it compiles with ``backend``, which is returned as it is."""
-    convert = convert_frame.ConvertFrameAssert.__call__
-
-    @functools.wraps(convert)
-    def convert_for_backend(self: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
-        if _innermost(self) is not backend:
-            return convert(self, *args, skip=skip + 1, **kwargs)
-        with config.patch(allow_rnn=True):
-            return convert(self, *args, skip=skip + 1, **kwargs)
-
-    convert_frame.ConvertFrameAssert.__call__ = convert_for_backend  # type: ignore[method-assign]
-    return backend
-
-
-def _innermost(converter: Any) -> Any:
-    """The function that the user chose, below what Dynamo wraps it in."""
-    while hasattr(converter, "_torchdynamo_orig_backend"):
-        converter = converter._torchdynamo_orig_backend
-    return getattr(converter, "compiler_fn", converter)
 
 
 def find_long_recurrence(graph_module: GraphModule) -> str | None:

@@ -473,3 +473,20 @@ def assert_same_results(compiled: Any, reference: nn.Module, x: Tensor, model: n
         of.zero_grad()
     torch.testing.assert_close(*losses, rtol=TOLERANCE, atol=TOLERANCE)
     torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_hooks_that_come_and_go_are_seen() -> None:
+    """By default Dynamo looks for none, whatever the backend."""
+    model, x = nn.Linear(4, 3), matrix(2)
+    compiled = torch.compile(model, backend="retrograd")
+    assert_eager(compiled, model, x)
+    hook = model.register_forward_hook(lambda module, given, result: result * 3)
+    assert_eager(compiled, model, x)
+    hook.remove()
+    assert_eager(compiled, model, x)
+
+    def tripled(module: nn.Module, given: Any, result: Any) -> Any:
+        return (given[0] * 3,)
+
+    model.register_full_backward_hook(tripled)
+    assert_eager(compiled, model, x)
