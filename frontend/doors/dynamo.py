@@ -31,6 +31,7 @@ from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
+from retrograd.frontend.doors.tensor_numbers import taking_numbers
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
@@ -198,6 +199,7 @@ def _compile(
         except AssertionError as error:
             _refuse_assigned_data(graph_module, error)
             raise
+    compiled = taking_numbers(compiled, graph_module, example_inputs)
     compiled = _left_to_eager(compiled, graph_module.forward)
     return compiled if pair is None else inlined_in(compiled)
 

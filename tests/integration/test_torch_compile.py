@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -490,3 +491,17 @@ def test_hooks_that_come_and_go_are_seen() -> None:
 
     model.register_full_backward_hook(tripled)
     assert_eager(compiled, model, x)
+
+
+@pytest.mark.parametrize("draw", [lambda: random.uniform(1, 3), lambda: random.randint(2, 9)])
+def test_numbers_that_python_draws_are_drawn_at_each_call(draw: Callable[[], float]) -> None:
+    """Dynamo captures them as tensors of float32, and hands over ones of float64."""
+    compiled, x = torch.compile(lambda x: (x.sin() * draw()).sum(), backend="retrograd"), matrix(2)
+    for seed in range(3):
+        random.seed(seed)
+        found = compiled(x)
+        random.seed(seed)
+        expected = (x.sin() * draw()).sum()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
+    assert captured() == 1
