@@ -15,8 +15,8 @@ _EXECUTABLES: dict[tuple[str, Target], Executable] = {}
 def compile_once(linalg: str, target: Target, **options: Any) -> Executable:
     """What iree-compile makes of a module, kept by the text that it is given.
 
-    For tests that lower wrongly on purpose, or that look at which executables passed their first call: each has a cache
-    folder of its own, and they compile the same text over and over.
+    For tests that lower wrongly on purpose, or that look at which executables passed their first call or what is known
+    of models: each has a cache folder of its own, and they compile the same text over and over.
     """
     if (linalg, target) not in _EXECUTABLES:
         _EXECUTABLES[linalg, target] = compile_executable(linalg, target, **options)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
@@ -22,6 +23,7 @@ from retrograd.first_calls import Checks
 from retrograd.kept_model import KeptModel
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request
+from retrograd.pipelines.stages import staged
 from retrograd.runtime.cache import Cache
 from retrograd.store import Store
 
@@ -30,7 +32,9 @@ Model = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of models is each test's own; what iree-compile makes of the same text is the same."""
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 @pytest.fixture
