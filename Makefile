@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.set-up
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --cpu-total
 # What is long is guarded by another test too: docs/long-runs.md.
 SHORT  := -m "not long"
 # mypy cannot read setuptools' package-dir: it gets a tree of links that has the layout of the wheel.
@@ -65,8 +65,8 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict
 	@rm -rf $(TYPED) && mkdir -p $(TYPED)
 	@ln -s $(CURDIR)/retrograd/* $(addprefix $(CURDIR)/,dialects frontend pipelines runtime tools) $(TYPED)
-	$(BIN)/mypy
-	$(BIN)/mypy $(wildcard tests examples benchmarks)
+	@# In one run: two would read PyTorch's types twice.
+	$(BIN)/mypy $(TYPED) $(wildcard tests examples benchmarks)
 
 lit: $(STAMP) ## the passes, one by one, on MLIR text (needs no torch)
 	$(BIN)/lit -v tests/lit

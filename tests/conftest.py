@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest import logging as logging_plugin
@@ -28,8 +29,8 @@ CPU_SECONDS = "cpu_seconds"
 GARBAGE_WALK = 20_000
 # What finds the holders of a refused trace's tensors.
 HOLDERS = "retrograd.frontend.python.holders"
-# Files and tests that `--cpu-times` lists.
-LISTED = 40
+# Files and tests that `--cpu-times` lists, and files that `--cpu-total` does.
+LISTED, SLOWEST = 40, 12
 
 # torch reads this when it is imported; without it each of pytest-xdist's workers would start a thread on every core.
 # The process that starts them leaves it unset: they would inherit what it sets for itself, all cores.
@@ -40,6 +41,9 @@ if (workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT")) is not None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cpu-times", action="store_true", help="CPU seconds of files and tests, those of the tools they run included"
+    )
+    parser.addoption(
+        "--cpu-total", action="store_true", help="the same of all that ran, and of the files that took most"
     )
 
 
@@ -55,8 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.pluginmanager.register(FewCollections())
     logging_plugin.__dict__["catching_logs"] = RootLogs
-    if config.getoption("--cpu-times"):
-        config.pluginmanager.register(CpuTimes())
+    if config.getoption("--cpu-times") or config.getoption("--cpu-total"):
+        config.pluginmanager.register(CpuTimes(is_whole=config.getoption("--cpu-times")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -175,17 +179,23 @@ class CpuTimes:
     Unlike a test's wall time they say little of what else runs on the machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._last = 0.0
+        self._is_whole = is_whole
+        self._last = self._of_workers = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> None:
         self._last = _cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        # Once for each test, not for each of its phases: there are thousands of them.
+        if call.when != "teardown":
+            return report
         now = _cpu_seconds()
         # A worker's report brings this to the process that lists it.
         report.user_properties.append((CPU_SECONDS, now - self._last))
@@ -196,6 +206,16 @@ class CpuTimes:
         used = [v for name, v in report.user_properties if name == CPU_SECONDS and isinstance(v, float)]
         self.seconds[report.nodeid] += sum(used)
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # A worker's own, with what it imported and collected.
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[CPU_SECONDS] = _cpu_seconds()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        # One that crashed left nothing.
+        self._of_workers += getattr(node, "workeroutput", {}).get(CPU_SECONDS, 0.0)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         folders: dict[str, float] = defaultdict(float)
         files: dict[str, float] = defaultdict(float)
@@ -203,10 +223,17 @@ class CpuTimes:
             path = name.partition("::")[0]
             files[path] += seconds
             folders[path.rpartition("/")[0]] += seconds
-        for what, found in (("folders", folders), ("files", files), ("tests", self.seconds)):
+        listed: list[tuple[str, dict[str, float], int]] = [("files", files, SLOWEST)]
+        if self._is_whole:
+            listed = [("folders", folders, LISTED), ("files", files, LISTED), ("tests", self.seconds, LISTED)]
+        for what, found, most in listed:
             terminalreporter.section(f"CPU seconds of {what}")
-            for name, seconds in sorted(found.items(), key=lambda pair: -pair[1])[:LISTED]:
+            for name, seconds in sorted(found.items(), key=lambda pair: -pair[1])[:most]:
                 terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+        whole = _cpu_seconds() + self._of_workers
+        terminalreporter.write_line(
+            f"{whole:8.1f}  in all: {sum(self.seconds.values()):.1f} of tests, and what they import"
+        )
 
 
 def _cpu_seconds() -> float:

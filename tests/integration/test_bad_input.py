@@ -162,7 +162,10 @@ def test_not_captured(model: Callable[..., Any], args: tuple[Any, ...], message:
         ((nn.Linear, (torch.randn(3, 4),)), r"the model is the class Linear, not a module"),
         ((None, (torch.randn(3, 4),)), r"the model is of type NoneType, not a module"),
         ((torch.jit.script(nn.Linear(4, 2)), (torch.randn(3, 4),)), r"TorchScript module.*\n.*scripted from"),
-        ((torch.compile(nn.Linear(4, 2), backend="eager"), (torch.randn(3, 4),)), r"what torch.compile has made(?s:.*)backend=.retro"),
+        (
+            (torch.compile(nn.Linear(4, 2), backend="eager"), (torch.randn(3, 4),)),
+            r"what torch.compile has made(?s:.*)backend=.retro",
+        ),
     ],
 )
 def test_what_is_no_call(call: tuple[Any, ...], message: str) -> None:

@@ -10,17 +10,20 @@ from collections.abc import Callable, Collection
 
 import pytest
 import torch
+from executables import compile_once
 from torch import Tensor, nn
 
 import retrograd
 from retrograd.frontend.verification import from_inputs
 from retrograd.pipelines.analysis.partition import partition_plan
+from retrograd.pipelines.stages import staged
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What these tests compile is wrong on purpose: nobody else may find it."""
     monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(staged, "compile_executable", compile_once)
 
 
 def chosen(x: Tensor, weight: Tensor) -> Tensor:

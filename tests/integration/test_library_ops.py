@@ -308,9 +308,9 @@ def test_long_running_sums_are_pytorchs(tmp_path: Path) -> None:
     are compiled."""
 
     def summed(short: Tensor, long: Tensor) -> Tensor:
-        return sum(((100 * x.tanh()).logcumsumexp(1) * x.cumprod(1)).sin().mean() for x in (short, long))  # type: ignore[return-value]
+        return sum(((100 * x).logcumsumexp(1) * x.cumprod(1)).square().mean() for x in (short, long))  # type: ignore[return-value]
 
-    given = tuple(torch.randn(16, length, requires_grad=True) for length in (8, 200))
+    given = tuple(torch.rand(16, length).mul(2).sub(1).requires_grad_() for length in (8, 80))
     step = retrograd.compile_backward(summed, given, fallback="error", cache=False)
     # Those of the long rows: their sums, and two of the gradient.
     assert sum(text.count("aten.logcumsumexp") for text in islands(step)) == 3
