@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +40,13 @@ def test_gradients_are_eagers(
         step = retrograd.compile_backward(model, (x.clone().requires_grad_(),), kernels="library", fallback="error")
     islands = [island["what"] for island in step.explain().to_dict()["islands"]]
     assert sum("aten.addmm" in what for what in islands) == 2
-    step.save(tmp_path / "linear.bwd")
+    calls: list[Any] = [step]
+    if dtype is torch.bfloat16 and not autocast:
+        step.save(tmp_path / "linear.bwd")
+        calls.append(retrograd.load(tmp_path / "linear.bwd").bind(model))
     expected = gradients(model, autocast)
-    for call in (step, retrograd.load(tmp_path / "linear.bwd").bind(model)):
-        found = gradients(call, autocast)  # type: ignore[arg-type]
+    for call in calls:
+        found = gradients(call, autocast)
         assert len(found) == len(expected) == 5
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours - theirs).norm() <= 2e-2 * theirs.norm()

@@ -49,7 +49,7 @@ MODELS = {
     "layers": nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)),
     "attention": Block(),
     "checkpoint": Checkpointed(),
-    "lstm": nn.LSTM(16, 16, num_layers=2),
+    "lstm": nn.LSTM(16, 16),
 }
 
 

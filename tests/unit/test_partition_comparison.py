@@ -23,6 +23,7 @@ def test_at_equal_flops_never_more_bytes_than_the_min_cut_of_pytorch(rows: list[
         assert row.equal_flops_bytes <= row.saved_bytes
 
 
+@pytest.mark.long_cases("lstm")
 def test_what_is_saved_is_counted_alike(rows: list[Row]) -> None:
     # Both save what eager does, by their own ways through their own graphs.
     default = {row.engine: row for row in rows if row.policy == "default"}
