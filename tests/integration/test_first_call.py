@@ -167,6 +167,7 @@ def test_wrong_values_under_torch_compile(plant: Callable[[str, Change], None], 
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("default:the compiled .* not used")
 def test_op_that_no_flags_mend_becomes_an_island(miscompile: Callable[[str, str], None], checks: list[Checks]) -> None:
     # A coefficient that bwd-expand-erf writes.
     miscompile("0.128379121", "0.228379121")
