@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from retrograd.contract.collectives import Collectives
+from retrograd.contract.errors import did_you_mean
 from retrograd.contract.partitions import BUDGET, FREE, MIN_CUT, PARTITIONS
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, WORTH, WORTH_ON_CPU, Libraries
 from retrograd.frontend.preparation.graph_memory import available_bytes
@@ -251,8 +251,7 @@ def _free_on(device: torch.device) -> int:
 def check_choice(what: str, given: object, known: Sequence[str]) -> None:
     """Raise ``ValueError`` where ``given`` is none of ``known``; names those, and the one that is most alike."""
     if given not in known:
-        similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(given), known, 1))
-        raise ValueError(f"{what} {given!r} is not one of {', '.join(known)}{similar}")
+        raise ValueError(f"{what} {given!r} is not one of {', '.join(known)}{did_you_mean(given, known)}")
 
 
 def check_collectives(given: object) -> None:

@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.decompositions.entry import Decomposition
-from retrograd.frontend.layers.lstm_layers import LSTM_LAYER
+from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, run_layer, run_layer_backward
 from retrograd.frontend.layers.recurrence_ops import (
     gru,
     gru_backward,
@@ -189,10 +189,7 @@ def write_out_lstm(
     x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, cell: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`lstm_layer` in ops that are compiled."""
-    gates = F.linear(x, w_ih, b_ih + b_hh)
-    outputs, last, _, _ = lstm(gates.flip(0) if reverse else gates, hidden, cell, w_hh)
-    last_hidden = outputs[-1].clone()
-    return outputs.flip(0) if reverse else outputs, last_hidden, last, x.new_zeros(1, dtype=torch.uint8)
+    return *run_layer(lstm, (x, w_ih, w_hh, b_ih, b_hh, hidden, cell), reverse), x.new_zeros(1, dtype=torch.uint8)
 
 
 def write_out_rnn(
@@ -212,39 +209,30 @@ def write_out_rnn(
 def write_out_lstm_backward(*given: Any) -> tuple[Tensor, ...]:
     """:func:`lstm_layer_backward` in ops that are compiled: of the forward, which is run once more."""
     *tensors, _outputs, grad_outputs, grad_hidden, grad_cell, _reserve, reverse = given
-    return _write_out_backward(tensors, (grad_outputs, grad_hidden, grad_cell), LSTM_MODE, reverse)
+    gradients = (grad_outputs, grad_hidden, grad_cell)
+    of_x, of_ih, of_hh, of_bias, *of_states = run_layer_backward(lstm, lstm_backward, tensors, gradients, reverse)
+    return of_x, of_ih, of_hh, of_bias, of_bias.clone(), *of_states
 
 
 def write_out_rnn_backward(*given: Any) -> tuple[Tensor, ...]:
     """:func:`rnn_layer_backward` in ops that are compiled: of the forward, which is run once more."""
-    *tensors, _outputs, grad_outputs, grad_hidden, _reserve, mode, reverse = given
-    return _write_out_backward(tensors, (grad_outputs, grad_hidden), mode, reverse)
-
-
-def _write_out_backward(
-    tensors: Sequence[Tensor], gradients: Sequence[Tensor], mode: int, reverse: bool
-) -> tuple[Tensor, ...]:
-    x, w_ih, w_hh, b_ih, b_hh, hidden, *cell = tensors
-    given, grad = (t.flip(0) if reverse else t for t in (x, gradients[0]))
-    grad = torch.cat((grad[:-1], (grad[-1] + gradients[1]).unsqueeze(0)))
+    x, w_ih, w_hh, b_ih, b_hh, hidden, _outputs, grad_outputs, grad_hidden, _reserve, mode, reverse = given
+    x, grad = (t.flip(0) if reverse else t for t in (x, grad_outputs))
+    grad = torch.cat((grad[:-1], (grad[-1] + grad_hidden).unsqueeze(0)))
     # Of the input's and of the state's part of the gates: in a GRU they are not the same.
-    if mode == LSTM_MODE:
-        outputs, _, cells, active = lstm(F.linear(given, w_ih, b_ih + b_hh), hidden, cell[0], w_hh)
-        of_input, *of_states = lstm_backward(grad, gradients[2], cell[0], w_hh, cells, active)
-        of_gates = of_input
-    elif mode == GRU_MODE:
-        outputs, active = gru(F.linear(given, w_ih, b_ih), hidden, w_hh, b_hh)
-        of_gates, of_new, *of_states = gru_backward(grad, hidden, w_hh, outputs, active)
+    if mode == GRU_MODE:
+        outputs, active = gru(F.linear(x, w_ih, b_ih), hidden, w_hh, b_hh)
+        of_gates, of_new, of_hidden = gru_backward(grad, hidden, w_hh, outputs, active)
         of_input = torch.cat((of_gates[..., : 2 * hidden.shape[1]], of_new), -1)
     else:
         squash, run_backward = (torch.tanh, rnn_tanh_backward) if mode == TANH else (torch.relu, rnn_relu_backward)
-        outputs = run_rnn(squash, F.linear(given, w_ih, b_ih + b_hh), hidden, w_hh)
-        of_input, *of_states = run_backward(grad, w_hh, outputs)
-        of_gates = of_input
-    of_x = of_input @ w_ih
-    of_ih = of_input.flatten(0, 1).t() @ given.flatten(0, 1)
-    of_biases = of_input.sum((0, 1)), of_gates.sum((0, 1))
-    return of_x.flip(0) if reverse else of_x, of_ih, weight_gradient(of_gates, hidden, outputs), *of_biases, *of_states
+        outputs = run_rnn(squash, F.linear(x, w_ih, b_ih + b_hh), hidden, w_hh)
+        of_gates, of_hidden = run_backward(grad, w_hh, outputs)
+        of_input = of_gates
+    of_x, of_ih = of_input @ w_ih, of_input.flatten(0, 1).t() @ x.flatten(0, 1)
+    of_x = of_x.flip(0) if reverse else of_x
+    of_hh = weight_gradient(of_gates, hidden, outputs)
+    return of_x, of_ih, of_hh, of_input.sum((0, 1)), of_gates.sum((0, 1)), of_hidden
 
 
 # -- Registration -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ for one, both ops are written out in those of ``recurrence_ops.py``; the backwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -149,9 +149,14 @@ def write_out_layer(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`lstm_layer` in ops that are compiled, with a workspace that nothing is in."""
     run = LSTM if x.shape[0] >= LEAST_STEPS else lstm
+    return *run_layer(run, (x, w_ih, w_hh, b_ih, b_hh, hidden, cell), reverse), x.new_zeros(0, dtype=torch.uint8)
+
+
+def run_layer(run: Callable[..., Any], tensors: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs and the last states of a layer whose steps ``run`` runs."""
+    x, w_ih, w_hh, b_ih, b_hh, hidden, cell = tensors
     outputs, last, _, _ = run(_gates(x, w_ih, b_ih, b_hh, reverse), hidden, cell, w_hh)
-    last_hidden = outputs[-1].clone()
-    return outputs.flip(0) if reverse else outputs, last_hidden, last, x.new_zeros(0, dtype=torch.uint8)
+    return outputs.flip(0) if reverse else outputs, outputs[-1].clone(), last
 
 
 def write_out_backward(
@@ -172,8 +177,22 @@ def write_out_backward(
     reverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:func:`lstm_layer_backward` in ops that are compiled: of the forward, which is run once more."""
-    is_loop = x.shape[0] >= LEAST_STEPS
-    run, run_backward = (LSTM, LSTM_BACKWARD) if is_loop else (lstm, lstm_backward)
+    runs = (LSTM, LSTM_BACKWARD) if x.shape[0] >= LEAST_STEPS else (lstm, lstm_backward)
+    tensors, gradients = (x, w_ih, w_hh, b_ih, b_hh, hidden, cell), (grad_outputs, grad_hidden, grad_cell)
+    return run_layer_backward(*runs, tensors, gradients, reverse)
+
+
+def run_layer_backward(
+    run: Callable[..., Any],
+    run_backward: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of a layer's input, weights, biases and states by those of its outputs and last states; ``run``
+    runs its steps once more, ``run_backward`` those of the backward."""
+    x, w_ih, w_hh, b_ih, b_hh, hidden, cell = tensors
+    grad_outputs, grad_hidden, grad_cell = gradients
     outputs, _, cells, active = run(_gates(x, w_ih, b_ih, b_hh, reverse), hidden, cell, w_hh)
     given = grad_outputs.flip(0) if reverse else grad_outputs
     given = torch.cat((given[:-1], (given[-1] + grad_hidden).unsqueeze(0)))

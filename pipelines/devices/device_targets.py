@@ -8,12 +8,11 @@ A device is called ``kind`` or ``kind:model``: ``cpu``, ``cpu:x86-64-v3``, ``cud
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retrograd.contract.errors import RetrogradError
+from retrograd.contract.errors import RetrogradError, did_you_mean
 
 DATA_TILING = "--iree-opt-data-tiling"
 # On the products that it is for; see bwd-mark-products.
@@ -249,9 +248,7 @@ def find_device(name: str) -> DeviceTarget:
     """
     kind, _, model = name.partition(":")
     if kind not in _KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise UnknownTarget(f"target '{name}' is not one of {', '.join(KINDS)}{hint}")
+        raise UnknownTarget(f"target '{name}' is not one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
     make, default = _KINDS[kind]
     if not re.fullmatch(r"[\w.-]*", model) or name.endswith(":"):
         raise UnknownTarget(f"target '{name}' names no model of {kind}; write '{kind}' or '{kind}:{default}'")

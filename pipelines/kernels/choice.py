@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
+from retrograd.contract.errors import did_you_mean
 from retrograd.pipelines.devices.targets import Target
 from retrograd.pipelines.kernels.ptx import INSTALL, find_triton
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES
@@ -51,8 +51,7 @@ def check_kernels(wanted: str | Sequence[str]) -> list[str]:
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
         if name not in (*NAMES, LIBRARY):
-            similar = "".join(f"; did you mean '{other}'?" for other in get_close_matches(str(name), known, 1))
-            raise ValueError(f"kernels {name!r} is not one of {', '.join(known)}{similar}")
+            raise ValueError(f"kernels {name!r} is not one of {', '.join(known)}{did_you_mean(name, known)}")
     return names
 
 

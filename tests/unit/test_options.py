@@ -32,6 +32,7 @@ CHOICES = [
         ("target", ["cpu", 3], r"target \['cpu', 3\] is no name, nor several; write 'cpu'"),
         ("target", [], "no target is given"),
         ("partition", "max-cut", "'max-cut' is not one of default, min-cut, budget; did you mean 'min-cut'"),
+        ("partition", "best", "'best' is not one of default, min-cut, budget$"),
         ("partition", 3, "partition 3 is not one of default"),
         ("partition", None, "partition None is not one of default"),
         ("verify", "yes", r"verify is 'first', True or False, got 'yes'; did you mean verify=True\?"),
