@@ -95,7 +95,7 @@ def averaged(model: nn.Module, hook: Callable[[Tensor], Tensor]) -> nn.Module:
 def averaged_twins(hook: Callable[[Tensor], Tensor] = average) -> tuple[nn.Module, nn.Module]:
     """Two models of the same parameters, whose gradients are averaged: to run in eager, and with ``hook`` inlined."""
     torch.manual_seed(0)
-    plain = make_model(blocks=1).to(device())
+    plain = make_model().to(device())
     return averaged(copy.deepcopy(plain), average), averaged(plain, retrograd.inlineable(hook))
 
 
