@@ -177,9 +177,9 @@ def write_out_backward(
     reverse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:func:`lstm_layer_backward` in ops that are compiled: of the forward, which is run once more."""
-    runs = (LSTM, LSTM_BACKWARD) if x.shape[0] >= LEAST_STEPS else (lstm, lstm_backward)
+    run, run_backward = (LSTM, LSTM_BACKWARD) if x.shape[0] >= LEAST_STEPS else (lstm, lstm_backward)
     tensors, gradients = (x, w_ih, w_hh, b_ih, b_hh, hidden, cell), (grad_outputs, grad_hidden, grad_cell)
-    return run_layer_backward(*runs, tensors, gradients, reverse)
+    return run_layer_backward(run, run_backward, tensors, gradients, reverse)
 
 
 def run_layer_backward(
