@@ -4,7 +4,8 @@
 
 ``python benchmarks/enable.py vit "LSTM classifier"`` takes models of this folder and programs of the corpus by name.
 The time is that which a third of the steps are faster than. The peak of a step is what torch's profiler sees, with the
-scratch memory of a compiled function as a tensor while it runs.
+scratch memory of a compiled function as a tensor while it runs. How often it compiles is beside how often PyTorch's own
+compiled autograd captures a backward in as many steps; ``--counts`` measures that alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.compiled_autograd import _enable
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / folder) for folder in ("tests/corpus", "tests/fuzz") if str(ROOT / folder) not in sys.path]
@@ -32,6 +34,8 @@ import retrograd  # noqa: E402
 from retrograd.runtime.steps.bound_function import BoundFunction  # noqa: E402
 
 Forward = Callable[[], torch.Tensor]
+# From no gradients, of one set of sizes.
+STEPS = 4
 
 
 def make(name: str) -> tuple[Any, Forward]:
@@ -73,11 +77,39 @@ def weigh(model: Any, forward: Forward, enabled: bool) -> int:
         BoundFunction._invoke = run  # type: ignore[method-assign]
 
 
+def count_captures(name: str) -> int:
+    """How often compiled autograd captures a backward in the first steps, and has it compiled."""
+    model, forward = make(name)
+    captured: list[torch.fx.GraphModule] = []
+
+    def keep(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        captured.append(graph_module)
+        return graph_module
+
+    torch._dynamo.reset()
+    for _ in range(STEPS):
+        model.zero_grad()
+        with _enable(keep):
+            forward().backward()
+    torch._dynamo.reset()
+    return len(captured)
+
+
+def count_compilations(name: str) -> tuple[int, int]:
+    """How often `enable` compiles in as many steps, and how many of its backwards run eagerly."""
+    model, forward = make(name)
+    before = len(retrograd.explain_recompiles())
+    for _ in range(STEPS):
+        time_backward(model, forward, True)
+    outcomes = [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+    return outcomes.count("compiled"), outcomes.count("runs eagerly")
+
+
 def measure(name: str, repeats: int) -> str:
     """A line about one model."""
     model, forward = make(name)
     before = len(retrograd.explain_recompiles())
-    for _ in range(4):
+    for _ in range(STEPS):
         time_backward(model, forward, True)
     ours, eager = (weigh(model, forward, enabled) for enabled in (True, False))
     gc.collect()
@@ -86,21 +118,28 @@ def measure(name: str, repeats: int) -> str:
     gc.enable()
     mine, theirs = (sorted(column)[len(column) // 3] for column in zip(*times, strict=True))
     compiled = sum(entry.outcome == "compiled" for entry in retrograd.explain_recompiles()[before:])
-    return (
-        f"| {name} | {theirs * 1e3:.2f} | {mine / theirs:.2f} | {eager / 2**20:.2f} | {ours / eager:.2f} | {compiled} |"
-    )
+    speed = f"{theirs * 1e3:.2f} | {mine / theirs:.2f}"
+    bytes_ = f"{eager / 2**20:.2f} | {ours / eager:.2f}"
+    return f"| {name} | {speed} | {bytes_} | {compiled} | {count_captures(name)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+")
+    parser.add_argument("names", nargs="*")
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--counts", action="store_true", help="count compilations alone")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print("| model | eager ms | to eager's | eager MiB | to eager's | compiled |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    if options.counts:
+        print("| model | compiled | eager | captured by PyTorch |")
+        print("| --- | ---: | ---: | ---: |")
+        for name in options.names or PROGRAMS:
+            print("| {} | {} | {} | {} |".format(name, *count_compilations(name), count_captures(name)), flush=True)
+        return 0
+    print("| model | eager ms | to eager's | eager MiB | to eager's | compiled | captured by PyTorch |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in options.names:
         print(measure(name, options.repeats), flush=True)
     return 0

@@ -245,8 +245,9 @@ class Program:
         times.record(in_caller, time.perf_counter() - start)
         if times.is_short and name not in self.short_calls and not (function := loaded.function(name)).copies:
             short = function.plain_call
-            if not function.placed and not function.copied and is_worth_copying(arguments, results):
-                short = CopiedCall(short, arguments, results)
+            if is_worth_copying(arguments, results):
+                is_careless = bool(function.donated or function.placed)
+                short = CopiedCall(short, arguments, results, function.placed, is_careless)
             self.short_calls[name] = short
 
     def _in_caller(self, loaded: Loaded) -> Loaded:

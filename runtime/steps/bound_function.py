@@ -11,6 +11,7 @@ import torch
 
 from retrograd.contract.roles import INTO
 from retrograd.contract.tensors import FunctionSpec
+from retrograd.runtime.programs.copied_call import CopiedCall
 from retrograd.runtime.programs.executor import Argument, Program
 from retrograd.runtime.programs.loaded import Placed
 from retrograd.runtime.programs.tensors import give_up
@@ -26,12 +27,14 @@ class BoundFunction:
     arguments is empty after that.
     """
 
-    __slots__ = ("_allocators", "_donated", "_function", "_name", "_placed", "_program", "_same_step")
+    __slots__ = ("_allocators", "_donated", "_fresh", "_function", "_name", "_placed", "_program", "_same_step")
 
     def __init__(self, program: Program, function: FunctionSpec, *, same_step: bool = False) -> None:
         self._program, self._function, self._same_step = program, function, same_step
         self._name = function.name + INTO
         self._allocators: Sequence[Callable[[], torch.Tensor]] | None = None
+        # The same, where no result lies in an argument.
+        self._fresh: Sequence[Callable[[], torch.Tensor]] = ()
         self._donated: tuple[int, ...] = ()
         self._placed: tuple[Placed, ...] = ()
 
@@ -41,10 +44,12 @@ class BoundFunction:
         Raises:
             ExecutionError, OutOfDeviceMemory: as ``Program.invoke``.
         """
-        if self._allocators is not None:
-            results = [allocate() for allocate in self._allocators]
-        else:
+        if self._allocators is None:
             results = self._allocate(arguments)
+        elif self._donated and (given := self._call_on_copies(arguments)) is not None:
+            return given
+        else:
+            results = [allocate() for allocate in self._allocators]
         if not self._donated:
             return self._invoke(arguments, results)
         owned = arguments if isinstance(arguments, list) else [*arguments]
@@ -56,6 +61,19 @@ class BoundFunction:
         finally:
             # Nobody is to read what is written over.
             owned.clear()
+
+    def _call_on_copies(self, arguments: Sequence[Argument]) -> list[torch.Tensor] | None:
+        """The results of a function that writes over arguments, called on copies of small ones, wherever that is how it
+        is called; else None, and nothing has run."""
+        short = self._program.short_calls.get(self._name)
+        if not isinstance(short, CopiedCall):
+            return None
+        results = [allocate() for allocate in self._fresh]
+        if not short(arguments, results):
+            return None
+        if isinstance(arguments, list):
+            arguments.clear()
+        return results
 
     def _invoke(self, arguments: Sequence[Argument], results: list[torch.Tensor]) -> list[torch.Tensor]:
         short = self._program.short_calls.get(self._name) if self._allocators is not None else None
@@ -71,6 +89,7 @@ class BoundFunction:
         self._donated, self._placed = self._program.donated(self._name)
         if not self._function.is_dynamic:
             allocators = self._program.make_allocators(specs)
+            self._fresh = [*allocators]
             for placed in self._placed:
                 # Its form alone.
                 allocators[placed.result] = partial(_same, results[placed.result].to("meta"))
