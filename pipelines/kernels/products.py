@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import ClassVar
 
 from retrograd.contract.trials import Buffer, Ending
@@ -30,6 +31,10 @@ PRODUCTS = {"linalg.matmul": 2, "linalg.batch_matmul": 3}
 
 MOST_BATCHES = 65535
 """The most that CUDA lets the second axis of a grid have."""
+
+_LARGE_PLANES = 1 << 27
+"""Bytes of a first matrix's three parts from which on the product divides the matrix as it reads it: those of the
+gradient of a vocabulary's logits would be at a step's peak, and larger than they are."""
 
 # Multiplications below which IREE's one kernel is as good as three launches.
 FEWEST = 1 << 24
@@ -209,9 +214,16 @@ class ProductPlan:
     def _is_taken(self, matrix: Matrix) -> bool:
         """Whether the kernel reads a matrix as it is."""
         rows, columns = matrix.shape[-2:]
-        if self.shape.parts > 1 or not is_aligned(matrix.value):
+        if self.shape.parts > 1:
+            return self._is_divided_inside and matrix == self.left
+        if not is_aligned(matrix.value):
             return False
         return columns % 8 == 0 if self.tiling.copied else (pad(rows), pad(columns)) == (rows, columns)
+
+    @property
+    def _is_divided_inside(self) -> bool:
+        """Whether the product divides its first matrix into parts of bf16."""
+        return self.shape.parts > 1 and 2 * self.shape.parts * prod(self.left.shape) >= _LARGE_PLANES
 
     def _product(self, epilogue: Epilogue | None) -> Kernel:
         shape, tiling = self.shape, self.tiling
@@ -226,8 +238,10 @@ class ProductPlan:
         names += [result * (result != "f32"), added, "odd" * (not wide), "unaligned" * (not aligned)]
         pitches = {name for name, matrix in (("pitch_a", self.left), ("pitch_b", self.right)) if self._is_even(matrix)}
         names += ["" if len(pitches) == 2 else "pitch_" + "".join(sorted(p[-1] for p in pitches))]
+        inside = self._is_divided_inside
+        names += ["divided" * inside, "start_a" * (inside and not is_aligned(self.left.value))]
         constants: dict[str, int | None] = {"TA": int(self.left.transposed), "TB": int(self.right.transposed)}
-        constants |= {} if tiling.copied else {"PARTS": shape.parts}
+        constants |= {} if tiling.copied else {"PARTS": shape.parts, "WHOLE": int(inside)}
         constants |= {"BIAS": int(bias is not None), "BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
         constants |= {"bias": None} if bias is None else {}
         added_types = [("bias", str(ir.RankedTensorType(bias.type).element_type))] if bias is not None else []
@@ -235,9 +249,15 @@ class ProductPlan:
             "_".join(name for name in names if name),
             "products",
             "product_copied" if tiling.copied else "product",
-            (("a", operand), ("b", operand), *added_types, ("c", result)),
+            (("a", shape.element if inside else operand), ("b", operand), *added_types, ("c", result)),
             ("M", "N", "high_a", "pitch_a", "high_b", "pitch_b", "steps", "parts" if tiling.copied else "count"),
-            ("a", "b", *["c"] * aligned, *["N"] * wide, *sorted(pitches)),
+            (
+                *["a"] * (not inside or is_aligned(self.left.value)),
+                "b",
+                *["c"] * aligned,
+                *["N"] * wide,
+                *sorted(pitches),
+            ),
             tuple(constants.items()),
             tiling.warps,
             tiling.stages,

@@ -79,7 +79,7 @@ def product_kernels(architecture: str) -> list[Kernel]:
         tiling = choose_tiling(Shape(1, 4096, 4096, 4096, element), architecture)
         constants: dict[str, int | None] = {"TA": 0, "TB": 1, "BIAS": 0, "bias": None}
         constants |= {"BM": tiling.m, "BN": tiling.n, "BK": tiling.k}
-        constants |= {} if tiling.copied else {"PARTS": 3 if element == "f32" else 1}
+        constants |= {} if tiling.copied else {"PARTS": 3 if element == "f32" else 1, "WHOLE": 0}
         kernels.append(
             Kernel(
                 f"product_{element}",

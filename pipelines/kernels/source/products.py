@@ -12,14 +12,25 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
+def divide(value):
+    """An f32 as three bf16: it is exactly their sum, but for numbers so small that the last of them is none. An
+    infinity and what is no number are in the first alone."""
+    finite = tl.abs(value) < INFINITY
+    # The largest numbers would be rounded to infinity: of these the lower half is cut off.
+    cut = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    near = value.to(tl.bfloat16).to(tl.float32)
+    first = tl.where(finite & (tl.abs(near) == INFINITY), cut, near)
+    rest = tl.where(finite, value - first, 0.0)
+    second = rest.to(tl.bfloat16)
+    return first.to(tl.bfloat16), second, (rest - second.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def split(
     matrix, planes, rows, columns, high, pitch, count,
     PARTS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """planes (PARTS x batch x high x pitch): what matrix (batch x rows x columns) is the sum of, and zero around it.
-
-    An f32 is exactly the sum of three bf16, but for numbers so small that the last of them is none. An infinity and
-    what is no number are in the first alone."""
+    """planes (PARTS x batch x high x pitch): what matrix (batch x rows x columns) is the sum of, and zero around it."""
     batch = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(pitch, BC)
     r = (tl.program_id(0) // across * BR + tl.arange(0, BR)).to(tl.int64)
@@ -32,16 +43,10 @@ def split(
         tl.store(to, value, mask=fits)
     else:
         plane = count.to(tl.int64) * high * pitch
-        finite = tl.abs(value) < INFINITY
-        # The largest numbers would be rounded to infinity: of these the lower half is cut off.
-        cut = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-        near = value.to(tl.bfloat16).to(tl.float32)
-        first = tl.where(finite & (tl.abs(near) == INFINITY), cut, near)
-        rest = tl.where(finite, value - first, 0.0)
-        second = rest.to(tl.bfloat16)
-        tl.store(to, first.to(tl.bfloat16), mask=fits)
+        first, second, third = divide(value)
+        tl.store(to, first, mask=fits)
         tl.store(to + plane, second, mask=fits)
-        tl.store(to + 2 * plane, (rest - second.to(tl.float32)).to(tl.bfloat16), mask=fits)
+        tl.store(to + 2 * plane, third, mask=fits)
 
 
 @triton.jit
@@ -64,13 +69,23 @@ def finish(acc, bias, c, slot, row, column, M, N, BM: tl.constexpr, BN: tl.const
 
 
 @triton.jit
+def load_parts(at, plane, m, k, M, depth, WHOLE: tl.constexpr):
+    """The three parts of a tile of the first matrix; of a whole one, which no tiles divide, with zeros around it."""
+    if WHOLE:
+        return divide(tl.load(at, mask=(m < M)[:, None] & (k < depth)[None, :], other=0.0))
+    else:
+        return tl.load(at), tl.load(at + plane), tl.load(at + 2 * plane)
+
+
+@triton.jit
 def product(
     a, b, bias, c, M, N, high_a, pitch_a, high_b, pitch_b, steps, count,
     TA: tl.constexpr, TB: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """c (parts x count x M x N): products of ``count`` pairs of matrices, each a sum of PARTS; a part has ``steps`` of
-    the terms. Tiles divide what lies in memory, high_a x pitch_a and high_b x pitch_b: nothing is masked."""
+    the terms. Tiles divide what lies in memory, high_a x pitch_a and high_b x pitch_b: nothing is masked. With WHOLE, a
+    is of f32, and no tiles divide it: it is divided into PARTS here."""
     row, column = place(tl.program_id(0), M, N, BM, BN)
     batch, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
@@ -78,10 +93,11 @@ def product(
     size_a, size_b = high_a.to(tl.int64) * pitch_a, high_b.to(tl.int64) * pitch_b
     if TA:
         at_a = a + batch * size_a + k.to(tl.int64)[None, :] * pitch_a + m[:, None]
-        step_a, total = BK * pitch_a, high_a // BK
+        step_a, depth = BK * pitch_a, high_a
     else:
         at_a = a + batch * size_a + m.to(tl.int64)[:, None] * pitch_a + k[None, :]
-        step_a, total = BK, pitch_a // BK
+        step_a, depth = BK, pitch_a
+    total = tl.cdiv(depth, BK)
     if TB:
         at_b = b + batch * size_b + n.to(tl.int64)[None, :] * pitch_b + k[:, None]
         step_b = BK
@@ -97,13 +113,9 @@ def product(
             at_b += step_b
     else:
         plane_a, plane_b = count * size_a, count * size_b
-        for _ in range(own):
-            a0 = tl.load(at_a)
-            b0 = tl.load(at_b)
-            a1 = tl.load(at_a + plane_a)
-            b1 = tl.load(at_b + plane_b)
-            a2 = tl.load(at_a + 2 * plane_a)
-            b2 = tl.load(at_b + 2 * plane_b)
+        for step in range(own):
+            a0, a1, a2 = load_parts(at_a, plane_a, m, k + step * BK, M, depth, WHOLE)
+            b0, b1, b2 = tl.load(at_b), tl.load(at_b + plane_b), tl.load(at_b + 2 * plane_b)
             some = tl.dot(a2, b0)
             some = tl.dot(a1, b1, some)
             some = tl.dot(a0, b2, some)
@@ -121,8 +133,9 @@ def product(
             at_a -= own * step_a
             at_b -= own * step_b
             first = tl.zeros((BM, BN), tl.float32)
-            for _ in range(own):
-                first = tl.dot(tl.load(at_a), tl.load(at_b), first)
+            for step in range(own):
+                left, _, _ = load_parts(at_a, plane_a, m, k + step * BK, M, depth, WHOLE)
+                first = tl.dot(left, tl.load(at_b), first)
                 at_a += step_a
                 at_b += step_b
             acc = tl.where((tl.abs(acc) < INFINITY) | (tl.abs(first) < INFINITY), acc, first)

@@ -141,6 +141,31 @@ func.func @rows(%u: tensor<777x1x33xf32>, %p: tensor<777x1xi64>, %t: tensor<1000
 
 // -----
 
+// The parts of a matrix as large as a vocabulary's logits are not written to memory: the products that read it as their
+// first divide it themselves.
+
+// CHECK: bwd.kernels = ["matmul of tensor<2048x20001xf32> and tensor<20001x96xf32>: product_nn_f32_{{[0-9x]*}}_pitch_b_divided in {{[0-9]+}} parts", "matmul of tensor<20001x2048xf32> and tensor<2048x96xf32>: product_tn_f32_{{[0-9x]*}}_pitch_b_divided in {{[0-9]+}} parts"]
+// CHECK-LABEL: func.func @logits(
+// CHECK-SAME: %[[G:.*]]: tensor<2048x20001xf32>, %[[W:.*]]: tensor<20001x96xf32>, %[[X:.*]]: tensor<2048x96xf32>
+// CHECK: %[[WP:.*]] = "flow.dispatch"({{.*}}, %[[W]], {{.*}}@split_f32{{.*}} -> tensor<3x20096x128xbf16>
+// CHECK: "flow.dispatch"({{.*}}, %[[G]], %[[WP]], {{.*}}@product_nn_f32_
+// CHECK: %[[XP:.*]] = "flow.dispatch"({{.*}}, %[[X]], {{.*}}@split_f32{{.*}} -> tensor<3x2048x128xbf16>
+// CHECK: "flow.dispatch"({{.*}}, %[[G]], %[[XP]], {{.*}}@product_tn_f32_
+func.func @logits(%g: tensor<2048x20001xf32>, %w: tensor<20001x96xf32>, %x: tensor<2048x96xf32>) -> (tensor<2048x96xf32>, tensor<20001x96xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<2048x96xf32>
+  %f = linalg.fill ins(%zero : f32) outs(%e : tensor<2048x96xf32>) -> tensor<2048x96xf32>
+  %dx = linalg.matmul ins(%g, %w : tensor<2048x20001xf32>, tensor<20001x96xf32>) outs(%f : tensor<2048x96xf32>) -> tensor<2048x96xf32>
+  %t = tensor.empty() : tensor<20001x2048xf32>
+  %gt = linalg.transpose ins(%g : tensor<2048x20001xf32>) outs(%t : tensor<20001x2048xf32>) permutation = [1, 0]
+  %e2 = tensor.empty() : tensor<20001x96xf32>
+  %f2 = linalg.fill ins(%zero : f32) outs(%e2 : tensor<20001x96xf32>) -> tensor<20001x96xf32>
+  %dw = linalg.matmul ins(%gt, %x : tensor<20001x2048xf32>, tensor<2048x96xf32>) outs(%f2 : tensor<20001x96xf32>) -> tensor<20001x96xf32>
+  return %dx, %dw : tensor<2048x96xf32>, tensor<20001x96xf32>
+}
+
+// -----
+
 // Many places are sorted by eight bits at a time, and rows of which many are added up are so by parts.
 
 // CHECK-LABEL: func.func @many_rows(
