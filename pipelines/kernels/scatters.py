@@ -31,7 +31,7 @@ MOST = 1 << 28
 # Tiles of numbers that are compared are small: those of 1024 x 64 do not fit into the registers of eight warps.
 _RANKED, _AGAINST = 32, 256
 # Places sorted by a program, those that it compares at a time, sums in a step, and bits of a digit.
-_BLOCK, _COMPARED, _SUMMED, _BITS = 512, 16, 2048, 8
+_BLOCK, _COMPARED, _SUMMED, _BITS = 512, 16, 1024, 8
 # Numbers of a row and rows that a program adds at a time, and rows of a part.
 _WIDEST, _NARROWEST, _ROWS, _CHUNK = 256, 16, 16, 512
 # Another launch costs more than it gains for no more than these.
@@ -53,10 +53,10 @@ SUM_BEFORE = Kernel(
     "scatters",
     "sum_before",
     (("counts", "i32"), ("offsets", "i32")),
-    ("length",),
+    ("blocks",),
     (),
     (("BS", _SUMMED),),
-    8,
+    4,
     1,
 )
 
@@ -234,7 +234,7 @@ class ScatterPlan:
         counts = Buffer("i32", ((1 << _BITS) * blocks,))
         return [
             Run(Launch(write_tally(is_first), grid, numbers), (0, *order), (counts,)),
-            Run(Launch(SUM_BEFORE, (1, 1, 1), (math.prod(counts.shape),)), (given,), (counts,)),
+            Run(Launch(SUM_BEFORE, (1 << _BITS, 1, 1), (blocks,)), (given,), (counts,)),
             Run(Launch(write_place(is_first), grid, numbers), (0, *order, given + 1), (Buffer("i32", (self.count,)),)),
         ]
 

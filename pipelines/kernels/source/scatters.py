@@ -49,13 +49,19 @@ def tally(rows, order, counts, count, shift, blocks, FIRST: tl.constexpr, BI: tl
 
 
 @triton.jit
-def sum_before(counts, offsets, length, BS: tl.constexpr):
-    """offsets: for each of counts the sum of those in front of it. One program."""
-    so_far = 0
-    for start in range(0, length, BS):
+def sum_before(counts, offsets, blocks, BS: tl.constexpr):
+    """offsets: for each of counts the sum of those in front of it. A program for each digit, which adds up all that
+    there is of those before: that is read sooner than one program is waited for."""
+    first = tl.program_id(0) * blocks
+    sums = tl.zeros((BS,), tl.int32)
+    for start in range(0, first, BS):
         at = start + tl.arange(0, BS)
-        found = tl.load(counts + at, mask=at < length, other=0)
-        tl.store(offsets + at, so_far + tl.cumsum(found, 0) - found, mask=at < length)
+        sums += tl.load(counts + at, mask=at < first, other=0)
+    so_far = tl.sum(sums, 0)
+    for start in range(0, blocks, BS):
+        at = start + tl.arange(0, BS)
+        found = tl.load(counts + first + at, mask=at < blocks, other=0)
+        tl.store(offsets + first + at, so_far + tl.cumsum(found, 0) - found, mask=at < blocks)
         so_far += tl.sum(found, 0)
 
 
