@@ -145,20 +145,16 @@ def test_numbers_of_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("call", [F.linear, torch.mm, torch.bmm], ids=["nt", "nn", "batches"])
-@pytest.mark.parametrize(("m", "n", "k"), [(512, 768, 1024), (1000, 200, 333), (70, 1021, 517)])
-def test_a_first_matrix_is_divided_as_it_is_read(
-    m: int, n: int, k: int, call: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one of the size of a vocabulary's logits is: forward, and both gradients, one of which reads it transposed."""
-    monkeypatch.setattr("retrograd.pipelines.kernels.products._LARGE_PLANES", 0)
-    many = (3,) if call is torch.bmm else ()
+def test_a_first_matrix_is_divided_as_it_is_read(call: Callable[..., Tensor]) -> None:
+    """It is of the size of a vocabulary's logits: the forward reads it, and a gradient, which reads it transposed."""
+    (*many, m, k), n = (3, 2600, 2901) if call is torch.bmm else (5003, 4501), 77
     x, w = random(*many, m, k), random(*many, *((n, k) if call is F.linear else (k, n)), scale=k**-0.5)
     compiled = compile_with("products", call, (x, w))
     lines = [line for line in compiled.explain().to_dict()["kernels"] if ": product_" in line]
-    assert len(lines) == 3 and all("_divided" in line for line in lines)
+    assert len([line for line in lines if "_divided" in line]) == 2, lines
     check(call, x, w, kernels="products")
     with torch.no_grad():
-        x.flatten()[[5, 700]] = torch.tensor([float("inf"), float("nan")], device="cuda")
+        x.flatten()[[5, 70_000]] = torch.tensor([float("inf"), float("nan")], device="cuda")
     tangent = torch.ones(*many, m, n, device="cuda")
     found, eager = run(compiled, (x, w), tangent)[0], run(call, (x, w), tangent)[0]
     assert torch.equal(found.isnan(), eager.isnan()) and torch.equal(found.isinf(), eager.isinf())
