@@ -32,6 +32,10 @@ def test_lines_are_those_of_public_functions() -> None:
     assert count_lines(text) == {"forward_0": 5, "backward": 8}
 
 
+def test_a_module_of_islands_alone_has_none() -> None:
+    assert count_lines("module {\n}\n") == {} and divide_functions("module {\n}\n", 2) == ()
+
+
 def test_the_longest_go_first_to_the_shortest_part() -> None:
     assert divide_functions(module(a=1000, b=3000, c=1900, d=2000), 2) == (("b", "a"), ("d", "c"))
 

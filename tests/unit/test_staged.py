@@ -86,7 +86,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return "linalg"
 
     monkeypatch.setattr(staged, "lower_to_linalg", lower)
-    monkeypatch.setattr(staged, "compile_executable", lambda linalg, target: MADE)
+    monkeypatch.setattr(staged, "compile_executable", lambda linalg, target, *, parts: MADE)
     return modules
 
 
@@ -251,7 +251,7 @@ def test_what_it_depends_on_is_part_of_the_key(
 
 
 def test_nothing_is_kept_of_a_failure(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(linalg: str, target: object) -> Executable:
+    def fail(linalg: str, target: object, *, parts: object) -> Executable:
         raise CompileError("iree-compile", "message", "log", "replay")
 
     monkeypatch.setattr(staged, "compile_executable", fail)
