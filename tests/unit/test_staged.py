@@ -222,8 +222,9 @@ def test_what_only_the_runtime_calls_is_an_executable_of_its_own(
 ) -> None:
     asked: list[tuple[bool, bool]] = []
 
-    def lower(_source: bytes, _target: Target, **options: bool) -> None:
+    def lower(_source: bytes, _target: Target, **options: bool) -> str:
         asked.append((options["twins_alone"], options["donating"]))
+        return "linalg"
 
     monkeypatch.setattr(staged, "lower_to_linalg", lower)
     store = Store()
