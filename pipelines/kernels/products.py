@@ -142,21 +142,21 @@ class ProductPlan:
 
     def _trial(self) -> Trial:
         """The dispatches by themselves, with those that prepare the operands."""
-        matrices, epilogue = (self.left, self.right), self._epilogue()
-        inputs = [_buffer_of(matrix) for matrix in matrices]
+        operands, epilogue = self._operands, self._epilogue()
+        inputs = [_buffer_of(matrix) for matrix, _ in operands]
         ending = find_epilogue(self.op)
         bias = ending.bias if ending else None
         inputs += [] if bias is None else [find_buffer(bias)]
         runs: list[Run] = []
         taken: list[int] = []
-        for number, matrix in enumerate(matrices):
+        for number, (matrix, is_taken) in enumerate(operands):
             launch, shape, element = self._split_launch(matrix)
-            if self._is_taken(matrix):
+            if is_taken:
                 taken.append(number)
             else:
                 taken.append(len(inputs) + len(runs))
                 runs.append(Run(launch, (number,), (Buffer(str(element), tuple(shape)),)))
-        shapes = [m.shape if self._is_taken(m) else tuple(self._split_launch(m)[1]) for m in matrices]
+        shapes = [m.shape if is_taken else tuple(self._split_launch(m)[1]) for m, is_taken in operands]
         launch, shape = self._product_launch(epilogue, shapes)
         element = str(epilogue.element) if epilogue else "f32"
         taken += [2] if epilogue and epilogue.bias is not None else []
@@ -168,15 +168,15 @@ class ProductPlan:
 
     def kernels(self) -> dict[Kernel, bool]:
         """The kernels that it takes."""
-        splits = [self._split(matrix) for matrix in (self.left, self.right) if not self._is_taken(matrix)]
+        splits = [self._split(matrix) for matrix, is_taken in self._operands if not is_taken]
         return dict.fromkeys([*splits, self._product(self._epilogue())], False)
 
     def apply(self, compiled: Compiled) -> None:
         """Put the dispatches in the place of the product."""
         op, epilogue = self.op, self._epilogue()
         operands = [
-            matrix.place(op) if self._is_taken(matrix) else self._write_split(matrix, compiled)
-            for matrix in (self.left, self.right)
+            matrix.place(op) if is_taken else self._write_split(matrix, compiled)
+            for matrix, is_taken in self._operands
         ]
         launch, shape = self._product_launch(epilogue, [ir.RankedTensorType(v.type).shape for v in operands])
         last = epilogue.op if epilogue else op
@@ -211,11 +211,17 @@ class ProductPlan:
         """Find what the kernel does to the result besides; parts are added up first."""
         return find_epilogue(self.op) if self.tiling.parts == 1 else None
 
-    def _is_taken(self, matrix: Matrix) -> bool:
-        """Whether the kernel reads a matrix as it is."""
-        rows, columns = matrix.shape[-2:]
+    @property
+    def _operands(self) -> tuple[tuple[Matrix, bool], tuple[Matrix, bool]]:
+        """Both matrices, and of each whether the kernel reads it as it is. They may be one."""
+        left, right = self.left, self.right
         if self.shape.parts > 1:
-            return self._is_divided_inside and matrix == self.left
+            return (left, self._is_divided_inside), (right, False)
+        return (left, self._fits_tiles(left)), (right, self._fits_tiles(right))
+
+    def _fits_tiles(self, matrix: Matrix) -> bool:
+        """Whether tiles divide a matrix where it lies."""
+        rows, columns = matrix.shape[-2:]
         if not is_aligned(matrix.value):
             return False
         return columns % 8 == 0 if self.tiling.copied else (pad(rows), pad(columns)) == (rows, columns)
@@ -236,7 +242,12 @@ class ProductPlan:
         names = [f"product_{layout}", shape.element, _name_tile(tiling), "copied" * tiling.copied]
         added = f"bias_{ir.RankedTensorType(bias.type).element_type}" if bias is not None else ""
         names += [result * (result != "f32"), added, "odd" * (not wide), "unaligned" * (not aligned)]
-        pitches = {name for name, matrix in (("pitch_a", self.left), ("pitch_b", self.right)) if self._is_even(matrix)}
+        pitches = {
+            name
+            for name, (matrix, is_taken) in zip(("pitch_a", "pitch_b"), self._operands, strict=True)
+            # What is split or padded has rows a multiple of 16 apart.
+            if not is_taken or matrix.shape[-1] % 16 == 0
+        }
         names += ["" if len(pitches) == 2 else "pitch_" + "".join(sorted(p[-1] for p in pitches))]
         inside = self._is_divided_inside
         names += ["divided" * inside, "start_a" * (inside and not is_aligned(self.left.value))]
@@ -262,10 +273,6 @@ class ProductPlan:
             tiling.warps,
             tiling.stages,
         )
-
-    def _is_even(self, matrix: Matrix) -> bool:
-        """Whether the kernel finds rows of a matrix a multiple of 16 apart."""
-        return not self._is_taken(matrix) or matrix.shape[-1] % 16 == 0
 
     def _split(self, matrix: Matrix) -> Kernel:
         parts, element = self.shape.parts, self.shape.element

@@ -130,8 +130,8 @@ def product(
         # An infinity times the lower parts of a number is an infinity of any sign: there the first parts alone count.
         # Where these are finite, it is the sum that is too large.
         if tl.sum((tl.abs(acc) < INFINITY).to(tl.int32)) < BM * BN:
-            at_a -= own * step_a
-            at_b -= own * step_b
+            at_a -= own.to(tl.int64) * step_a
+            at_b -= own.to(tl.int64) * step_b
             first = tl.zeros((BM, BN), tl.float32)
             for step in range(own):
                 left, _, _ = load_parts(at_a, plane_a, m, k + step * BK, M, depth, WHOLE)

@@ -166,6 +166,23 @@ func.func @logits(%g: tensor<2048x20001xf32>, %w: tensor<20001x96xf32>, %x: tens
 
 // -----
 
+// A matrix times itself: only as the first is it divided where it is read.
+
+// CHECK: bwd.kernels = ["matmul of tensor<5120x5120xf32> and tensor<5120x5120xf32>: product_nn_f32_{{[0-9x]*}}_divided
+// CHECK-LABEL: func.func @square(
+// CHECK-SAME: %[[X:.*]]: tensor<5120x5120xf32>
+// CHECK: %[[P:.*]] = "flow.dispatch"({{.*}}, %[[X]], {{.*}}@split_f32{{.*}} -> tensor<3x5120x5120xbf16>
+// CHECK: "flow.dispatch"({{.*}}, %[[X]], %[[P]], {{.*}}@product_nn_f32_
+func.func @square(%x: tensor<5120x5120xf32>) -> tensor<5120x5120xf32> {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<5120x5120xf32>
+  %f = linalg.fill ins(%zero : f32) outs(%e : tensor<5120x5120xf32>) -> tensor<5120x5120xf32>
+  %r = linalg.matmul ins(%x, %x : tensor<5120x5120xf32>, tensor<5120x5120xf32>) outs(%f : tensor<5120x5120xf32>) -> tensor<5120x5120xf32>
+  return %r : tensor<5120x5120xf32>
+}
+
+// -----
+
 // Many places are sorted by eight bits at a time, and rows of which many are added up are so by parts.
 
 // CHECK-LABEL: func.func @many_rows(
