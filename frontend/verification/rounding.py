@@ -17,7 +17,7 @@ Tolerance = Callable[[torch.dtype], float]
 # Ops that CUDA's libraries compute in TF32 where the user's settings allow it, which for convolutions and recurrent
 # layers they do unless told otherwise. Which kernels do is the libraries' choice, by sizes and layouts: of a graph that
 # is compiled others may than of the same in eager.
-_OF_CUDNN = re.compile(r"conv|rnn|lstm|gru")
+_OF_CUDNN = re.compile(r"conv(?!ert)|rnn|lstm|gru")
 _PRODUCTS = re.compile(r"^(|add|b|baddb)mm$|^(|add)mv$|^v?dot$|^matmul$|^linear$|attention")
 
 

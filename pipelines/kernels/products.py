@@ -175,8 +175,7 @@ class ProductPlan:
         """Put the dispatches in the place of the product."""
         op, epilogue = self.op, self._epilogue()
         operands = [
-            matrix.place(op) if is_taken else self._write_split(matrix, compiled)
-            for matrix, is_taken in self._operands
+            matrix.place(op) if is_taken else self._write_split(matrix, compiled) for matrix, is_taken in self._operands
         ]
         launch, shape = self._product_launch(epilogue, [ir.RankedTensorType(v.type).shape for v in operands])
         last = epilogue.op if epilogue else op

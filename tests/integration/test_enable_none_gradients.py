@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Custom functions inside of ``retrograd.enable()`` that give None at one step and a gradient at the next."""
+"""Custom functions and hooks inside of ``retrograd.enable()`` that give None at one step and a gradient at the next."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Gives(torch.autograd.Function):
 
     now: ClassVar[Pattern] = {}
     log: ClassVar[list[Any]] = []
+    # Whose gradients are kept.
+    kept: ClassVar[list[torch.Tensor]] = []
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, name: str) -> torch.Tensor:
@@ -123,7 +125,32 @@ def in_a_view(leaves: list[torch.Tensor]) -> torch.Tensor:
     return (base * u + w).sum()
 
 
-PROGRAMS = [with_hooks, one_behind_the_other, with_none_for_none, in_a_view]
+def through_hooks(leaves: list[torch.Tensor]) -> torch.Tensor:
+    """Hooks on nodes leave out what a pattern says."""
+    w, v, u = leaves
+    x = w.sin()
+    y = x * (v * u)
+    assert y.grad_fn is not None
+    y.grad_fn.register_hook(
+        lambda given, _: tuple(g if keeps else None for g, keeps in zip(given, Gives.now["a"], strict=True))
+    )
+    z = (y + x).exp()
+    assert z.grad_fn is not None
+    z.grad_fn.register_prehook(lambda given: given if Gives.now["b"][0] else (None,))
+    z.grad_fn.register_hook(is_none("post"))
+    return z.sum() + (w * u).square().sum()
+
+
+def with_kept_gradients(leaves: list[torch.Tensor]) -> torch.Tensor:
+    w, v, u = leaves
+    x, y = w.sin(), v * u
+    x.retain_grad()
+    y.retain_grad()
+    Gives.kept += [x, y]
+    return gives(x, y, "a").exp().sum()
+
+
+PROGRAMS = [with_hooks, one_behind_the_other, with_none_for_none, in_a_view, through_hooks, with_kept_gradients]
 
 
 def run(
@@ -134,7 +161,7 @@ def run(
     leaves: list[Any] = [torch.randn(5, requires_grad=True) for _ in range(3)]
     left = []
     for number, pattern in enumerate(patterns):
-        Gives.now, Gives.log = pattern, []
+        Gives.now, Gives.log, Gives.kept = pattern, [], []
         own = [leaf.detach().clone().requires_grad_() for leaf in leaves]
         if accumulates and number % 3 == 2:
             own[0].grad = torch.ones(5)
@@ -143,7 +170,7 @@ def run(
                 program(own).backward()
         else:
             program(own).backward()
-        left.append(([None if leaf.grad is None else leaf.grad.clone() for leaf in own], Gives.log))
+        left.append(([None if t.grad is None else t.grad.clone() for t in (*own, *Gives.kept)], Gives.log))
     return left
 
 

@@ -26,7 +26,7 @@ def settings() -> Iterator[None]:
 
 
 def tolerances(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Of a convolution, what is computed from it, a product, and a sum that depends on neither."""
+    """Of a convolution, what is computed from it, a product, and ops that depend on neither."""
     graph = Graph()
     with FakeTensorMode():
         images, matrix = torch.empty(2, 3, 4, 4, device=device, dtype=dtype), torch.empty(4, 4, device=device)
@@ -38,6 +38,7 @@ def tolerances(device: str, dtype: torch.dtype = torch.float32) -> dict[str, flo
         "conv": (aten.convolution.default, (x, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), images),
         "product": (aten.mm.default, (w, w), matrix),
         "gamma": (aten.polygamma.default, (1, w), matrix),
+        "converted": (torch.ops.prims.convert_element_type.default, (w, torch.float32), matrix),
     }
     for name, (op, args, value) in ops.items():
         node = graph.create_node("call_function", op, args, name=name)
@@ -51,7 +52,16 @@ def tolerances(device: str, dtype: torch.dtype = torch.float32) -> dict[str, flo
 def test_convolutions_on_cuda_may_be_of_tf32_unless_told_otherwise(settings: None) -> None:
     torch.backends.cudnn.allow_tf32 = True
     found = tolerances("cuda")
-    assert found == {"x": 0, "w": 0, "kernel": 0, "conv": F16, "product": F32, "gamma": F32, "behind": F16}
+    assert found == {
+        "x": 0,
+        "w": 0,
+        "kernel": 0,
+        "conv": F16,
+        "product": F32,
+        "gamma": F32,
+        "converted": F32,
+        "behind": F16,
+    }
     assert set(tolerances("cpu").values()) == {0, F32}
     assert tolerances("cuda", torch.bfloat16)["conv"] == BF16
     torch.backends.cudnn.allow_tf32 = False

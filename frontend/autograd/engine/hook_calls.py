@@ -8,6 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import _C
+
+CPP_HOOKS = _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
+"""What calls hooks in C++ in a capture of compiled autograd's."""
 
 
 def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
@@ -19,6 +23,12 @@ def call_user_hook(hook: Callable[..., Any], *args: Any, hook_type: str) -> Any:
         RuntimeError, TypeError: a result of another type, size, or number.
     """
     return HOOK_CALLS[hook_type](hook, *args)
+
+
+def call_cpp_hooks(number: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Call hooks in C++ on a gradient, such as that of ``retain_grad()``; not on one that is None, which PyTorch reads
+    as a tensor, and crashes: ``.grad`` is then left as it is, as in eager."""
+    return None if gradient is None else CPP_HOOKS(number, gradient)
 
 
 def _call_unpack_hook(hook: Callable[..., Any], packed: Any) -> Any:

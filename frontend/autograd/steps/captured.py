@@ -151,8 +151,9 @@ class CapturedBackward:
             results = recorder.record(frame, sizes, frame.scalars)
             if not self._is_worth_compiling(recorder, key):
                 return results
-            if recorder.inlined and has_firm_calls(self._module.graph, recorder.results):
-                recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, "a custom function gave no gradient"))
+            if recorder.inlined and has_firm_calls(self._module.graph, recorder.results, recorder.present):
+                why = "a custom function, or a hook, gave no gradient"
+                recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, why))
             if identity.tensors:
                 self._reads[key] = [weakref.ref(tensor) for tensor in identity.tensors.values()]
             if use is None or not self._try(use, recorder, frame, key):
@@ -161,8 +162,8 @@ class CapturedBackward:
             return results if given is None else given
 
     def _use(self, use: Use, frame: Frame, sizes: Sequence[int]) -> list[Any]:
-        """The results of a step that is compiled; it ends in eager where a custom function gives gradients that what
-        is compiled has no place for."""
+        """The results of a step that is compiled; it ends in eager where a custom function, or a hook on a node,
+        gives gradients that what is compiled has no place for."""
         scalars, hooks, packed = frame.scalars, frame.hooks, frame.packed
         try:
             results = use.run(frame)
@@ -204,7 +205,8 @@ class CapturedBackward:
         if (lacking := self._given.find_lacking(recorder.results)) is None:
             return True
         if not self._given.wait():
-            self._refuse(key, f"{lacking}, of a custom function, gives a gradient at some steps, and None at others")
+            what = "a custom function or a hook"
+            self._refuse(key, f"{lacking}, of {what}, gives a gradient at some steps, and None at others")
         return False
 
     def _look_up(self, key: StepKey) -> Use | None:

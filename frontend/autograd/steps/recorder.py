@@ -12,7 +12,6 @@ from sys import getrefcount
 from typing import Any
 
 import torch
-from torch import _C
 from torch._dynamo.compiled_autograd import Op, copy_slices_epilogue, copy_slices_prologue
 from torch._dynamo.external_utils import (
     FakeCompiledAutogradEngine,
@@ -31,7 +30,7 @@ from retrograd.frontend.autograd.engine.custom_functions import (
     unpack_when_asked,
 )
 from retrograd.frontend.autograd.engine.engine_order import name_of
-from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
+from retrograd.frontend.autograd.engine.hook_calls import CPP_HOOKS, call_cpp_hooks, call_user_hook
 from retrograd.frontend.autograd.engine.python_calls import (
     Frame,
     accumulate_into,
@@ -64,6 +63,7 @@ _REPLACED = {
     copy_slices_epilogue: finish_slices,
     call_hook: call_user_hook,
     call_accumulate_grad: accumulate_into,
+    CPP_HOOKS: call_cpp_hooks,
     FakeCompiledAutogradEngine._exec_final_callbacks_stub: final_callbacks,
 }
 
@@ -93,7 +93,7 @@ def opaque_kind(node: torch.fx.Node) -> str | None:
         return None
     if node.target is call_user_hook:
         return HOOK_KINDS[str(node.kwargs["hook_type"])]
-    if node.target is _C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks:
+    if node.target is call_cpp_hooks:
         return CPP_TENSOR_PRE
     return CUSTOM_BACKWARD if node.target is call_custom_backward or is_cpp_function(node) else None
 

@@ -1,10 +1,11 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ends a step in eager where a custom function gave gradients that the compiled backward has no place for.
+"""Ends a step in eager where a custom function, or a hook on a node, gave gradients that the compiled backward has no
+place for.
 
-What has run is not run again: the capture, whose nodes are in eager's order, goes on behind the function. For that,
-such a function is given the gradients that are on their way past it, and the inputs of what comes after it are kept
-until it was called, as eager keeps them.
+What has run is not run again: the capture, whose nodes are in eager's order, goes on behind the function. For that, it
+is given the gradients that are on their way past it, and the inputs of what comes after it are kept until it was
+called, as eager keeps them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.engine.custom_functions import call_custom_backward, finish_slices, prepare_slices
+from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
 from retrograd.frontend.autograd.engine.python_calls import Unforeseen, accumulate_into, find_source
 from retrograd.frontend.autograd.sizes.skeleton import is_source, leaves_of
 
@@ -24,7 +26,7 @@ MOST_STEPS = 8
 
 
 class GivenGradients:
-    """Which gradients the custom functions of a capture give, at one step or another.
+    """Which gradients the custom functions and hooks of a capture give, at one step or another.
 
     What is compiled is to have a place for each of them: a step at which one is None is recorded again, a few times.
     """
@@ -52,16 +54,23 @@ def _lacks(results: Sequence[Any], places: Iterable[int]) -> bool:
     return any(results[place] is None for place in places)
 
 
-def has_firm_calls(graph: torch.fx.Graph, results: Mapping[str, Any]) -> bool:
+def has_firm_calls(graph: torch.fx.Graph, results: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
     """Whether a step of a capture, by what its calls gave when it was recorded, may have to end in eager."""
-    calls = graph.find_nodes(op="call_function", target=call_custom_backward)
-    return any(find_firm_places(node, leaves_of(results[node.name])) for node in calls)
+    calls = [node for node in graph.nodes if node.target in (call_custom_backward, call_user_hook)]
+    return any(find_firm_places(node, leaves_of(results[node.name]), present) for node in calls)
 
 
-def find_firm_places(node: torch.fx.Node, results: Sequence[Any]) -> tuple[int, ...]:
-    """Of which results of a custom function, as they were recorded, a compiled backward takes for granted that they are
-    there, or that they are not: of gradients that were None, those that lead on; all, where the function wrote to a
-    view, whose base has no gradient if what was written to it has none."""
+def find_firm_places(node: torch.fx.Node, results: Sequence[Any], present: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of which results of a custom function or a hook, as they were recorded, a compiled backward takes for granted
+    that they are there, or that they are not: of gradients that were None, those that lead on; all, where the function
+    wrote to a view, whose base has no gradient if what was written to it has none. A hook gives None for None;
+    ``present`` says which values each node gave."""
+    if node.target is call_user_hook:
+        gradients = node.args[1]
+        if node.kwargs["hook_type"] not in ("pre_hook", "post_hook") or not isinstance(gradients, (list, tuple)):
+            return ()
+        given = [isinstance(g, torch.fx.Node) and bool(present.get(g.name, True)) for g in gradients]
+        return tuple([n for n, g in enumerate(given) if g and results[n] is None and _leads_on(node, n)])
     if any(user.target is finish_slices for part in node.users for user in part.users):
         return tuple(range(len(results)))
     return tuple([n for n, result in enumerate(results) if result is None and _leads_on(node, n)])

@@ -57,7 +57,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         # itself after a call.
         self._taken: dict[tuple[str, int], set[int]] = {}
         self._kept_for: dict[tuple[str, int], frozenset[int]] = {}
-        self.recorded, self._hooks = recorded.results, hooks
+        self.recorded, self._present, self._hooks = recorded.results, recorded.present, hooks
         self._communicates, self._frees = recorded.communication, recorded.freeing
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
@@ -184,7 +184,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         label = f"{kind} hook {number}" if kind != CUSTOM_BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
         call = replace(call, sources=tuple(sources))
-        if kind == CUSTOM_BACKWARD and (firm := find_firm_places(node, leaves)):
+        if firm := find_firm_places(node, leaves, self._present):
             call = replace(call, firm=firm, rest=self._find_rest(node, values))
             self._kept_for[kind, number] = find_inputs(node)
         self.calls.calls[kind, number] = call
