@@ -39,6 +39,7 @@ from retrograd.pipelines.transforms.helpers.collective_notes import read_collect
 from retrograd.pipelines.transforms.helpers.hook_reader import has_collectives, has_islands, mark_communication
 from retrograd.pipelines.transforms.torch.bwd_apply_save_policy import BwdApplySavePolicy
 from retrograd.pipelines.transforms.torch.bwd_cse import read_merged
+from retrograd.pipelines.transforms.torch.bwd_functionalize_rng import GENERATOR
 from retrograd.pipelines.transforms.torch.bwd_narrow_saved import read_narrowed
 from retrograd.pipelines.transforms.torch.bwd_partition import BwdPartition, read_problem
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import BwdScheduleHooks
@@ -319,6 +320,8 @@ def executable_parts(
     return {
         "entry": "executable, scratch memory and its timelines, buffers and results in what is donated, copied results",
         "module": staged.texts["scheduled"],
+        # A backward that is compiled later, for a loss that leaves out outputs, draws what its forward drew.
+        "random numbers": GENERATOR,
         "lowering": lowering_pipeline(target, twins_alone=not standalone, donating=not standalone),
         "target": repr(target),
         "cpu": host_cpu(),
