@@ -316,6 +316,28 @@ def test_anomaly_mode_runs_eagerly_and_names_the_op() -> None:
     }
 
 
+def test_a_gradient_that_is_asked_for_is_the_one_before_the_hooks_of_its_tensor() -> None:
+    """PyTorch's capture gives the one behind them."""
+
+    def steps() -> list[tuple[torch.Tensor, ...]]:
+        torch.manual_seed(0)
+        w, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4)
+        found = []
+        for _ in range(3):
+            y = (x @ w).tanh()
+            y.register_hook(lambda gradient: 1.5 * gradient)
+            found.append(torch.autograd.grad((y * y).sum(), (w, y)))
+        return found
+
+    exact = steps()
+    with retrograd.enable():
+        found = steps()
+    for mine, right in zip(found, exact, strict=True):
+        for one, other in zip(mine, right, strict=True):
+            torch.testing.assert_close(one, other)
+    assert any("has hooks" in str(line) for line in retrograd.explain_recompiles())
+
+
 def test_steps_leave_nothing_behind() -> None:
     w = leaf(3)
     w.register_hook(lambda g: g * 2)
