@@ -293,22 +293,14 @@ class AttentionBackwardOp(Bwd.Operation, name="attention_backward", traits=[ext.
         return _report(op, _find_shape_problem(op, ["value"] * 7, ["value"] * 3) or _find_gradient_problem(op))
 
 
-class DroppedAttentionOp(Bwd.Operation, name="dropped_attention", traits=[ext.Pure]):
+class DroppedAttentionOp(AttentionOp, name="dropped_attention"):
     """Attention that leaves out weights with the chance `dropout`, those whose numbers are less in
     ``retrograd.uniform(seed, stream, B x H x L x S)``, and divides the others by one less the chance. Log-sum-exps are
     of all scores."""
 
-    query: ext.Operand[Any]
-    key: ext.Operand[Any]
-    value: ext.Operand[Any]
-    mask: ext.Operand[Any]
     seed: ext.Operand[Any]
-    causal: ir.IntegerAttr
-    scale: ir.FloatAttr
     dropout: ir.FloatAttr
     stream: ir.IntegerAttr
-    output: ext.Result[Any]
-    logsumexp: ext.Result[Any]
 
     @staticmethod
     def verify_invariants(op: Any) -> bool:
@@ -322,24 +314,12 @@ class DroppedAttentionOp(Bwd.Operation, name="dropped_attention", traits=[ext.Pu
         )
 
 
-class DroppedAttentionBackwardOp(Bwd.Operation, name="dropped_attention_backward", traits=[ext.Pure]):
+class DroppedAttentionBackwardOp(AttentionBackwardOp, name="dropped_attention_backward"):
     """The gradients of `dropped_attention`, as `attention_backward` has them."""
 
-    gradient: ext.Operand[Any]
-    query: ext.Operand[Any]
-    key: ext.Operand[Any]
-    value: ext.Operand[Any]
-    output: ext.Operand[Any]
-    logsumexp: ext.Operand[Any]
-    mask: ext.Operand[Any]
     seed: ext.Operand[Any]
-    causal: ir.IntegerAttr
-    scale: ir.FloatAttr
     dropout: ir.FloatAttr
     stream: ir.IntegerAttr
-    query_gradient: ext.Result[Any]
-    key_gradient: ext.Result[Any]
-    value_gradient: ext.Result[Any]
 
     @staticmethod
     def verify_invariants(op: Any) -> bool:
@@ -348,25 +328,10 @@ class DroppedAttentionBackwardOp(Bwd.Operation, name="dropped_attention_backward
         return _report(op, problem or _find_dropout_problem(op))
 
 
-class DroppedAttentionBackwardWithMaskOp(Bwd.Operation, name="dropped_attention_backward_with_mask", traits=[ext.Pure]):
+class DroppedAttentionBackwardWithMaskOp(DroppedAttentionBackwardOp, name="dropped_attention_backward_with_mask"):
     """The gradients of `dropped_attention` and that of its scores, ``B x H x L x S`` of the mask's type, whose sums are
     the mask's."""
 
-    gradient: ext.Operand[Any]
-    query: ext.Operand[Any]
-    key: ext.Operand[Any]
-    value: ext.Operand[Any]
-    output: ext.Operand[Any]
-    logsumexp: ext.Operand[Any]
-    mask: ext.Operand[Any]
-    seed: ext.Operand[Any]
-    causal: ir.IntegerAttr
-    scale: ir.FloatAttr
-    dropout: ir.FloatAttr
-    stream: ir.IntegerAttr
-    query_gradient: ext.Result[Any]
-    key_gradient: ext.Result[Any]
-    value_gradient: ext.Result[Any]
     score_gradient: ext.Result[Any]
 
     @staticmethod

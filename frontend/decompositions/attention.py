@@ -63,7 +63,8 @@ def flash_attention_backward(
     g, q, o = computed(grad), computed(query), computed(out)
     k, v = all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     scores = attention_scores(q, k, is_causal, attn_mask, scale)
-    dq, dk, dv = score_gradients(scores, (g, q, k, v, o), logsumexp, scale)
+    changes, weights = score_changes(scores, (g, v, o), logsumexp)
+    dq, dk, dv = spread_changes(changes, weights, (g, q, k), scale)
     return (
         swapped_layout(dq.to(query.dtype)),
         swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
@@ -92,27 +93,11 @@ def softmax_sums(scores: Tensor) -> tuple[Tensor, Tensor]:
     return exponentials / total, highest + torch.log(total)
 
 
-def score_gradients(
-    scores: Tensor,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    logsumexp: Tensor,
-    scale: float | None,
-    kept: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values of as many heads, from ``scores`` and ``tensors``: the gradient of the
-    output, queries, keys, values and the output. Weights were times ``kept``, if given, behind the softmax."""
-    g, q, k, v, o = tensors
-    changes, used = score_changes(scores, (g, v, o), logsumexp, kept)
-    change = changes * score_scale(q, scale)
-    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(used.transpose(-1, -2), g)
-    return torch.matmul(change, k), dk, dv
-
-
 def score_changes(
     scores: Tensor, tensors: tuple[Tensor, Tensor, Tensor], logsumexp: Tensor, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of ``scores``, and the weights that values were times; of the gradient of the output, values and the
-    output in ``tensors``."""
+    output in ``tensors``. Weights were times ``kept``, if given, behind the softmax."""
     g, v, o = tensors
     weights = torch.exp(scores - logsumexp.to(g.dtype).unsqueeze(-1))
     grad_weights = torch.matmul(g, v.transpose(-1, -2))
@@ -120,6 +105,17 @@ def score_changes(
     if kept is not None:
         grad_weights, used = grad_weights * kept, weights * kept
     return weights * (grad_weights - (g * o).sum(-1, keepdim=True)), used
+
+
+def spread_changes(
+    changes: Tensor, used: Tensor, tensors: tuple[Tensor, Tensor, Tensor], scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values of as many heads, from what :func:`score_changes` gives and from
+    ``tensors``: the gradient of the output, queries and keys."""
+    g, q, k = tensors
+    change = changes * score_scale(q, scale)
+    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(used.transpose(-1, -2), g)
+    return torch.matmul(change, k), dk, dv
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:

@@ -17,8 +17,8 @@ from retrograd.frontend.decompositions.attention import (
     all_heads,
     attention_scores,
     score_changes,
-    score_scale,
     softmax_sums,
+    spread_changes,
     summed_heads,
     swapped_layout,
 )
@@ -76,10 +76,9 @@ def biased_attention_backward(
     g, q, o = computed(grad), computed(query), computed(out)
     k, v = all_heads(computed(key), repeats), all_heads(computed(value), repeats)
     changes, weights = score_changes(attention_scores(q, k, causal, bias, scale), (g, v, o), logsumexp)
-    change = changes * score_scale(q, scale)
-    dk, dv = torch.matmul(change.transpose(-1, -2), q), torch.matmul(weights.transpose(-1, -2), g)
+    dq, dk, dv = spread_changes(changes, weights, (g, q, k), scale)
     return (
-        swapped_layout(torch.matmul(change, k).to(query.dtype)),
+        swapped_layout(dq.to(query.dtype)),
         swapped_layout(summed_heads(dk, repeats).to(key.dtype)),
         swapped_layout(summed_heads(dv, repeats).to(value.dtype)),
         changes.sum_to_size(bias.shape).to(bias.dtype).contiguous(),

@@ -20,8 +20,8 @@ from retrograd.frontend.decompositions.attention import (
     all_heads,
     attention_scores,
     score_changes,
-    score_gradients,
     softmax_sums,
+    spread_changes,
     summed_heads,
 )
 from retrograd.frontend.decompositions.sums import computed
@@ -73,7 +73,20 @@ def attention(
     return output, sums
 
 
-def attention_backward(
+def attention_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    dq, dk, dv = _find_gradients(*given, of_scores=False)
+    return dq, dk, dv
+
+
+def attention_backward_with_mask(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, and of the scores ``[B, H, L, S]`` in the mask's type, whose sums are the
+    mask's."""
+    dq, dk, dv, of_scores = _find_gradients(*given, of_scores=True)
+    return dq, dk, dv, of_scores
+
+
+def _find_gradients(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -86,44 +99,25 @@ def attention_backward(
     scale: float | None,
     seed: Tensor,
     stream: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    *,
+    of_scores: bool,
+) -> list[Tensor]:
+    """Gradients of query, key and value, and of the scores, in the type of the mask, if they are wanted."""
     found = []
     for part in _divide(query, key, value, mask):
         g, o, lse = (computed(part.take(tensor)) for tensor in (grad, out, logsumexp))
         scores = attention_scores(part.q, part.k, causal, part.mask, scale)
-        kept = _kept(part, dropout, seed, stream)
-        found.append(score_gradients(scores, (g, part.q, part.k, part.v, o), lse, scale, kept))
-    dq, dk, dv = _join(found, query)
+        changes, used = score_changes(scores, (g, part.v, o), lse, _kept(part, dropout, seed, stream))
+        own = spread_changes(changes, used, (g, part.q, part.k), scale)
+        found.append((*own, changes.to(mask.dtype)) if of_scores and mask is not None else own)
+    dq, dk, dv, *rest = _join(found, query)
     repeats = query.shape[1] // key.shape[1]
-    return dq.to(query.dtype), summed_heads(dk, repeats).to(key.dtype), summed_heads(dv, repeats).to(value.dtype)
-
-
-def attention_backward_with_mask(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout: float,
-    causal: bool,
-    mask: Tensor,
-    scale: float | None,
-    seed: Tensor,
-    stream: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, and of the scores ``[B, H, L, S]`` in the mask's type, whose sums are the
-    mask's."""
-    given = (grad, query, key, value, out, logsumexp, dropout, causal, mask, scale, seed, stream)
-    found = []
-    for part in _divide(query, key, value, mask):
-        g, o, lse = (computed(part.take(tensor)) for tensor in (grad, out, logsumexp))
-        scores = attention_scores(part.q, part.k, causal, part.mask, scale)
-        changes, _ = score_changes(scores, (g, part.v, o), lse, _kept(part, dropout, seed, stream))
-        found.append((changes.to(mask.dtype),))
-    (of_scores,) = _join(found, query)
-    return *attention_backward(*given), of_scores
+    return [
+        dq.to(query.dtype),
+        summed_heads(dk, repeats).to(key.dtype),
+        summed_heads(dv, repeats).to(value.dtype),
+        *rest,
+    ]
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,13 @@ class AttentionPlan:
             values = create_dispatches(launch, compiled[kernel], [*tensors, *sums], types, op)
             for given, value in zip(step.given.values(), values, strict=False):
                 given.replace_by(value)
-            for (name, result), value in zip(step.given_sums.items(), values[len(step.given) :], strict=False):
+            rest = values[len(step.given) :]
+            if step.scores is not None:
+                step.scores.replace_all_uses_with(rest.pop())
+            for (name, result), value in zip(step.given_sums.items(), rest, strict=True):
                 left[name] = value
                 if result is not None:
                     result.replace_all_uses_with(value)
-            if step.scores is not None:
-                step.scores.replace_all_uses_with(values[-1])
         op.erase()
 
 

@@ -36,6 +36,8 @@ _BLOCK, _COMPARED, _SUMMED, _BITS = 512, 16, 1024, 8
 _WIDEST, _NARROWEST, _ROWS, _CHUNK = 256, 16, 16, 512
 # Another launch costs more than it gains for no more than these.
 _FEW_CHUNKS = 2
+# The number of the first buffer that a launch gives, behind the operands.
+_FIRST_GIVEN = 3
 
 RANK = Kernel(
     "rank_places",
@@ -204,25 +206,24 @@ class ScatterPlan:
         return [Question(text, {"the only": Trial(tuple(buffers.values()), tuple(self.runs()))})]
 
     def runs(self) -> list[Run]:
-        """The launches: of buffers 0 is the places, 1 the updates and 2 the table."""
-        order, given = Buffer("i32", (self.count,)), 3
+        """The launches: of buffers 0 is the places, 1 the updates and 2 the table; each but the last gives one more."""
         found: list[Run] = []
         if self.count <= MOST_RANKED:
+            order = Buffer("i32", (self.count,))
             found.append(Run(Launch(RANK, (-(-self.count // _RANKED), 1, 1), (self.count,)), (0,), (order,)))
         else:
             for shift in range(0, max(1, (self._count_rows() - 1).bit_length()), _BITS):
-                found += self._sort(shift, given)
-                given += 3
-            given -= 1
+                found += self._sort(shift, _FIRST_GIVEN + len(found))
+        ordered = _FIRST_GIVEN + len(found) - 1
         tiles = -(-self.width // _count_columns(self.width))
         chunks = -(-self.count // _CHUNK)
         sizes = (self.count, self.width)
         has_parts = chunks > _FEW_CHUNKS
         if has_parts:
             launch = Launch(write_parts(self.width), (chunks, tiles, 1), sizes)
-            found.append(Run(launch, (given, 0, 1), (Buffer("f32", (chunks, self.width)),)))
+            found.append(Run(launch, (ordered, 0, 1), (Buffer("f32", (chunks, self.width)),)))
         kernel = write_segments(self.width, has_parts)
-        taken = (given, 0, 1, *[given + 1] * has_parts, 2)
+        taken = (ordered, 0, 1, *[ordered + 1] * has_parts, 2)
         found.append(Run(Launch(kernel, (self.count, tiles, 1), sizes, written=len(taken) - 1), taken, ()))
         return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -178,6 +179,13 @@ def run_plan(text: str, tensors: dict[str, Tensor], folder: Path) -> list[Tensor
     return [value[0] for value in values]
 
 
+def compare(found: Sequence[Tensor], exact: Sequence[Tensor], case: object) -> None:
+    """Fail where sums are not near to those of float64."""
+    for mine, right in zip(found, exact, strict=True):
+        error = float((mine.double() - right).norm() / right.norm())
+        assert error < TOLERANCE, (case, error)
+
+
 def check(shape: tuple[int, ...], element: str, folder: Path) -> None:
     """Compare the two sums with those of float64."""
     g, x = torch.randn(shape).to(TYPES[element]), torch.randn(shape)
@@ -188,19 +196,15 @@ def check(shape: tuple[int, ...], element: str, folder: Path) -> None:
     places = [*range(len(shape) - 1)]
     spread = own.double().reshape(own.shape[0], *[1] * (len(shape) - 2), shape[-1])
     exact = kept.sum(places), (kept * (x.double() - mean.double()) + spread).sum(places)
-    for mine, right in zip(values, exact, strict=True):
-        error = float((mine.double() - right).norm() / right.norm())
-        assert error < TOLERANCE, (shape, element, error)
+    compare(values, exact, (shape, element))
 
 
 def check_moments(rows: int, columns: int, folder: Path) -> None:
     """Compare sums and squares with those of float64, of numbers that lie far from zero and close together."""
     x = torch.randn(rows, columns) + 30
-    sums, squares = run_plan(write_moments(rows, columns), {"x": x}, folder)
+    found = run_plan(write_moments(rows, columns), {"x": x}, folder)
     exact = x.double().sum(0), (x.double() - x.double().mean(0)).square().sum(0)
-    for mine, right in zip((sums, squares), exact, strict=True):
-        error = float((mine.double() - right).norm() / right.norm())
-        assert error < TOLERANCE, (rows, columns, error)
+    compare(found, exact, (rows, columns))
 
 
 def check_scaled(rows: int, columns: int, folder: Path) -> None:
@@ -209,9 +213,7 @@ def check_scaled(rows: int, columns: int, folder: Path) -> None:
     m, r = torch.randn(rows), torch.rand(rows, 1) + 0.5
     found = run_plan(write_scaled(rows, columns), {"g": g, "x": x, "m": m, "r": r}, folder)
     scaled = (x.double() - m.double().unsqueeze(1)) * r.double()
-    for mine, right in zip(found, (g.double().sum(0), (g.double() * scaled).sum(0)), strict=True):
-        error = float((mine.double() - right).norm() / right.norm())
-        assert error < TOLERANCE, (rows, columns, error)
+    compare(found, (g.double().sum(0), (g.double() * scaled).sum(0)), (rows, columns))
 
 
 def main() -> None:

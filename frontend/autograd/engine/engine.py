@@ -72,8 +72,7 @@ class Engine:
     One backward runs after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
     backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
     (``create_graph=True``), anomaly mode, a backward inside a backward, one that a dispatch mode is to see, one for a
-    computed tensor with hooks, and one
-    inside a transform such as ``vmap``: these run eagerly.
+    computed tensor with hooks, and one inside a transform such as ``vmap``: these run eagerly.
 
     PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
     keep it; when a recording is done, it is asked for it once more, to free it. That is so too where the roots are like

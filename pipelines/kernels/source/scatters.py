@@ -82,9 +82,13 @@ def place(rows, order, offsets, placed, count, shift, blocks, FIRST: tl.constexp
 
 
 @triton.jit
-def add_until(
-    total, at, end, row, order, rows, updates, column, width, fits, BR: tl.constexpr
-):  # fmt: skip
+def goes_to(row, rows, order, at, count):
+    """Whether the update that is the one number ``at`` in the order is there, and of a row."""
+    return (at < count) & (tl.load(rows + tl.load(order + tl.minimum(at, count - 1))) == row)
+
+
+@triton.jit
+def add_until(total, at, end, row, order, rows, updates, column, width, fits, BR: tl.constexpr):
     """Add the updates of a row in their order, from ``at`` until those of another one come, or ``end``."""
     more = at < end
     while more:
@@ -99,9 +103,7 @@ def add_until(
 
 
 @triton.jit
-def parts(
-    order, rows, updates, sums, count, width, CHUNK: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr
-):  # fmt: skip
+def parts(order, rows, updates, sums, count, width, CHUNK: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr):
     """sums (chunks of CHUNK places in their order x ``width``): of a chunk in which the row goes on with which the one
     before ended, the sum of its updates there."""
     chunk = tl.program_id(0)
@@ -135,11 +137,11 @@ def segments(
         if CHUNK:
             end = tl.minimum((at // CHUNK + 1) * CHUNK, count)
             total = add_until(total, at, end, row, order, rows, updates, column, width, fits, BR)
-            more = (end < count) & (tl.load(rows + tl.load(order + tl.minimum(end, count - 1))) == row)
+            more = goes_to(row, rows, order, end, count)
             while more:
                 total += tl.load(sums + (end // CHUNK).to(tl.int64) * width + column, mask=fits, other=0.0)
                 end += CHUNK
-                more = (end < count) & (tl.load(rows + tl.load(order + tl.minimum(end, count - 1))) == row)
+                more = goes_to(row, rows, order, end, count)
         else:
             total = add_until(total, at, count, row, order, rows, updates, column, width, fits, BR)
         tl.store(to, total.to(table.dtype.element_ty), mask=fits)

@@ -21,10 +21,10 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.generics import iterators_of
 
 UNIFORM = "torch.retrograd.uniform"
-GENERATOR = "Philox4x32-7, four numbers of a draw"
+_ROUNDS = 7
+GENERATOR = f"Philox4x32-{_ROUNDS}, four numbers of a draw"
 """What an executable of random numbers has in common with those that draw the same ones."""
 
-_ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
