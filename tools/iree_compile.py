@@ -26,9 +26,9 @@ for _name in (*_DIALECTS, "tensor", "tm_tensor", "ub", "vector"):
 from iree.compiler import ir  # noqa: E402
 
 from retrograd.pipelines.stream.compiler import PHASES, CompilationFailed, Dumps, Part, compile_file, run_passes  # noqa: E402
-from retrograd.pipelines.stream.parts import compile_parts  # noqa: E402
 from retrograd.pipelines.stream.passes import PASSES, PassFailure  # noqa: E402
-from retrograd.pipelines.toolchain.parts import read_parts  # noqa: E402
+from retrograd.pipelines.stream.side_by_side import compile_parts  # noqa: E402
+from retrograd.pipelines.toolchain.module_parts import read_parts  # noqa: E402
 
 PROGRAM = "iree_compile"
 

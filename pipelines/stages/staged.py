@@ -33,7 +33,7 @@ from retrograd.pipelines.stages.stage_steps import BACKWARD_STAGES, ISLANDS, MAR
 from retrograd.pipelines.toolchain.executable import Executable, compile_executable
 from retrograd.pipelines.toolchain.lowering import lower_to_linalg
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
-from retrograd.pipelines.toolchain.parts import count_processors, divide_functions
+from retrograd.pipelines.toolchain.module_parts import count_processors, divide_functions
 from retrograd.pipelines.toolchain.timeline import Step
 from retrograd.pipelines.transforms.helpers.collective_notes import read_collective_notes
 from retrograd.pipelines.transforms.helpers.hook_reader import has_collectives, has_islands, mark_communication

@@ -26,7 +26,7 @@ from retrograd.pipelines.kernels.family import CHOICES
 from retrograd.pipelines.toolchain.compiler_parts import UNVERIFIED, select_parts
 from retrograd.pipelines.toolchain.launch_reader import read_launches
 from retrograd.pipelines.toolchain.lowering import keep_for_replay, tool_failure
-from retrograd.pipelines.toolchain.parts import Parts, part_paths, write_parts
+from retrograd.pipelines.toolchain.module_parts import Parts, part_paths, write_parts
 from retrograd.pipelines.toolchain.scratch import LAYOUT_PASS, read_placed, read_transients
 from retrograd.pipelines.toolchain.subprocesses import ToolLimits, ToolResult, run_tool
 from retrograd.pipelines.toolchain.timeline import ALLOCATION_PASS, Step, read_timelines

@@ -127,7 +127,7 @@ SIDE_BY_SIDE = """
 import os, signal, sys, time
 from pathlib import Path
 from retrograd.pipelines.stream.compiler import Dumps
-from retrograd.pipelines.stream.parts import compile_parts
+from retrograd.pipelines.stream.side_by_side import compile_parts
 
 def compile_part(output, dumps, part):
     output.write_text(f"{part.module} {part.functions[0]} {dumps.layout}")

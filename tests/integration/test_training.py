@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 import retrograd
 from retrograd.contract.sizes import numbers_of
 from retrograd.pipelines.stages import staged
-from retrograd.pipelines.toolchain import parts
+from retrograd.pipelines.toolchain import module_parts
 from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.bridge import run_function
 
@@ -104,7 +104,7 @@ def test_trains_as_eager(name: str, partition: str) -> None:
 
 
 def test_functions_that_were_compiled_side_by_side_train_as_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_LEAST_LINES", 1)
+    monkeypatch.setattr(module_parts, "_LEAST_LINES", 1)
     monkeypatch.setattr(staged, "count_processors", lambda: 2)
     ours, theirs = SUITE["mlp"].make("test"), SUITE["mlp"].make("test")
     step = retrograd.compile_backward(ours.model, ours.args, cache=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.pipelines.toolchain.parts import (
+from retrograd.pipelines.toolchain.module_parts import (
     count_lines,
     count_processors,
     divide_functions,

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 
 from retrograd.pipelines.stream.compiler import Dumps, Part
 from retrograd.pipelines.toolchain.launcher import limit
-from retrograd.pipelines.toolchain.parts import Parts, part_path
+from retrograd.pipelines.toolchain.module_parts import Parts, part_path
 
 
 class CompilePart(Protocol):
