@@ -18,7 +18,7 @@ from retrograd.frontend.layers.ctc_loss import ctc_loss
 from retrograd.frontend.traceable.experts import find_product
 from retrograd.frontend.traceable.known_masks import forget, note_contents, places_of, read_arguments
 from retrograd.frontend.traceable.losses import gaussian_nll_loss, multilabel_margin_loss
-from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, or_settled, refusal
+from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, is_whole, or_settled, refusal
 from retrograd.frontend.traceable.nonzero_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.traceable.scalar_indices import SinglePlaces
 
@@ -120,10 +120,11 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
     """``x[key] = value`` by a mask among whole axes, `index_put` then; ``NotImplemented`` for other keys, and for
     numbers, which have no gradient."""
     keys = key if isinstance(key, tuple) else (key,)
-    if isinstance(keys[0], Selection):
-        if len(keys) > 1:
+    chosen = [part for part in keys if isinstance(part, Selection)]
+    if chosen:
+        if not all(part is chosen[place] if place < len(chosen) else is_whole(part) for place, part in enumerate(keys)):
             raise refusal("x[...] = y", "beside other indices")
-        set_places(x, keys[0], value)
+        set_places(x, chosen, value)
         return None
     if isinstance(value, Selection):
         if len(keys) > 1 or not value.memory or not is_same_choice(value, keys[0], keys[0]._version):
@@ -131,7 +132,7 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
         x.copy_(torch.where(value.wide_mask(), value.rows.to(x.dtype), x))
         return None
     masks = [place for place, part in enumerate(keys) if isinstance(part, Tensor) and is_mask(part)]
-    whole = [part for part in keys if part is Ellipsis or (isinstance(part, slice) and part == slice(None))]
+    whole = [part for part in keys if is_whole(part)]
     if len(masks) != 1 or len(whole) != len(keys) - 1 or not isinstance(value, Tensor):
         return NotImplemented
     axes = keys[masks[0]].dim()

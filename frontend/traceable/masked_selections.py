@@ -32,6 +32,7 @@ _ELEMENTWISE_NAMES = """
     logaddexp logical_and logical_not logical_or logit long lt maximum minimum mul multiply nan_to_num ne neg negative
     pow rad2deg reciprocal remainder round rsqrt rsub sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh
     to true_divide trunc where xlogy
+    alpha_dropout dropout
     bfloat16 bitwise_and bitwise_not bitwise_or celu elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid
     mish relu relu6 selu silu softplus softsign tanhshrink
     __abs__ __add__ __and__ __eq__ __floordiv__ __ge__ __gt__ __invert__ __le__ __lt__ __mod__ __mul__ __ne__ __neg__
@@ -65,12 +66,10 @@ class Selection:
     list: by their other names the old elements would have changed, and are refused.
     """
 
-    __slots__ = ("dense", "distinct", "mask", "memory", "rows", "version")
+    __slots__ = ("dense", "mask", "memory", "rows", "version")
 
     def __init__(self, rows: Tensor, mask: Tensor, version: int, memory: list[bool] | None = None) -> None:
         self.rows, self.mask, self.version = rows, mask, version
-        # Whether they are indices, of which none comes twice.
-        self.distinct = False
         # The elements in a row, once they have been asked for; they stand in its place from then on.
         self.dense: Tensor | None = None
         self.memory = [True] if memory is None else memory
@@ -364,6 +363,11 @@ def _loss(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
             raise refusal(name, "with weights, or of labels that are not chosen")
         count = torch.where(labels.wide_mask(), labels.rows != kwargs.get("ignore_index", -100), False).sum()
     return total / count
+
+
+def is_whole(key: Any) -> bool:
+    """Whether a part of an index takes all of an axis, or of all that are left."""
+    return key is Ellipsis or (isinstance(key, slice) and key == slice(None))
 
 
 def is_same_choice(chosen: Selection, mask: Tensor, version: int) -> bool:

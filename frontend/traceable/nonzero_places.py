@@ -8,6 +8,7 @@ for the rest: a mixture of experts, each on the rows that chose it, is one graph
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,14 +38,12 @@ def _places(mask: Any, name: str) -> Any:
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not mask.dim() or not mask.numel():
         return NotImplemented
     grids = torch.meshgrid([torch.arange(size, device=mask.device) for size in mask.shape], indexing="ij")
-    indices = tuple(Selection.of(grid, mask) for grid in grids)
-    indices[0].distinct = mask.dim() == 1
-    return indices
+    return tuple(Selection.of(grid, mask) for grid in grids)
 
 
 def select_places(x: Any, key: Any) -> Any:
-    """``x[rows]``, ``x[rows, slots, None]``: by chosen indices of the first axes, then new and whole axes.
-    ``NotImplemented`` where no index is chosen by a mask.
+    """``x[rows]``, ``x[rows, slots, None]``: by chosen indices of the first axes, then numbers, slices and
+    new axes. ``NotImplemented`` where no index is chosen by a mask.
 
     Raises:
         CaptureError: they stand elsewhere, are of several masks, or beside other indices.
@@ -54,8 +53,8 @@ def select_places(x: Any, key: Any) -> Any:
     if not indices:
         return NotImplemented
     rest = keys[len(indices) :]
-    whole = all(part is None or part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in rest)
-    if not isinstance(x, Tensor) or not whole:
+    plain = all(part is None or part is Ellipsis or type(part) in (int, slice) for part in rest)
+    if not isinstance(x, Tensor) or not plain:
         raise refusal("x[...]", "beside other indices")
     _check_indices("x[...]", indices, indices[0])
     return indices[0].having(x[(*(index.rows for index in indices), *rest)])
@@ -80,23 +79,45 @@ def _values_to_add(x: Any, dim: Any, index: Any, source: Any) -> Any:
     if not isinstance(x, Tensor) or not isinstance(index, Selection) or not isinstance(source, Selection) or dim != 0:
         raise refusal("index_add", "along another axis, or of what is not chosen by one mask")
     _check_indices("index_add", [index], source)
-    if not source.memory:
-        raise refusal("index_add", "of elements that were written to in place by another name")
+    _check_values("index_add", index, source)
     values = source.having(torch.where(source.wide_mask(), source.rows, 0))
     return index.flat(), values.flat()
 
 
-def set_places(x: Tensor, index: Selection, value: Any) -> None:
-    """``x[rows] = values`` where ``rows`` are those of a mask of one axis, none of which comes twice."""
-    if not isinstance(value, Selection) or not index.distinct:
-        raise refusal("x[...] = y", "of indices that may come twice, or of what is not chosen by one mask")
-    _check_indices("x[...] = y", [index], value)
-    if not value.memory or value.rows.shape[1:] != x.shape[1:]:
-        raise refusal("x[...] = y", "of another shape, or of elements that were written to in place by another name")
-    none = torch.zeros(x.shape[0], dtype=torch.int32, device=x.device)
-    hit = none.index_add(0, index.rows, index.mask.to(torch.int32)).bool().reshape(-1, *[1] * (x.dim() - 1))
-    rows = torch.where(value.wide_mask(), value.rows.to(x.dtype), 0)
-    x.copy_(torch.where(hit, torch.zeros_like(x).index_add(0, index.rows, rows), x))
+def set_places(x: Tensor, indices: Sequence[Selection], value: Any) -> None:
+    """``x[rows] = values``, ``x[rows, slots] = values``: by chosen indices of the first axes, to chosen values, or
+    to one value for all of them. What is not chosen goes to a place behind the last. Of several values for one place
+    the last stays, and each has that place's gradient, as in PyTorch."""
+    _check_indices("x[...] = y", indices, indices[0])
+    axes, mask = len(indices), indices[0].mask
+    if axes > x.dim():
+        raise IndexError(f"too many indices for a tensor of {x.dim()} axes")
+    count, element = math.prod(x.shape[:axes]), x.shape[axes:]
+    places = torch.zeros_like(mask, dtype=torch.int64)
+    for index, size in zip(indices, x.shape, strict=False):
+        places = places * size + torch.where(index.rows < 0, index.rows + size, index.rows)
+    places = torch.where(mask, places, count).flatten()
+    values = _values_to_set(indices[0], value, x).expand(places.shape[0], *element)
+    behind = torch.cat([x.reshape(count, *element), x.new_zeros(1, *element)])
+    x.copy_(behind.index_put((places,), values)[:count].reshape(x.shape))
+
+
+def _values_to_set(index: Selection, value: Any, x: Tensor) -> Tensor:
+    """Make what is broadcast to a value for each place."""
+    if isinstance(value, Selection):
+        _check_values("x[...] = y", index, value)
+        return value.flat().to(x.dtype)
+    one = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    if one.dim() > x.dim() - index.mask.dim() and one.shape[:1] != (1,):
+        raise refusal("x[...] = y", "with a tensor that is not chosen from")
+    return one
+
+
+def _check_values(name: str, index: Selection, value: Selection) -> None:
+    if not is_same_choice(value, index.mask, index.version):
+        raise refusal(name, "of indices that two masks choose")
+    if not value.memory:
+        raise refusal(name, "of elements that were written to in place by another name")
 
 
 def _check_indices(name: str, indices: Sequence[Selection], first: Selection) -> None:

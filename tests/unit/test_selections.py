@@ -55,6 +55,19 @@ def experts(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return out.square().sum()
 
 
+def add_experts(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    """As Mistral's reference code adds up what experts give, each on the rows that chose it."""
+    for number in range(2):
+        rows, slots = torch.where(mask == bool(number))
+        x[rows] += y[rows, slots, 0, None, None] * F.linear(x[rows], y[number, 0].outer(y[2, 1])).tanh()
+
+
+def rows_twice(x: Tensor, y: Tensor, mask: Tensor) -> None:
+    """Of several values for one row the last stays; the gradient is that of PyTorch's formula."""
+    rows, slots = torch.where(mask)
+    x[rows] = y[rows] * y[rows, slots, None]
+
+
 def assign_rows(x: Tensor, y: Tensor, mask: Tensor) -> None:
     (rows,) = torch.where(mask[:, 0])
     x[rows] = y[rows].exp()
@@ -68,8 +81,16 @@ def scale_rows(x: Tensor, y: Tensor, mask: Tensor) -> None:
 FUNCTIONS: dict[str, Function] = {
     "experts": experts,
     "places": lambda x, y, m, i: (x[torch.where(m)] * y[m.nonzero(as_tuple=True)]).square().sum(),
+    "parts at places": lambda x, y, m, i: (
+        x[m.nonzero()[:, 0], 1, :3] * y[torch.where(m)[0], :, 2, None].sum(-1)
+    ).mean(),
     "places by axis": lambda x, y, m, i: x[m.nonzero()[:, 0]].sin().mean(),
     "labels at places": lambda x, y, m, i: F.cross_entropy(x[torch.where(m)], i[torch.where(m)]),
+    "add experts": written(add_experts),
+    "rows twice": written(rows_twice),
+    "numbers at places": written(lambda x, y, m: x.__setitem__(torch.where(m), 2)),
+    "a token at places": written(lambda x, y, m: x.__setitem__(torch.where(m), y[0, 0])),
+    "parts of places": written(lambda x, y, m: x.__setitem__((torch.where(m)[0] - 4, ...), y[torch.where(m)[0]])),
     "assign rows": written(assign_rows),
     "scale rows": written(scale_rows),
     "sum": lambda x, y, m, i: x[m].sum(),
@@ -131,15 +152,18 @@ def another_name(x: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
     return same.sum()
 
 
-def rows_twice(x: Tensor, y: Tensor, mask: Tensor) -> None:
-    rows = torch.where(mask)[0]
-    x[rows] = y[rows]
-
-
 REFUSED: dict[str, tuple[Function, str]] = {
-    "rows that may come twice": (written(rows_twice), "that may come twice"),
+    "places that are not chosen": (
+        written(lambda x, y, m: x.__setitem__(torch.where(m), torch.ones(7, 5))),
+        "not chosen from",
+    ),
+    "places of two masks": (
+        written(lambda x, y, m: x.__setitem__((torch.where(m)[0], torch.where(~m)[1]), 0)),
+        "two masks choose",
+    ),
+    "values of another mask": (written(lambda x, y, m: x.__setitem__(torch.where(m), y[~m])), "two masks choose"),
     "indices of two masks": (lambda x, y, m, i: x[torch.where(m)[0], torch.where(~m)[1]].sum(), "two masks choose"),
-    "other indices beside": (lambda x, y, m, i: x[torch.where(m)[0], 1].sum(), "beside other indices"),
+    "other indices beside": (lambda x, y, m, i: x[torch.where(m)[0], i[0]].sum(), "beside other indices"),
     "how many": (lambda x, y, m, i: x.sum() / torch.where(m)[0].numel(), "numel, where"),
     "places of places": (lambda x, y, m, i: x[torch.where(torch.where(m)[0] > 1)].sum(), "where, where"),
     "sums along another axis": (
