@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 
 def builtin_type(type_: ir.Type) -> ir.Type:
@@ -22,13 +23,9 @@ def builtin_type(type_: ir.Type) -> ir.Type:
 
 def to_builtin(value: ir.Value, type_: ir.Type | None = None) -> ir.Value:
     """A torch tensor as a builtin one, of ``type_`` where its own has another name there."""
-    return _cast("torch_c.to_builtin_tensor", value, builtin_type(value.type) if type_ is None else type_)
+    return Maker().value("torch_c.to_builtin_tensor", [value], builtin_type(value.type) if type_ is None else type_)
 
 
 def from_builtin(value: ir.Value, type_: ir.Type) -> ir.Value:
     """A builtin tensor as a torch tensor of ``type_``."""
-    return _cast("torch_c.from_builtin_tensor", value, type_)
-
-
-def _cast(name: str, operand: ir.Value, result: ir.Type) -> ir.Value:
-    return ir.Operation.create(name, results=[result], operands=[operand]).results[0]
+    return Maker().value("torch_c.from_builtin_tensor", [value], type_)

@@ -16,6 +16,7 @@ from retrograd.dialects import bwd, ir
 from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
 from retrograd.pipelines.infra.functions import find_function, functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
 # An op of these calls back into the process that runs the module; the attribute numbers what it calls, of that name.
@@ -124,14 +125,8 @@ def _call(
 ) -> ir.Operation:
     operand_types, result_types = [o.type for o in operands], [r.type for r in results]
     _declare(module, name, ir.FunctionType.get(operand_types, result_types), op)
-    return ir.Operation.create(
-        "func.call",
-        operands=operands,
-        results=result_types,
-        attributes={"callee": ir.FlatSymbolRefAttr.get(name)},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
+    callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
+    return Maker.before(op).op("func.call", operands, result_types, callee)
 
 
 def _declare(module: ir.Operation, name: str, type_: ir.FunctionType, caller: ir.Operation) -> None:
@@ -150,7 +145,7 @@ def _declare(module: ir.Operation, name: str, type_: ir.FunctionType, caller: ir
         "sym_visibility": ir.StringAttr.get("private"),
     }
     start = ir.InsertionPoint.at_block_begin(module.regions[0].blocks[0])
-    ir.Operation.create("func.func", attributes=attributes, regions=1, loc=caller.location, ip=start)
+    Maker(start, caller.location).op("func.func", attributes=attributes, regions=1)
 
 
 def _append_results(func: ir.Operation, added: Sequence[tuple[ir.Value, dict[str, str]]]) -> None:
@@ -160,7 +155,7 @@ def _append_results(func: ir.Operation, added: Sequence[tuple[ir.Value, dict[str
     block = func.regions[0].blocks[0]
     old_return = list(block.operations)[-1].operation
     values = [*old_return.operands, *(value for value, _ in added)]
-    ir.Operation.create("func.return", operands=values, loc=old_return.location, ip=ir.InsertionPoint(old_return))
+    Maker.before(old_return).op("func.return", values)
     old_return.erase()
     results = [*attribute_dicts(func, "res_attrs"), *(attributes for _, attributes in added)]
     kind = function_type(func)

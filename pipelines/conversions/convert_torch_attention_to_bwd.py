@@ -22,6 +22,7 @@ from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
 from retrograd.pipelines.conversions.builtin_tensors import builtin_type, from_builtin, to_builtin
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _NAME = "convert-torch-attention-to-bwd"
 _NONE = "torch.constant.none"
@@ -87,12 +88,8 @@ def _convert(op: ir.Operation) -> None:
     else:
         taken_seed = []
     # Not by the op's class, which takes a false attribute for none.
-    made = ir.Operation.create(
-        _CONVERTED[operator_name(op)],
-        results=[builtin_type(result.type) for result in op.results],
-        operands=[*taken, added, *taken_seed],
-        attributes=attributes,
-    )
+    types = [builtin_type(result.type) for result in op.results]
+    made = Maker().op(_CONVERTED[operator_name(op)], [*taken, added, *taken_seed], types, attributes)
     for old, new in zip(op.results, made.results, strict=True):
         old.replace_all_uses_with(from_builtin(new, old.type))
     op.erase()
@@ -117,5 +114,4 @@ def _describe(tensor: ir.Value) -> Tensor:
 def _write_nothing(like: ir.Value) -> ir.Value:
     """Write the zero that stands for no mask."""
     type_ = ir.RankedTensorType.get([], ir.RankedTensorType(builtin_type(like.type)).element_type)
-    zero = ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, 0.0))
-    return ir.Operation.create("arith.constant", results=[type_], attributes={"value": zero}).results[0]
+    return Maker().constant(ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(type_.element_type, 0.0)))

@@ -14,6 +14,7 @@ from retrograd.pipelines.analysis.partition.read_graph import find_operators, op
 from retrograd.pipelines.conversions.builtin_tensors import builtin_type, from_builtin, to_builtin
 from retrograd.pipelines.conversions.convert_torch_pools_to_linalg import read_list
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _NAME = "convert-torch-convolution-to-bwd"
 _REMEDY = "leave other convolutions as ops of aten"
@@ -53,14 +54,9 @@ def _convert(op: ir.Operation) -> None:
     obstacle = Convolution.of_last(images, filters, results, *pairs).find_obstacle()
     if obstacle is not None:
         raise PassFailure(op, f"{_NAME}: no kernel of ours takes this convolution: {obstacle}", _REMEDY)
-    made = ir.Operation.create(
-        name,
-        results=[builtin_type(op.results[0].type)],
-        operands=[to_builtin(value) for value in (first, second)],
-        attributes={
-            axis: _write_numbers(pair) for axis, pair in zip(("stride", "padding", "dilation"), pairs, strict=True)
-        },
-    ).results[0]
+    taken = [to_builtin(value) for value in (first, second)]
+    axes = dict(zip(("stride", "padding", "dilation"), map(_write_numbers, pairs), strict=True))
+    made = Maker().value(name, taken, builtin_type(op.results[0].type), axes)
     op.results[0].replace_all_uses_with(from_builtin(made, op.results[0].type))
     op.erase()
 

@@ -17,6 +17,7 @@ from retrograd.pipelines.analysis.layout.view_groups import AxisGroup, find_axis
 from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, read_hints
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _VIEWS = ("torch.aten.view", "torch.aten._unsafe_view", "torch.aten.reshape")
 _LIST = "torch.prim.ListConstruct"
@@ -59,12 +60,12 @@ def convert_view(op: ir.Operation, shapes: ShapeReader) -> None:
     groups = find_axis_groups(source, result, read_hints(module.operation))
     ip, location = ir.InsertionPoint(op), op.location
     with ip, location:
-        value = _create("torch_c.to_builtin_tensor", [op.operands[0]], _builtin(op.operands[0].type))
+        value = Maker().value("torch_c.to_builtin_tensor", [op.operands[0]], _builtin(op.operands[0].type))
         value = _collapse(value, groups)
         value = _expand(op, value, groups)
         # A view of this one asks for its shape.
         kept = {BWD_SHAPES: op.attributes[BWD_SHAPES]} if BWD_SHAPES in op.attributes else None
-        value = _create("torch_c.from_builtin_tensor", [value], op.results[0].type, kept)
+        value = Maker().value("torch_c.from_builtin_tensor", [value], op.results[0].type, kept)
     op.results[0].replace_all_uses_with(value)
     op.erase()
 
@@ -91,7 +92,7 @@ def _collapse(value: ir.Value, groups: Sequence[AxisGroup]) -> ir.Value:
     type_ = ir.RankedTensorType(value.type)
     sizes = [_product([_static(type_, axis) for axis in group.source]) for group in groups]
     attributes = {"reassociation": _reassociation([group.source for group in groups])}
-    return _create("tensor.collapse_shape", [value], _tensor(sizes, type_.element_type), attributes)
+    return Maker().value("tensor.collapse_shape", [value], _tensor(sizes, type_.element_type), attributes)
 
 
 def _expand(op: ir.Operation, value: ir.Value, groups: Sequence[AxisGroup]) -> ir.Value:
@@ -110,7 +111,7 @@ def _expand(op: ir.Operation, value: ir.Value, groups: Sequence[AxisGroup]) -> i
     # An axis whose size the view knows and the collapsed tensor does not is checked, not believed.
     known = [_product([_static(type_, axis) for axis in group.result]) for group in groups]
     value = _cast(value, _tensor(known, type_.element_type))
-    return _create("tensor.expand_shape", [value, *sizes], type_, attributes)
+    return Maker().value("tensor.expand_shape", [value, *sizes], type_, attributes)
 
 
 def _sizes(op: ir.Operation, value: ir.Value, groups: Sequence[AxisGroup], axes: Sequence[int]) -> list[ir.Value]:
@@ -123,8 +124,8 @@ def _sizes(op: ir.Operation, value: ir.Value, groups: Sequence[AxisGroup], axes:
     found: dict[int, ir.Value] = {}
     for axis in axes:
         if _constant_of(listed[axis]) is None:
-            number = _create("torch_c.to_i64", [listed[axis]], ir.IntegerType.get_signless(64))
-            found[axis] = _create("arith.index_cast", [number], ir.IndexType.get())
+            number = Maker().value("torch_c.to_i64", [listed[axis]], ir.IntegerType.get_signless(64))
+            found[axis] = Maker().value("arith.index_cast", [number], ir.IndexType.get())
     for axis in axes:
         if axis not in found:
             found[axis] = _remainder(op, value, groups, axis, found)
@@ -137,15 +138,15 @@ def _remainder(
     """The size of an axis: that of its group, divided by the sizes of the group's other axes."""
     number, group = next((n, g) for n, g in enumerate(groups) if axis in g.result)
     type_ = ir.RankedTensorType(_builtin(op.results[0].type))
-    size = _create("tensor.dim", [value, _index(number)], ir.IndexType.get())
+    size = Maker().value("tensor.dim", [value, Maker().index(number)], ir.IndexType.get())
     for other in group.result:
         if other == axis:
             continue
         if other not in found and type_.is_dynamic_dim(other):
             message = "convert-torch-view-to-tensor: two sizes of a view are left to be worked out"
             raise PassFailure(op, message, "give all sizes but one")
-        divisor = found[other] if other in found else _index(type_.get_dim_size(other))
-        size = _create("arith.divui", [size, divisor], ir.IndexType.get())
+        divisor = found[other] if other in found else Maker().index(type_.get_dim_size(other))
+        size = Maker().value("arith.divui", [size, divisor], ir.IndexType.get())
     return size
 
 
@@ -157,7 +158,7 @@ def _constant_of(value: ir.Value) -> int | None:
 
 
 def _cast(value: ir.Value, type_: ir.Type) -> ir.Value:
-    return value if value.type == type_ else _create("tensor.cast", [value], type_)
+    return value if value.type == type_ else Maker().value("tensor.cast", [value], type_)
 
 
 def _static(type_: ir.RankedTensorType, axis: int) -> int | None:
@@ -183,14 +184,3 @@ def _tensor(shape: Sequence[int | None], element: ir.Type) -> ir.Type:
 def _reassociation(groups: Sequence[Sequence[int]]) -> ir.Attribute:
     i64 = ir.IntegerType.get_signless(64)
     return ir.ArrayAttr.get([ir.ArrayAttr.get([ir.IntegerAttr.get(i64, axis) for axis in group]) for group in groups])
-
-
-def _index(value: int) -> ir.Value:
-    index = ir.IndexType.get()
-    return _create("arith.constant", [], index, {"value": ir.IntegerAttr.get(index, value)})
-
-
-def _create(
-    name: str, operands: Sequence[ir.Value], result: ir.Type, attributes: dict[str, ir.Attribute] | None = None
-) -> ir.Value:
-    return ir.Operation.create(name, operands=operands, results=[result], attributes=attributes).results[0]

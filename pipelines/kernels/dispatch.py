@@ -12,7 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.devices.device_targets import CUDA_ARCHITECTURES
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.questions import Launch
-from retrograd.pipelines.transforms.helpers.barriers import make_index
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 # Of IREE, unknown here: modules that hold them are read with unregistered dialects allowed.
 DISPATCH = "flow.dispatch"
@@ -55,21 +55,20 @@ def create_dispatches(
     before: ir.Operation,
 ) -> list[ir.Value]:
     """Dispatch a kernel in front of an op; gives its results, of these ``types``."""
-    ip, location = ir.InsertionPoint(before), before.location
-    grid = [make_index(count, ip, location).result for count in launch.grid]
-    numbers = [_make_number(number, ip, location) for number in launch.numbers]
+    make, integer = Maker.before(before), ir.IntegerType.get_signless(32)
+    grid = [make.index(count) for count in launch.grid]
+    numbers = [make.constant(ir.IntegerAttr.get(integer, number)) for number in launch.numbers]
     results = list(types)
     if compiled.scratch:
-        results.append(_bytes_type(prod(launch.grid) * compiled.scratch, location))
+        size, byte = prod(launch.grid) * compiled.scratch, ir.IntegerType.get_signless(8)
+        results.append(ir.RankedTensorType.get([size], byte, loc=before.location))
     attributes: dict[str, ir.Attribute] = {
         "entry_points": ir.Attribute.parse(f"[@{launch.kernel.label}_cuda::@{launch.kernel.label}]"),
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([len(grid), len(operands) + len(numbers), 0, 0]),
     }
     if launch.written is not None:
         attributes["tied_operands"] = ir.Attribute.parse(f"[{launch.written} : index]")
-    made = ir.Operation.create(
-        DISPATCH, results=results, operands=[*grid, *operands, *numbers], attributes=attributes, loc=location, ip=ip
-    )
+    made = make.op(DISPATCH, [*grid, *operands, *numbers], results, attributes)
     return list(made.results)[: len(types)]
 
 
@@ -100,14 +99,3 @@ def write_executable(kernel: Kernel, compiled: CompiledKernel, target: str, *, u
         target=CUDA_ARCHITECTURES[target].executable(target),
         data=data,
     )
-
-
-def _make_number(number: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
-    type_ = ir.IntegerType.get_signless(32)
-    attributes = {"value": ir.IntegerAttr.get(type_, number)}
-    made = ir.Operation.create("arith.constant", results=[type_], attributes=attributes, loc=location, ip=ip)
-    return made.results[0]
-
-
-def _bytes_type(count: int, location: ir.Location) -> ir.Type:
-    return ir.RankedTensorType.get([count], ir.IntegerType.get_signless(8), loc=location)

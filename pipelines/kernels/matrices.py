@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
 from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 
@@ -30,16 +31,9 @@ class Matrix:
         """The matrix, of its shape, for ops from ``before`` on."""
         if self.collapsed is None:
             return self.value
-        element, location = ir.RankedTensorType(self.value.type).element_type, before.location
-        made = ir.Operation.create(
-            _COLLAPSE,
-            results=[ir.RankedTensorType.get(list(self.shape), element, loc=location)],
-            operands=[self.value],
-            attributes={"reassociation": self.collapsed},
-            loc=location,
-            ip=ir.InsertionPoint(before),
-        )
-        return made.results[0]
+        element = ir.RankedTensorType(self.value.type).element_type
+        type_ = ir.RankedTensorType.get(list(self.shape), element, loc=before.location)
+        return Maker.before(before).value(_COLLAPSE, [self.value], type_, {"reassociation": self.collapsed})
 
 
 def find_matrix(value: ir.Value) -> Matrix:

@@ -18,6 +18,7 @@ from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.runner import run_pipeline
 from retrograd.pipelines.stages.interface import read_interface
 from retrograd.pipelines.transforms.helpers.function_builder import FunctionSketch, Port, build_function
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 # Says anew which integer results are signed, as of any staged function.
 _STAGED = "builtin.module(convert-bwd-to-func,bwd-verify-legality{level=staged})"
@@ -100,16 +101,12 @@ class Slicer:
 
     def _make(self, piece: Slice) -> tuple[ir.Module, ir.Operation]:
         module = ir.Module.create()
-        end = ir.Operation.create(
-            "func.func",
-            attributes={
-                "sym_name": ir.StringAttr.get("end"),
-                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [])),
-                "sym_visibility": ir.StringAttr.get("private"),
-            },
-            regions=1,
-            ip=ir.InsertionPoint(module.body),
-        )
+        attributes = {
+            "sym_name": ir.StringAttr.get("end"),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [])),
+            "sym_visibility": ir.StringAttr.get("private"),
+        }
+        end = Maker(ir.InsertionPoint(module.body)).op("func.func", attributes=attributes, regions=1)
         arguments = [self._port(value, INPUT) for value in sorted({*piece.arguments, *self._sizes})]
         results = [self._port(value, OUTPUT) for value in piece.results]
         if self._hints is not None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
-from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes, take_behind_barrier
+from retrograd.pipelines.transforms.helpers.barriers import take_behind_barrier
 from retrograd.pipelines.transforms.helpers.copies import copy_block
 from retrograd.pipelines.transforms.helpers.generics import (
     GENERIC,
@@ -23,6 +23,7 @@ from retrograd.pipelines.transforms.helpers.generics import (
     is_reduced,
     read_maps,
 )
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _PARALLEL = "#linalg.iterator_type<parallel>"
 _RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
@@ -89,13 +90,12 @@ def is_unary(op: ir.Operation) -> bool:
 
 def widen_after(reshape: ir.Operation) -> None:
     """Give another shape to what a widening reads, in the place of what it gives."""
-    source, location, ip = reshape.operands[0].owner, reshape.location, ir.InsertionPoint(reshape)
+    source, make = reshape.operands[0].owner, Maker.before(reshape)
     wide, narrow = ir.RankedTensorType(reshape.results[0].type), ir.RankedTensorType(source.operands[0].type)
-    moved = reshape.clone(ip)
+    moved = reshape.clone(make.ip)
     moved.operands[0] = source.operands[0]
-    moved.results[0].set_type(ir.RankedTensorType.get(wide.shape, narrow.element_type, loc=location))
-    sizes = [size.result for size in read_open_sizes(moved.results[0], ip, location)]
-    empty = ir.Operation.create("tensor.empty", results=[wide], operands=sizes, loc=location, ip=ip)
+    moved.results[0].set_type(ir.RankedTensorType.get(wide.shape, narrow.element_type, loc=reshape.location))
+    empty = make.empty(wide, make.open_sizes(moved.results[0]))
     identity = ir.AffineMapAttr.get(ir.AffineMap.get_identity(wide.rank))
     attributes = {
         MAPS: ir.ArrayAttr.get([identity, identity]),
@@ -104,9 +104,10 @@ def widen_after(reshape: ir.Operation) -> None:
     }
     read = source.regions[0].blocks[0]
     types = [argument.type for argument in read.arguments]
-    op, block = _create_generic([wide], [moved.results[0], empty.result], attributes, types, source.location, ip)
+    make = Maker(make.ip, source.location)
+    op, block = _create_generic([wide], [moved.results[0], empty], attributes, types, make)
     (value,) = copy_block(read, list(block.arguments), ir.InsertionPoint(block))
-    ir.Operation.create("linalg.yield", operands=[value], loc=source.location, ip=ir.InsertionPoint(block))
+    Maker(ir.InsertionPoint(block), source.location).op("linalg.yield", [value])
     reshape.results[0].replace_all_uses_with(op.results[0])
     reshape.erase()
     if not list(source.results[0].uses):
@@ -159,8 +160,8 @@ def fold(reader: ir.Operation, number: int, maps: Sequence[ir.AffineMap]) -> ir.
     old, read = reader.regions[0].blocks[0], source.regions[0].blocks[0]
     types = [a.type for a in old.arguments]
     types[number : number + 1] = [a.type for a in list(read.arguments)[:count]]
-    results, ip = [result.type for result in reader.results], ir.InsertionPoint(reader)
-    op, block = _create_generic(results, operands, attributes, types, reader.location, ip)
+    results = [result.type for result in reader.results]
+    op, block = _create_generic(results, operands, attributes, types, Maker.before(reader))
     arguments = list(block.arguments)
     (value,) = copy_block(read, arguments[number : number + count], ir.InsertionPoint(block))
     new = [*arguments[:number], value, *arguments[number + count :]]
@@ -180,11 +181,8 @@ def _create_generic(
     operands: Sequence[ir.Value],
     attributes: Mapping[str, ir.Attribute],
     types: Sequence[ir.Type],
-    location: ir.Location,
-    ip: ir.InsertionPoint,
+    make: Maker,
 ) -> tuple[ir.Operation, ir.Block]:
     """A ``linalg.generic`` and its body, of arguments of these ``types`` and no ops yet."""
-    op = ir.Operation.create(
-        GENERIC, results=results, operands=operands, attributes=attributes, regions=1, loc=location, ip=ip
-    )
-    return op, ir.Block.create_at_start(op.regions[0], types, [location] * len(types))
+    op = make.op(GENERIC, operands, results, attributes, regions=1)
+    return op, ir.Block.create_at_start(op.regions[0], types, [make.location] * len(types))

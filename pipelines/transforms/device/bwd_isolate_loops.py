@@ -10,7 +10,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.barriers import add_barrier, make_index, walk
+from retrograd.pipelines.transforms.helpers.barriers import add_barrier, walk
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _LOOP = "scf.for"
 _BOUNDS = 3  # first, end, step
@@ -56,7 +57,7 @@ def give_own_storage(loop: ir.Operation, number: int) -> None:
     Raises:
         PassFailure: a step does more with it than to insert slices, or its first size is open.
     """
-    ip, location = ir.InsertionPoint(loop), loop.location
+    make = Maker.before(loop)
     given = loop.results[number]
     old = ir.RankedTensorType(given.type)
     inserts = find_inserts(loop, number)
@@ -64,17 +65,14 @@ def give_own_storage(loop: ir.Operation, number: int) -> None:
         message = f"bwd-isolate-loops: {old} that a loop starts with is empty, and is not only inserted into"
         raise PassFailure(loop, message, "start with values, such as zeros")
     open_size = ir.ShapedType.get_dynamic_size()
-    type_ = ir.RankedTensorType.get([open_size, *old.shape[1:]], old.element_type, loc=location)
-    size = add_barrier(make_index(old.shape[0], ip, location).result, ip, location)
-    empty = ir.Operation.create("tensor.empty", operands=[size], results=[type_], loc=location, ip=ip)
-    loop.operands[_BOUNDS + number] = empty.result
-    after = ir.InsertionPoint.after(loop)
+    type_ = ir.RankedTensorType.get([open_size, *old.shape[1:]], old.element_type, loc=loop.location)
+    loop.operands[_BOUNDS + number] = make.empty(type_, [add_barrier(make.index(old.shape[0]), make)])
     uses = [(use.owner, use.operand_number) for use in given.uses]
     for value in (loop.regions[0].blocks[0].arguments[1 + number], *(op.results[0] for op in inserts), given):
         value.set_type(type_)
-    cast = ir.Operation.create("tensor.cast", operands=[given], results=[old], loc=location, ip=after)
+    cast = Maker.after(loop).value("tensor.cast", [given], old)
     for owner, place in uses:
-        owner.operands[place] = cast.result
+        owner.operands[place] = cast
 
 
 def find_inserts(loop: ir.Operation, number: int) -> list[ir.Operation] | None:

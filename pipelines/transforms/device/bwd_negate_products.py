@@ -12,6 +12,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_inputs, is_elementwise, is_reduced, read_maps
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 # A sum, by the product that IREE joins with it.
 _SUMS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}
@@ -108,20 +109,16 @@ def lacks_outer_loop(own: frozenset[int], loops: Sequence[int]) -> bool:
 def negate(product: ir.Operation) -> None:
     """Put ``-(-a * b)`` in the place of the product ``a * b``."""
     uses = [(use.owner, use.operand_number) for use in product.results[0].uses]
-    product.operands[0] = _negative(product.operands[0], ir.InsertionPoint(product), product.location)
-    value = _negative(product.results[0], ir.InsertionPoint.after(product), product.location)
+    product.operands[0] = _negative(product.operands[0], Maker.before(product))
+    value = _negative(product.results[0], Maker.after(product))
     for owner, number in uses:
         owner.operands[number] = value
 
 
-def _negative(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
-    type_ = value.type
-    if isinstance(type_, ir.FloatType):
-        return ir.Operation.create("arith.negf", operands=[value], results=[type_], loc=location, ip=ip).results[0]
-    attributes = {"value": ir.IntegerAttr.get(type_, 0)}
-    zero = ir.Operation.create("arith.constant", results=[type_], attributes=attributes, loc=location, ip=ip)
-    operands = [zero.results[0], value]
-    return ir.Operation.create("arith.subi", operands=operands, results=[type_], loc=location, ip=ip).results[0]
+def _negative(value: ir.Value, make: Maker) -> ir.Value:
+    if isinstance(value.type, ir.FloatType):
+        return make.value("arith.negf", [value], value.type)
+    return make.value("arith.subi", [make.constant(ir.IntegerAttr.get(value.type, 0)), value], value.type)
 
 
 def _read_factors(op: ir.Operation) -> list[ir.Value]:

@@ -12,7 +12,8 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.barriers import make_index, read_size, walk
+from retrograd.pipelines.transforms.helpers.barriers import walk
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.slices import compute_index, read_shape, take_slice
 
 _PRODUCT = "linalg.batch_matmul"
@@ -66,15 +67,8 @@ def pad_product(product: ir.Operation) -> None:
         raise PassFailure(product, "bwd-pad-products: operands read transposed", "run it before maps are folded")
     into = product.operands[2]
     operands = [pad(operand, step, product) for operand, step in zip(product.operands, steps, strict=True)]
-    padded = ir.Operation.create(
-        _PRODUCT,
-        results=[operands[2].type],
-        operands=operands,
-        attributes={name: product.attributes[name] for name in product.attributes},
-        regions=1,
-        loc=product.location,
-        ip=ir.InsertionPoint(product),
-    )
+    attributes = {name: product.attributes[name] for name in product.attributes}
+    padded = Maker.before(product).op(_PRODUCT, operands, [operands[2].type], attributes, regions=1)
     product.regions[0].blocks[0].append_to(padded.regions[0])
     product.results[0].replace_all_uses_with(cut_to_size(padded.results[0], into, product))
     product.erase()
@@ -95,7 +89,7 @@ def is_multiple(type_: ir.RankedTensorType, steps: Sequence[int]) -> bool:
 
 def pad(value: ir.Value, steps: Sequence[int], op: ir.Operation) -> ir.Value:
     """``value`` with zeros behind the end of each axis, up to a multiple of its step; computed before ``op``."""
-    type_, ip, location = ir.RankedTensorType(value.type), ir.InsertionPoint(op), op.location
+    type_, location = ir.RankedTensorType(value.type), op.location
     if is_multiple(type_, steps):
         return value
     highs, shape, operands = [], [], []
@@ -110,23 +104,12 @@ def pad(value: ir.Value, steps: Sequence[int], op: ir.Operation) -> ir.Value:
         "static_high": ir.DenseI64ArrayAttr.get(highs),
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0, len(operands)]),
     }
-    padded = ir.Operation.create(
-        "tensor.pad",
-        results=[ir.RankedTensorType.get(shape, type_.element_type, loc=location)],
-        operands=[value, *operands],
-        attributes=attributes,
-        regions=1,
-        loc=location,
-        ip=ip,
-    )
-    index = ir.IndexType.get()
-    block = ir.Block.create_at_start(padded.regions[0], [index] * type_.rank, [location] * type_.rank)
-    zero = {"value": ir.FloatAttr.get(type_.element_type, 0.0, loc=location)}
-    inside = ir.InsertionPoint(block)
-    constant = ir.Operation.create(
-        "arith.constant", results=[type_.element_type], attributes=zero, loc=location, ip=inside
-    )
-    ir.Operation.create("tensor.yield", operands=[constant.result], loc=location, ip=inside)
+    result = ir.RankedTensorType.get(shape, type_.element_type, loc=location)
+    padded = Maker.before(op).op("tensor.pad", [value, *operands], [result], attributes, regions=1)
+    index = [ir.IndexType.get()] * type_.rank
+    block = ir.Block.create_at_start(padded.regions[0], index, [location] * type_.rank)
+    inside = Maker(ir.InsertionPoint(block), location)
+    inside.op("tensor.yield", [inside.constant(ir.FloatAttr.get(type_.element_type, 0.0, loc=location))])
     return padded.results[0]
 
 
@@ -139,7 +122,7 @@ def cut_to_size(value: ir.Value, like: ir.Value, op: ir.Operation) -> ir.Value:
 
 def _missing(value: ir.Value, axis: int, step: int, op: ir.Operation) -> ir.Value:
     """How much the size of an axis is short of a multiple of ``step``."""
-    ip, location = ir.InsertionPoint(op), op.location
-    size, number = read_size(value, axis, ip, location).result, make_index(step, ip, location).result
+    make = Maker.before(op)
+    size, number = make.size(value, axis), make.index(step)
     steps = compute_index("arith.ceildivsi", size, number, op)
     return compute_index("arith.subi", compute_index("arith.muli", steps, number, op), size, op)

@@ -14,6 +14,7 @@ from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import add_barrier
 from retrograd.pipelines.transforms.helpers.copies import copy_ops
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_bytes, is_elementwise, read_inputs
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.uses import replace_operand
 from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
 
@@ -140,5 +141,5 @@ def repeat(op: ir.Operation, chain: Chain, places: Mapping[ir.Operation, Place])
 def copy_chain(chain: Chain, user: ir.Operation) -> ir.Value:
     """The result of a copy of ``chain`` in front of ``user``, its argument taken from behind a barrier."""
     start, here = ir.InsertionPoint.at_block_begin(chain.source.owner), ir.InsertionPoint(user)
-    values = {chain.source: add_barrier(chain.source, start, user.location)}
+    values = {chain.source: add_barrier(chain.source, Maker(start, user.location))}
     return copy_ops(chain.ops, values, here)[-1].results[0]

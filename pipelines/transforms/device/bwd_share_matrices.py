@@ -21,6 +21,7 @@ from retrograd.pipelines.transforms.helpers.generics import (
     read_maps,
     reads_by,
 )
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _PRODUCT = "linalg.batch_matmul"
 _COLLAPSE, _REASSOCIATION = "tensor.collapse_shape", "reassociation"
@@ -126,12 +127,5 @@ def _collapse(value: ir.Value, groups: Sequence[Sequence[int]], op: ir.Operation
         for axis in axes:
             shape[number] *= type_.shape[axis]
     attribute = ir.ArrayAttr.get([ir.ArrayAttr.get([ir.IntegerAttr.get(index, a) for a in axes]) for axes in groups])
-    made = ir.Operation.create(
-        _COLLAPSE,
-        results=[ir.RankedTensorType.get(shape, type_.element_type, loc=op.location)],
-        operands=[value],
-        attributes={_REASSOCIATION: attribute},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    return made.results[0]
+    result = ir.RankedTensorType.get(shape, type_.element_type, loc=op.location)
+    return Maker.before(op).value(_COLLAPSE, [value], result, {_REASSOCIATION: attribute})

@@ -14,11 +14,14 @@ from retrograd.pipelines.analysis.kernels.in_order_kernels import group_parts
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.fills import create_fill, is_zero, read_number
-from retrograd.pipelines.transforms.helpers.generics import MAPS, count_bytes, read_maps
+from retrograd.pipelines.transforms.helpers.generics import count_bytes, reads_by
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.uses import only_user
 from retrograd.pipelines.transforms.helpers.views import shares_storage
 
 _PRODUCT, _CONCAT, _TRANSPOSE, _COLLAPSE = "linalg.matmul", "tensor.concat", "linalg.transpose", "tensor.collapse_shape"
+# By loops: row, column, term.
+_LOOPS = ((0, 2), (2, 1), (0, 1))
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Columns:
 def find_columns(product: ir.Operation) -> Columns | None:
     """Find the columns, of known sizes, that a ``linalg.matmul`` that starts at zero takes second, if nothing else
     takes them."""
-    if product.name != _PRODUCT or is_indexed_otherwise(product) or not is_zero(product.operands[2]):
+    if product.name != _PRODUCT or not reads_by(product, _LOOPS, 3) or not is_zero(product.operands[2]):
         return None
     found: list[ir.Operation] = []
     value = product.operands[1]
@@ -95,13 +98,6 @@ def is_joined_columns(concat: ir.Operation, fold: ir.Operation | None) -> bool:
     return not fold or len(groups[0]) == 1
 
 
-def is_indexed_otherwise(product: ir.Operation) -> bool:
-    """Whether a ``linalg.matmul`` transposes an operand, or repeats it."""
-    loops = [ir.AffineDimExpr.get(number) for number in range(3)]
-    plain = [ir.AffineMap.get(3, 0, [loops[a], loops[b]]) for a, b in ((0, 2), (2, 1), (0, 1))]
-    return MAPS in product.attributes and read_maps(product) != plain
-
-
 def split(product: ir.Operation, columns: Columns, groups: Iterable[Sequence[ir.Value]]) -> None:
     """Replace ``product`` with one for each group of what is joined, behind what slices, transposes and views it."""
     ip, number = ir.InsertionPoint(product), read_number(product.operands[2])
@@ -116,7 +112,7 @@ def split(product: ir.Operation, columns: Columns, groups: Iterable[Sequence[ir.
         turned = make_empty(columns.transpose, [1, positions, depth], ip)
         turned = copy(columns.transpose, [flat, turned], turned.type, ip)
         matrix = make_type(columns.collapse, [positions, depth])
-        start = create_fill(number, make_empty(product, [rows, depth], ip), ip, product.location)
+        start = create_fill(number, make_empty(product, [rows, depth], ip), Maker.before(product))
         parts.append(
             copy(product, [product.operands[0], copy(columns.collapse, [turned], matrix, ip), start], start.type, ip)
         )
@@ -132,11 +128,7 @@ def join(concat: ir.Operation, parts: Sequence[ir.Value], ip: ir.InsertionPoint)
         return parts[0]
     shapes = [list(ir.RankedTensorType(part.type).shape) for part in parts]
     type_ = make_type(concat, [shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]])
-    attributes = {"dim": concat.attributes["dim"]}
-    made = ir.Operation.create(
-        _CONCAT, operands=parts, results=[type_], attributes=attributes, loc=concat.location, ip=ip
-    )
-    return made.results[0]
+    return Maker(ip, concat.location).value(_CONCAT, parts, type_, {"dim": concat.attributes["dim"]})
 
 
 def erase_unused_views(block: ir.Block) -> None:
@@ -171,5 +163,4 @@ def make_type(like: ir.Operation, shape: Sequence[int]) -> ir.RankedTensorType:
 
 def make_empty(like: ir.Operation, shape: Sequence[int], ip: ir.InsertionPoint) -> ir.Value:
     """Storage for a tensor of that shape, of the elements that ``like`` gives."""
-    results = [make_type(like, shape)]
-    return ir.Operation.create("tensor.empty", results=results, loc=like.location, ip=ip).results[0]
+    return Maker(ip, like.location).empty(make_type(like, shape))

@@ -24,6 +24,7 @@ from retrograd.pipelines.transforms.helpers.generics import (
     read_inputs,
     read_maps,
 )
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 # What is put together, and the number that changes nothing.
 _NEUTRAL = {"arith.addf": 0, "arith.addi": 0, "arith.mulf": 1, "arith.muli": 1}
@@ -101,16 +102,15 @@ def _read_sizes(op: ir.Operation) -> tuple[int, ...] | None:
 
 def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
     """Reduce over the last axis only, and what that gives over the others; returns the op that does the latter."""
-    ip, count = ir.InsertionPoint(op), len(sizes)
+    make, count = Maker.before(op), len(sizes)
     inside = range(count - 1)
     first = op.operands[len(op.operands) - 1]
     element = ir.RankedTensorType(first.type).element_type
     partial = ir.RankedTensorType.get(list(sizes[:-1]), element, loc=op.location)
-    empty = ir.Operation.create("tensor.empty", results=[partial], loc=op.location, ip=ip).results[0]
     number = read_number(first)
     assert number is not None, "asked by _can_be_divided"
-    filled = create_fill(number, empty, ip, op.location)
-    rows = op.clone(ip=ip)
+    filled = create_fill(number, make.empty(partial), make)
+    rows = op.clone(ip=make.ip)
     rows.operands[len(rows.operands) - 1] = filled
     rows.results[0].set_type(partial)
     maps = [*read_maps(op)[:-1], map_of_loops(inside, count)]
@@ -118,21 +118,13 @@ def _take_last(op: ir.Operation, sizes: Sequence[int]) -> ir.Operation:
     only = ir.AffineMap.get(count - 1, 0, [ir.AffineConstantExpr.get(0)] * ir.RankedTensorType(first.type).rank)
     rows.attributes[MAPS] = ir.ArrayAttr.get([ir.AffineMapAttr.get(indices) for indices in maps])
     rows.attributes[ITERATORS] = iterators_of(count - 1, 1)
-    whole = ir.Operation.create(
-        GENERIC,
-        operands=[rows.results[0], first],
-        results=[op.results[0].type],
-        attributes={
-            MAPS: ir.ArrayAttr.get(
-                [ir.AffineMapAttr.get(map_of_loops(inside, count - 1)), ir.AffineMapAttr.get(only)],
-            ),
-            ITERATORS: iterators_of(0, count - 1),
-            SEGMENTS: ir.DenseI32ArrayAttr.get([1, 1]),
-        },
-        regions=1,
-        loc=op.location,
-        ip=ip,
-    )
+    outer = [ir.AffineMapAttr.get(indices) for indices in (map_of_loops(inside, count - 1), only)]
+    attributes = {
+        MAPS: ir.ArrayAttr.get(outer),
+        ITERATORS: iterators_of(0, count - 1),
+        SEGMENTS: ir.DenseI32ArrayAttr.get([1, 1]),
+    }
+    whole = make.op(GENERIC, [rows.results[0], first], [op.results[0].type], attributes, regions=1)
     _fill_body(op, whole, element)
     op.results[0].replace_all_uses_with(whole.results[0])
     op.erase()
@@ -148,4 +140,4 @@ def _fill_body(like: ir.Operation, made: ir.Operation, element: ir.Type) -> None
         combined = end.operands[0].owner.operation.clone()
         for place in range(2):
             combined.operands[place] = body.arguments[place]
-        ir.Operation.create("linalg.yield", operands=[combined.results[0]])
+        Maker().op("linalg.yield", [combined.results[0]])

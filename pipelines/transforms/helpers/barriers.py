@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrograd.dialects import ir
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 BARRIER = "util.optimization_barrier"
 # Of IREE, which takes it away again once kernels are formed.
@@ -15,19 +16,14 @@ _TIE = "flow.tensor.tie_shape"
 _RETURN, _SIZE = "func.return", "tensor.dim"
 
 
-def add_barrier(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
+def add_barrier(value: ir.Value, make: Maker) -> ir.Value:
     """``value`` behind a barrier."""
-    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    op = ir.Operation.create(BARRIER, operands=[value], results=[value.type], loc=location, ip=ip)
-    return op.results[0]
+    return make.value(BARRIER, [value], value.type)
 
 
 def hide_from_fusion(value: ir.Value, op: ir.Operation) -> ir.Value:
     """``value`` for ``op``, without IREE's looking at what it is until kernels are formed."""
-    hidden = ir.Operation.create(
-        _FUSION_BARRIER, operands=[value], results=[value.type], loc=op.location, ip=ir.InsertionPoint(op)
-    )
-    return hidden.result
+    return Maker.before(op).value(_FUSION_BARRIER, [value], value.type)
 
 
 def hide_all_from_fusion(op: ir.Operation) -> None:
@@ -37,25 +33,19 @@ def hide_all_from_fusion(op: ir.Operation) -> None:
         uses = [(use.owner, use.operand_number) for use in result.uses if use.owner.name not in (_RETURN, _SIZE)]
         if not uses:
             continue
-        ip = ir.InsertionPoint.after(op)
-        sizes = [size.result for size in read_open_sizes(result, ip, op.location)]
-        hidden = ir.Operation.create(
-            _FUSION_BARRIER, operands=[result, *sizes], results=[result.type], loc=op.location, ip=ip
-        )
+        make = Maker.after(op)
+        hidden = make.value(_FUSION_BARRIER, [result, *make.open_sizes(result)], result.type)
         for owner, number in uses:
-            owner.operands[number] = hidden.result
+            owner.operands[number] = hidden
 
 
 def take_behind_barrier(value: ir.Value, op: ir.Operation, *, after: bool = False) -> ir.Value:
     """``value`` behind a barrier that stands right before ``op``, or after it, for use in its place. IREE reads no
     sizes off one: open sizes are tied to it."""
-    ip, location = ir.InsertionPoint.after(op) if after else ir.InsertionPoint(op), op.location
-    sizes = [size.result for size in read_open_sizes(value, ip, location)]
-    hidden = add_barrier(value, ip, location)
-    if not sizes:
-        return hidden
-    tied = ir.Operation.create(_TIE, operands=[hidden, *sizes], results=[value.type], loc=location, ip=ip)
-    return tied.results[0]
+    make = Maker.after(op) if after else Maker.before(op)
+    sizes = make.open_sizes(value)
+    hidden = add_barrier(value, make)
+    return make.value(_TIE, [hidden, *sizes], value.type) if sizes else hidden
 
 
 def hide(value: ir.OpResult) -> None:
@@ -64,27 +54,6 @@ def hide(value: ir.OpResult) -> None:
     hidden = take_behind_barrier(value, value.owner, after=True)
     for owner, number in uses:
         owner.operands[number] = hidden
-
-
-def read_open_sizes(value: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> list[ir.Operation]:
-    """Ops that give the sizes of ``value`` that its type leaves open, in order."""
-    type_ = ir.RankedTensorType(value.type)
-    return [read_size(value, axis, ip, location) for axis in range(type_.rank) if type_.is_dynamic_dim(axis)]
-
-
-def read_size(value: ir.Value, axis: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
-    """An op that gives the size of an axis of ``value``."""
-    number = make_index(axis, ip, location)
-    return ir.Operation.create(
-        _SIZE, operands=[value, number.result], results=[ir.IndexType.get()], loc=location, ip=ip
-    )
-
-
-def make_index(number: int, ip: ir.InsertionPoint, location: ir.Location) -> ir.Operation:
-    """A constant index."""
-    index = ir.IndexType.get()
-    attributes = {"value": ir.IntegerAttr.get(index, number)}
-    return ir.Operation.create("arith.constant", results=[index], attributes=attributes, loc=location, ip=ip)
 
 
 def walk(block: ir.Block) -> Iterator[ir.Operation]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from retrograd.dialects import ir
 from retrograd.pipelines.transforms.helpers.barriers import BARRIER, add_barrier
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 FILL, CONSTANT = "linalg.fill", "arith.constant"
 
@@ -31,23 +32,14 @@ def is_zero(value: ir.Value) -> bool:
     return isinstance(number, (ir.FloatAttr, ir.IntegerAttr)) and number.value == 0
 
 
-def create_fill(
-    number: ir.Attribute, into: ir.Value, ip: ir.InsertionPoint, location: ir.Location, *, hidden: bool = False
-) -> ir.Value:
+def create_fill(number: ir.Attribute, into: ir.Value, make: Maker, *, hidden: bool = False) -> ir.Value:
     """A ``linalg.fill`` of ``into`` with ``number``, an attribute of the type of its elements. With a number that is
     ``hidden`` IREE does not make a constant of the tensor, which would stay in memory between calls."""
     element = ir.RankedTensorType(into.type).element_type
-    constant = ir.Operation.create(CONSTANT, results=[element], attributes={"value": number}, loc=location, ip=ip)
-    value = add_barrier(constant.result, ip, location) if hidden else constant.result
-    fill = ir.Operation.create(
-        FILL,
-        operands=[value, into],
-        results=[into.type],
-        attributes={"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1])},
-        regions=1,
-        loc=location,
-        ip=ip,
-    )
-    body = ir.Block.create_at_start(fill.regions[0], [element, element], [location, location])
-    ir.Operation.create("linalg.yield", operands=[body.arguments[0]], loc=location, ip=ir.InsertionPoint(body))
+    constant = make.value(CONSTANT, [], element, {"value": number})
+    value = add_barrier(constant, make) if hidden else constant
+    segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1])}
+    fill = make.op(FILL, [value, into], [into.type], segments, regions=1)
+    body = ir.Block.create_at_start(fill.regions[0], [element, element], [fill.location] * 2)
+    Maker(ir.InsertionPoint(body), fill.location).op("linalg.yield", [body.arguments[0]])
     return fill.result

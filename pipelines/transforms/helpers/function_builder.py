@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from retrograd.contract.attributes import BWD_VALUE
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,21 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
         "arg_attrs": port_attributes(sketch.arguments),
         "res_attrs": port_attributes(sketch.results),
     }
-    func = ir.Operation.create(
-        "func.func", attributes=attributes, regions=1, loc=before.location, ip=ir.InsertionPoint(before)
-    )
+    func = Maker.before(before).op("func.func", attributes=attributes, regions=1)
     block = func.regions[0].blocks.append(*inputs, arg_locs=[before.location] * len(inputs))
     mapping = {p.value: argument for p, argument in zip(sketch.arguments, block.arguments, strict=True)}
-    ip = ir.InsertionPoint(block)
+    make = Maker(ir.InsertionPoint(block), func.location)
     for number in sketch.ops:
-        copy = source.ops[number].clone(ip=ip).operation
+        copy = source.ops[number].clone(ip=make.ip).operation
         for i, operand in enumerate(source.graph.ops[number].operands):
             copy.operands[i] = mapping[operand]
         # A value saved in the forward enters the backward as an argument, and stays that even where its op runs again.
         for result, value in zip(source.graph.ops[number].results, copy.results, strict=True):
             mapping.setdefault(result, value)
     for port in sketch.saves:
-        ir.Operation.create(
-            "bwd.save",
-            operands=[mapping[port.value]],
-            attributes={"name": ir.StringAttr.get(port.attributes[BWD_VALUE])},
-            loc=func.location,
-            ip=ip,
-        )
-    ir.Operation.create("func.return", operands=[mapping[p.value] for p in sketch.results], loc=func.location, ip=ip)
+        name = ir.StringAttr.get(port.attributes[BWD_VALUE])
+        make.op("bwd.save", [mapping[port.value]], attributes={"name": name})
+    make.op("func.return", [mapping[p.value] for p in sketch.results])
     return func
 
 

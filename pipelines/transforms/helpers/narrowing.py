@@ -13,6 +13,7 @@ from retrograd.contract.attributes import BWD_SHAPES
 from retrograd.contract.formats import BLOCK, FLOAT8_MAX, INT8_MAX, TINY
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, fixed_shape, tensor_shape
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 # torch's numbers of dtypes.
 _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
@@ -22,13 +23,12 @@ _DTYPES = {"si8": 1, "f16": 5, "f32": 6, "f64": 7, "bf16": 15, "f8E4M3FN": 24}
 class TorchBuilder:
     """Creates torch ops at one place; ``shape`` is what is written of tensors whose sizes are open."""
 
-    ip: ir.InsertionPoint
-    location: ir.Location
+    make: Maker
     shape: str = ""
 
     def op(self, name: str, operands: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
         """The result of a new op."""
-        made = ir.Operation.create(f"torch.{name}", operands=operands, results=[type_], loc=self.location, ip=self.ip)
+        made = self.make.op(f"torch.{name}", operands, [type_])
         if None in (tensor_shape(type_) or ()):
             made.attributes[BWD_SHAPES] = ir.ArrayAttr.get([ir.StringAttr.get(self.shape)])
         return made.results[0]
@@ -36,15 +36,15 @@ class TorchBuilder:
     def integer(self, value: int) -> ir.Value:
         """A constant ``!torch.int``."""
         attribute = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
-        return self._constant("int", "value", attribute)
+        return self._constant("int", attribute)
 
     def number(self, value: float) -> ir.Value:
         """A constant ``!torch.float``."""
-        return self._constant("float", "value", ir.FloatAttr.get_f64(value))
+        return self._constant("float", ir.FloatAttr.get_f64(value))
 
     def flag(self, value: bool) -> ir.Value:
         """A constant ``!torch.bool``."""
-        return self._constant("bool", "value", ir.IntegerAttr.get(ir.IntegerType.get_signless(1), int(value)))
+        return self._constant("bool", ir.IntegerAttr.get(ir.IntegerType.get_signless(1), int(value)))
 
     def integers(self, values: Sequence[int]) -> ir.Value:
         """A ``!torch.list<int>``."""
@@ -61,15 +61,8 @@ class TorchBuilder:
         """``value`` in another shape of as many elements."""
         return self.op("aten.view", [value, self.integers(shape)], tensor(shape, element_type(value.type)))
 
-    def _constant(self, kind: str, name: str, attribute: ir.Attribute) -> ir.Value:
-        made = ir.Operation.create(
-            f"torch.constant.{kind}",
-            results=[ir.Type.parse(f"!torch.{kind}")],
-            attributes={name: attribute},
-            loc=self.location,
-            ip=self.ip,
-        )
-        return made.results[0]
+    def _constant(self, kind: str, attribute: ir.Attribute) -> ir.Value:
+        return self.make.value(f"torch.constant.{kind}", [], ir.Type.parse(f"!torch.{kind}"), {"value": attribute})
 
 
 def tensor(shape: Sequence[int | None], element: str) -> ir.Type:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from retrograd.dialects import ir
-from retrograd.pipelines.transforms.helpers.barriers import read_size
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _OPEN = ir.ShapedType.get_dynamic_size()
 Number: TypeAlias = int | ir.Value
@@ -25,31 +25,18 @@ def take_slice(value: ir.Value, offsets: Sequence[Number], sizes: Sequence[Numbe
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(starts[1]), len(counts[1]), 0]),
     }
     type_ = ir.RankedTensorType.get(counts[0], ir.RankedTensorType(value.type).element_type, loc=op.location)
-    taken = ir.Operation.create(
-        "tensor.extract_slice",
-        results=[type_],
-        operands=[value, *starts[1], *counts[1]],
-        attributes=attributes,
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    return taken.results[0]
+    return Maker.before(op).value("tensor.extract_slice", [value, *starts[1], *counts[1]], type_, attributes)
 
 
 def read_shape(value: ir.Value, op: ir.Operation) -> list[Number]:
     """The size of each axis of ``value``, read before ``op`` where its type leaves it open."""
-    ip = ir.InsertionPoint(op)
-    return [
-        read_size(value, axis, ip, op.location).result if size == _OPEN else size
-        for axis, size in enumerate(ir.RankedTensorType(value.type).shape)
-    ]
+    make, shape = Maker.before(op), ir.RankedTensorType(value.type).shape
+    return [make.size(value, axis) if size == _OPEN else size for axis, size in enumerate(shape)]
 
 
 def compute_index(name: str, left: ir.Value, right: ir.Value, op: ir.Operation) -> ir.Value:
     """The result of the op called ``name`` on two indices, put before ``op``."""
-    ip, location = ir.InsertionPoint(op), op.location
-    made = ir.Operation.create(name, results=[ir.IndexType.get()], operands=[left, right], loc=location, ip=ip)
-    return made.result
+    return Maker.before(op).value(name, [left, right], ir.IndexType.get())
 
 
 def _split(numbers: Sequence[Number]) -> tuple[list[int], list[ir.Value]]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from retrograd.dialects import ir
-from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes
-from retrograd.pipelines.transforms.helpers.fills import CONSTANT, is_zero
+from retrograd.pipelines.transforms.helpers.fills import is_zero
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_inputs, is_elementwise, read_maps
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _WIDEN = "arith.extf"
 # Ops that give another place, or another shape, to the elements of their first operand.
 _MOVES = ("tensor.collapse_shape", "tensor.expand_shape", "tensor.extract_slice")
-_PAD, _CONCAT, _TRANSPOSE, _EMPTY = "tensor.pad", "tensor.concat", "linalg.transpose", "tensor.empty"
+_PAD, _CONCAT, _TRANSPOSE = "tensor.pad", "tensor.concat", "linalg.transpose"
 
 
 @dataclass
@@ -57,25 +57,20 @@ class Widened:
     def _narrow(self, op: ir.Operation) -> ir.Value:
         if widened_from(op) is not None:
             return op.operands[0]
-        element, ip = self.find_element(op.results[0]), ir.InsertionPoint(op)
+        element = self.find_element(op.results[0])
         type_ = ir.RankedTensorType.get(ir.RankedTensorType(op.results[0].type).shape, element, loc=op.location)
         sources = [self.narrow(operand) for operand in (op.operands if op.name == _CONCAT else [op.operands[0]])]
-        copy = op.clone(ip=ip).operation
+        copy = op.clone(ip=ir.InsertionPoint(op)).operation
         for number, source in enumerate(sources):
             copy.operands[number] = source
+        make = Maker.before(copy)
         if op.name in (_TRANSPOSE, GENERIC):
-            sizes = [size.result for size in read_open_sizes(op.operands[1], ip, op.location)]
-            copy.operands[1] = ir.Operation.create(
-                _EMPTY, results=[type_], operands=sizes, loc=op.location, ip=ir.InsertionPoint(copy)
-            ).result
+            copy.operands[1] = make.empty(type_, make.open_sizes(op.operands[1]))
             for argument in copy.regions[0].blocks[0].arguments:
                 argument.set_type(element)
         if op.name == _PAD:
-            zero = {"value": ir.FloatAttr.get(element, 0.0, loc=op.location)}
             end = list(copy.regions[0].blocks[0].operations)[-1].operation
-            end.operands[0] = ir.Operation.create(
-                CONSTANT, results=[element], attributes=zero, loc=op.location, ip=ir.InsertionPoint(copy)
-            ).result
+            end.operands[0] = make.constant(ir.FloatAttr.get(element, 0.0, loc=op.location))
         copy.results[0].set_type(type_)
         return copy.results[0]
 

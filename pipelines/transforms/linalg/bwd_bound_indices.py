@@ -12,8 +12,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.barriers import make_index, walk
+from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.slices import Number, read_shape
 from retrograd.pipelines.transforms.helpers.views import view_root
@@ -22,7 +23,7 @@ _GATHER = "tensor.extract"
 # What gives numbers that are known while compiling, or sizes.
 _KNOWN = ("arith.constant", "linalg.index", "tensor.dim")
 _COMPUTED = ("arith.", "affine.")
-_UNSIGNED_LESS = 6
+_UNSIGNED_LESS, _SELECT = 6, "arith.select"
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,18 @@ def bound_gather(gather: ir.Operation, top: ir.Operation) -> None:
     if not numbers:
         return
     sizes = read_shape(gather.operands[0], top)
-    ip, location, bit = ir.InsertionPoint(gather), gather.location, ir.IntegerType.get_signless(1)
+    make, bit = Maker.before(gather), ir.IntegerType.get_signless(1)
     inside: ir.Value | None = None
     for number in numbers:
-        index, size = gather.operands[number], _as_value(sizes[number - 1], ip, location)
+        index, size = gather.operands[number], _as_value(sizes[number - 1], make)
         predicate = {"predicate": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _UNSIGNED_LESS)}
-        fits = ir.Operation.create(
-            "arith.cmpi", results=[bit], operands=[index, size], attributes=predicate, loc=location, ip=ip
-        ).result
-        gather.operands[number] = _select(fits, index, make_index(0, ip, location).result, ip, location)
-        inside = fits if inside is None else _both(inside, fits, ip, location)
+        fits = make.value("arith.cmpi", [index, size], bit, predicate)
+        gather.operands[number] = make.value(_SELECT, [fits, index, make.index(0)], index.type)
+        inside = fits if inside is None else make.value("arith.andi", [inside, fits], bit)
     assert inside is not None, "there is an index from data"
     users = [(use.owner, use.operand_number) for use in gather.result.uses]
-    after = ir.InsertionPoint.after(gather)
-    constant = ir.Operation.create(
-        "arith.constant", results=[gather.result.type], attributes={"value": find_mark(gather)}, loc=location, ip=ip
-    )
-    marked = _select(inside, gather.result, constant.result, after, location)
+    operands = [inside, gather.result, make.constant(find_mark(gather))]
+    marked = Maker.after(gather).value(_SELECT, operands, gather.result.type)
     for owner, number in users:
         owner.operands[number] = marked
 
@@ -93,8 +89,8 @@ def bound_scatter(scatter: ir.Operation) -> None:
         )
     sizes = read_shape(scatter.operands[TENSOR], scatter)
     axes = [*ir.DenseI64ArrayAttr(scatter.attributes["dimension_map"])]
-    ip = ir.InsertionPoint(scatter)
-    bounds = [_as_value(sizes[axis], ip, scatter.location) for axis in axes]
+    make = Maker.before(scatter)
+    bounds = [_as_value(sizes[axis], make) for axis in axes]
     updates, places = scatter.operands[UPDATES], scatter.operands[PLACES]
     (scatter.operands[PLACES],) = copy_form(ir.Module.parse(write_places(scatter)), [places, *bounds], scatter)
     if isinstance(view_root(places), ir.OpResult):
@@ -211,18 +207,5 @@ def is_from_data(index: ir.Value) -> bool:
     return False
 
 
-def _as_value(size: Number, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
-    return make_index(size, ip, location).result if isinstance(size, int) else size
-
-
-def _both(one: ir.Value, other: ir.Value, ip: ir.InsertionPoint, location: ir.Location) -> ir.Value:
-    made = ir.Operation.create("arith.andi", results=[one.type], operands=[one, other], loc=location, ip=ip)
-    return made.result
-
-
-def _select(
-    condition: ir.Value, value: ir.Value, other: ir.Value, ip: ir.InsertionPoint, location: ir.Location
-) -> ir.Value:
-    operands: Sequence[ir.Value] = [condition, value, other]
-    made = ir.Operation.create("arith.select", results=[value.type], operands=operands, loc=location, ip=ip)
-    return made.result
+def _as_value(size: Number, make: Maker) -> ir.Value:
+    return make.index(size) if isinstance(size, int) else size

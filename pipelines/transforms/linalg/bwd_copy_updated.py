@@ -12,8 +12,9 @@ from typing import ClassVar
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.barriers import make_index, walk
+from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.generics import is_elementwise, read_maps
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.slices import Number, compute_index, read_shape, take_slice
 from retrograd.pipelines.transforms.helpers.views import SLICE, is_view, view_root
 from retrograd.pipelines.transforms.linalg.bwd_isolate_arguments import find_destinations
@@ -152,23 +153,13 @@ def copy(value: ir.Value, op: ir.Operation, number: int) -> ir.Value:
     It is put together from two pieces. A copy as a whole IREE would replace by ``value``, and two that are cut in the
     same place by one.
     """
-    type_, ip, location = ir.RankedTensorType(value.type), ir.InsertionPoint(op), op.location
+    type_, make = ir.RankedTensorType(value.type), Maker.before(op)
     axis = next((axis for axis, size in enumerate(type_.shape) if size != 1), None)
     if axis is None:
-        zero = [make_index(0, ip, location).result] * type_.rank
-        element = ir.Operation.create(
-            "tensor.extract", results=[type_.element_type], operands=[value, *zero], loc=location, ip=ip
-        )
-        whole = ir.Operation.create(
-            "tensor.from_elements", results=[type_], operands=[element.result], loc=location, ip=ip
-        )
-        return whole.results[0]
-    pieces = cut(value, axis, number, op)
+        element = make.value("tensor.extract", [value, *[make.index(0)] * type_.rank], type_.element_type)
+        return make.value("tensor.from_elements", [element], type_)
     attributes = {"dim": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis)}
-    joined = ir.Operation.create(
-        "tensor.concat", results=[type_], operands=pieces, attributes=attributes, loc=location, ip=ip
-    )
-    return joined.results[0]
+    return make.value("tensor.concat", cut(value, axis, number, op), type_, attributes)
 
 
 def cut(value: ir.Value, axis: int, number: int, op: ir.Operation) -> list[ir.Value]:
@@ -181,7 +172,7 @@ def cut(value: ir.Value, axis: int, number: int, op: ir.Operation) -> list[ir.Va
         first = number % (size - 1) + 1 if size else 0
         rest = size - first
     else:
-        parts = make_index(number + 2, ir.InsertionPoint(op), op.location).result
+        parts = Maker.before(op).index(number + 2)
         first = compute_index("arith.divui", size, parts, op)
         rest = compute_index("arith.subi", size, first, op)
     start: list[Number] = [0] * len(shape)

@@ -11,7 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_torch_complex_to_pairs import COMPLEX
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,7 @@ def _complex(func: ir.Operation, type_: ir.Type) -> ir.Type:
 
 
 def _cast(value: ir.Value, type_: ir.Type, before: ir.Operation) -> ir.Value:
-    ip, location = ir.InsertionPoint(before), before.location
-    sizes = [size.result for size in read_open_sizes(value, ip, location)]
-    segments = ir.DenseI32ArrayAttr.get([1, len(sizes), len(sizes)])
-    # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
-    cast = ir.Operation.create(
-        "flow.tensor.bitcast",
-        operands=[value, *sizes, *sizes],
-        results=[type_],
-        attributes={"operandSegmentSizes": segments},
-        loc=location,
-        ip=ip,
-    )
-    return cast.results[0]
+    make = Maker.before(before)
+    sizes = make.open_sizes(value)
+    segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes), len(sizes)])}
+    return make.value("flow.tensor.bitcast", [value, *sizes, *sizes], type_, segments)

@@ -16,8 +16,8 @@ from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, f
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
-from retrograd.pipelines.transforms.helpers.barriers import read_open_sizes
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.scatters import SCATTER, TENSOR
 
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
@@ -112,17 +112,16 @@ def alias_results(twin: ir.Operation) -> None:
         if isinstance(value, ir.OpResult) and value.owner.name != ALIAS and value not in computed:
             # A constant: IREE takes it for one value wherever it stands, its storage included, and would write an
             # update of it (an insertion into zeros) over the result. Only what is returned is put there.
-            alias, _ = _alias(value, storage, ir.InsertionPoint(terminator))
-            terminator.operands[i] = alias.results[0]
+            terminator.operands[i], _ = _alias(value, storage, ir.InsertionPoint(terminator))
             continue
         at_start = not isinstance(value, ir.OpResult)
         ip = ir.InsertionPoint.at_block_begin(block) if at_start else ir.InsertionPoint.after(value.owner)
         alias, sizes = _alias(value, storage, ip)
         if isinstance(value, ir.OpResult) and value.owner.name != ALIAS:
-            value.replace_all_uses_except(alias.results[0], [alias, *sizes])
+            value.replace_all_uses_except(alias, [made.owner.operation for made in (alias, *sizes)])
         else:
             # An argument, or a value returned before: a copy of its own.
-            terminator.operands[i] = alias.results[0]
+            terminator.operands[i] = alias
 
 
 def find_freed(module: ir.Operation, *, from_stages: bool) -> dict[str, frozenset[int]]:
@@ -178,10 +177,9 @@ def place_scatter(value: ir.Value, storage: ir.Value) -> bool:
     number = read_number(scatter.operands[TENSOR])
     if number is None or not type_.has_static_shape:
         return False
-    ip, location = ir.InsertionPoint(scatter), scatter.location
-    empty = ir.Operation.create("tensor.empty", results=[type_], loc=location, ip=ip)
-    alias, _ = _alias(create_fill(number, empty.result, ip, location, hidden=True), storage, ip)
-    scatter.operands[TENSOR] = alias.result
+    make = Maker.before(scatter)
+    filled = create_fill(number, make.empty(type_), make, hidden=True)
+    scatter.operands[TENSOR], _ = _alias(filled, storage, ir.InsertionPoint(scatter))
     return True
 
 
@@ -203,17 +201,9 @@ def _operands(op: ir.Operation) -> Iterator[ir.Value]:
                 yield from _operands(inner.operation)
 
 
-def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[ir.Operation, list[ir.Operation]]:
-    """The op that aliases ``value`` to ``storage``, and the ops that give it the sizes of ``value``."""
-    location = value.owner.location if isinstance(value, ir.OpResult) else storage.location
-    sizes = read_open_sizes(value, ip, location)
-    segments = ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])
-    alias = ir.Operation.create(
-        ALIAS,
-        operands=[value, *(size.result for size in sizes), storage],
-        results=[value.type],
-        attributes={"operandSegmentSizes": segments},
-        loc=location,
-        ip=ip,
-    )
-    return alias, sizes
+def _alias(value: ir.Value, storage: ir.Value, ip: ir.InsertionPoint) -> tuple[ir.Value, list[ir.Value]]:
+    """``value`` aliased to ``storage``, and the sizes of it that are read for that."""
+    make = Maker(ip, value.owner.location if isinstance(value, ir.OpResult) else storage.location)
+    sizes = make.open_sizes(value)
+    segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, len(sizes), 1, 0])}
+    return make.value(ALIAS, [value, *sizes, storage], value.type, segments), sizes

@@ -11,6 +11,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import add_barrier, take_behind_barrier, walk
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.views import view_root
 
 # The operand that each op updates, by number; ops in destination-passing style have theirs last.
@@ -44,10 +45,9 @@ class BwdIsolateArguments(ModulePass):
 def keep_arguments(block: ir.Block) -> None:
     """Use every tensor argument once more right before the block's terminator."""
     terminator = list(block.operations)[-1].operation
-    ip = ir.InsertionPoint(terminator)
     for argument in block.arguments:
         if _is_tensor(argument):
-            add_barrier(argument, ip, terminator.location)
+            add_barrier(argument, Maker.before(terminator))
 
 
 def separate_reads(op: ir.Operation) -> None:

@@ -21,6 +21,7 @@ from retrograd.pipelines.transforms.helpers.barriers import (
 )
 from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs, read_maps
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.views import view_root
 from retrograd.pipelines.transforms.linalg.bwd_isolate_arguments import find_destinations
 
@@ -126,7 +127,7 @@ def make_fill(value: ir.OpResult) -> None:
     op = value.owner
     number = read_number(op.operands[0])
     assert number is not None
-    value.replace_all_uses_with(create_fill(number, op.operands[1], ir.InsertionPoint(op), op.location))
+    value.replace_all_uses_with(create_fill(number, op.operands[1], Maker.before(op)))
     op.erase()
 
 
@@ -138,21 +139,15 @@ def make_unique(value: ir.OpResult) -> None:
         hide_operand(op)
         return
     is_integer = isinstance(element, ir.IntegerType)
-    ip, location = ir.InsertionPoint(op), op.location
+    make = Maker.before(op)
     # Of a float the negative zero, which changes nothing when it is added.
-    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=location)
-    constant = ir.Operation.create("arith.constant", results=[element], attributes={"value": zero}, loc=location, ip=ip)
-    own = add_barrier(constant.result, ip, location)
+    zero = ir.IntegerAttr.get(element, 0) if is_integer else ir.FloatAttr.get(element, -0.0, loc=op.location)
+    own = add_barrier(make.constant(zero), make)
     terminator = list(op.regions[0].blocks[0].operations)[-1].operation
     number = value.result_number
-    added = ir.Operation.create(
-        "arith.addi" if is_integer else "arith.addf",
-        operands=[terminator.operands[number], own],
-        results=[element],
-        loc=location,
-        ip=ir.InsertionPoint(terminator),
-    )
-    terminator.operands[number] = added.result
+    addition = "arith.addi" if is_integer else "arith.addf"
+    inside = Maker(ir.InsertionPoint(terminator), op.location)
+    terminator.operands[number] = inside.value(addition, [terminator.operands[number], own], element)
 
 
 def hide_operand(op: ir.Operation) -> None:
@@ -165,4 +160,4 @@ def hide_operand(op: ir.Operation) -> None:
     if isinstance(operand.type, ir.RankedTensorType):
         op.operands[number] = take_behind_barrier(operand, op)
     else:
-        op.operands[number] = add_barrier(operand, ir.InsertionPoint(op), op.location)
+        op.operands[number] = add_barrier(operand, Maker.before(op))

@@ -14,6 +14,7 @@ from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 from retrograd.pipelines.transforms.helpers.fills import read_number
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced, read_inputs
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 _COMPARE, _ROUND = "arith.cmpf", "arith.truncf"
 # oeq, one, ueq, une; and which is greater: ogt, oge, olt, ole, ugt, uge, ult, ule.
@@ -98,20 +99,12 @@ def tells_equals(generic: ir.Operation) -> bool:
 
 def keep(op: ir.Operation, form: ir.Module) -> None:
     """Compute ``op`` in f32 and round its result by ``form``."""
-    ip, narrow, wide = ir.InsertionPoint(op), ir.BF16Type.get(), ir.F32Type.get()
+    make, narrow, wide = Maker.before(op), ir.BF16Type.get(), ir.F32Type.get()
     value = op.operands[0]
     if op.name != _ROUND:
-        operands = [
-            ir.Operation.create("arith.extf", operands=[v], results=[wide], loc=op.location, ip=ip).result
-            if v.type == narrow
-            else v
-            for v in op.operands
-        ]
-        attributes = {name: op.attributes[name] for name in op.attributes}
-        value = ir.Operation.create(
-            op.name, operands=operands, results=[wide], attributes=attributes, loc=op.location, ip=ip
-        ).result
+        operands = [make.value("arith.extf", [v], wide) if v.type == narrow else v for v in op.operands]
+        value = make.value(op.name, operands, wide, {name: op.attributes[name] for name in op.attributes})
     (rounded,) = copy_form(form, [value], op)
-    result = ir.Operation.create(_ROUND, operands=[rounded], results=[narrow], loc=op.location, ip=ip).result
+    result = make.value(_ROUND, [rounded], narrow)
     op.results[0].replace_all_uses_with(result)
     op.erase()

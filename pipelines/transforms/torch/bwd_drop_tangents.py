@@ -23,6 +23,7 @@ from retrograd.pipelines.analysis.partition.read_graph import (
 )
 from retrograd.pipelines.infra.functions import find_function, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.narrowing import TorchBuilder, tensor
 
 _PURE = ("bwd.recompute_barrier", "bwd.create_token")
@@ -138,17 +139,12 @@ def _zeros_like(value: ir.Value, text: str, op: ir.Operation, sizes: _Sizes) -> 
     if declared is None or element_type(value.type) not in _FLOATS or len(shape) != len(declared):
         message = f"bwd-drop-tangents: takes an absent {value.type}, for which no zeros can be made"
         raise PassFailure(op, message, "pass zeros for the tangent that it comes from")
-    element, build = element_type(value.type), TorchBuilder(ir.InsertionPoint(op), op.location, text)
-    zero = ir.Operation.create(
-        "torch.vtensor.literal",
-        results=[tensor((), element)],
-        attributes={"value": ir.Attribute.parse(f"dense<0.0> : tensor<{element}>")},
-        loc=op.location,
-        ip=build.ip,
-    )
+    element, build = element_type(value.type), TorchBuilder(Maker.before(op), text)
+    literal = {"value": ir.Attribute.parse(f"dense<0.0> : tensor<{element}>")}
+    zero = build.make.value("torch.vtensor.literal", [], tensor((), element), literal)
     numbers = [sizes.build(build, size, op) for size in shape if size is not None]
     listed = build.op("prim.ListConstruct", numbers, ir.Type.parse(_INTEGERS))
-    return build.op("aten.expand", [zero.result, listed, build.flag(False)], value.type)
+    return build.op("aten.expand", [zero, listed, build.flag(False)], value.type)
 
 
 class _Sizes:
@@ -191,7 +187,7 @@ def _drop_results(func: ir.Operation, absent: Collection[ir.Value]) -> None:
     entries = attribute_dicts(func, "res_attrs")
     func.attributes["res_attrs"] = _attributes([entries[number] for number in there])
     _set_type(func, function_type(func).inputs, [value.type for value in values])
-    ir.Operation.create("func.return", operands=values, loc=old.location, ip=ir.InsertionPoint(old))
+    Maker.before(old).op("func.return", values)
     old.erase()
 
 

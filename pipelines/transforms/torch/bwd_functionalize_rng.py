@@ -18,13 +18,17 @@ from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
 from retrograd.pipelines.analysis.partition.read_graph import operator_name
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
-from retrograd.pipelines.transforms.helpers.generics import iterators_of
+from retrograd.pipelines.transforms.helpers.generics import GENERIC, ITERATORS, MAPS, SEGMENTS, iterators_of
+from retrograd.pipelines.transforms.helpers.maker import Maker
 
 UNIFORM = "torch.retrograd.uniform"
 _ROUNDS = 7
 GENERATOR = f"Philox4x32-{_ROUNDS}, four numbers of a draw"
 """What an executable of random numbers has in common with those that draw the same ones."""
 
+# What makes the body of the op: at the place that is current then.
+_HERE = Maker()
+_create = _HERE.value
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
@@ -59,31 +63,23 @@ def expand_uniform(op: ir.Operation) -> None:
             as its sizes are known), or an open size is no operand of the op.
     """
     stream, shape = _stream(op), _shape(op)
-    ip, location = ir.InsertionPoint(op), op.location
-    seed = _create("torch_c.to_builtin_tensor", [op.operands[0]], ir.Type.parse("tensor<2xi64>"), ip, location)
+    make, location = Maker.before(op), op.location
+    seed = make.value("torch_c.to_builtin_tensor", [op.operands[0]], ir.Type.parse("tensor<2xi64>"))
     dynamic = ir.ShapedType.get_dynamic_size()
     type_ = ir.RankedTensorType.get([dynamic if n is None else n for n in shape], ir.F32Type.get(), loc=location)
-    with ip, location:
+    with ir.InsertionPoint(op), location:
         sizes = {axis: _open_size(op, axis) for axis, size in enumerate(shape) if size is None}
         extents = [_index_of(sizes[axis]) for axis in sizes]
-    empty = _create("tensor.empty", extents, type_, ip, location)
-    generic = ir.Operation.create(
-        "linalg.generic",
-        operands=[empty],
-        results=[type_],
-        attributes={
-            "indexing_maps": ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(len(shape)))]),
-            "iterator_types": iterators_of(len(shape)),
-            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 1]),
-        },
-        regions=1,
-        loc=location,
-        ip=ip,
-    )
+    attributes = {
+        MAPS: ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(len(shape)))]),
+        ITERATORS: iterators_of(len(shape)),
+        SEGMENTS: ir.DenseI32ArrayAttr.get([0, 1]),
+    }
+    generic = make.op(GENERIC, [make.empty(type_, extents)], [type_], attributes, regions=1)
     body = generic.regions[0].blocks.append(ir.F32Type.get(), arg_locs=[location])
     with ir.InsertionPoint(body), location:
         _fill([sizes[axis] if n is None else n for axis, n in enumerate(shape)], stream, seed)
-    result = _create("torch_c.from_builtin_tensor", [generic.results[0]], op.results[0].type, ip, location)
+    result = make.value("torch_c.from_builtin_tensor", [generic.results[0]], op.results[0].type)
     op.results[0].replace_all_uses_with(result)
     op.erase()
 
@@ -97,8 +93,8 @@ def _fill(shape: Sequence[int | ir.Value], stream: int, seed: ir.Value) -> None:
     upper = _binary("arith.shrui", word, _constant(8))
     f32 = ir.F32Type.get()
     number = _create("arith.sitofp", [upper], f32)
-    unit = _create("arith.constant", [], f32, attributes={"value": ir.FloatAttr.get(f32, 2.0**-24)})
-    ir.Operation.create("linalg.yield", operands=[_binary("arith.mulf", number, unit)])
+    unit = _HERE.constant(ir.FloatAttr.get(f32, 2.0**-24))
+    _HERE.op("linalg.yield", [_binary("arith.mulf", number, unit)])
 
 
 def _choose(number: ir.Value, words: Sequence[ir.Value]) -> ir.Value:
@@ -128,7 +124,7 @@ def _flat_index(shape: Sequence[int | ir.Value]) -> ir.Value:
     flat = _constant(0)
     for dim, size in enumerate(shape):
         number = ir.IntegerAttr.get(_i64(), dim)
-        index = _create("linalg.index", [], ir.IndexType.get(), attributes={"dim": number})
+        index = _create("linalg.index", [], ir.IndexType.get(), {"dim": number})
         place = _create("arith.index_cast", [index], _i32())
         if dim:
             width = _constant(size) if isinstance(size, int) else _create("arith.trunci", [size], _i32())
@@ -143,9 +139,7 @@ def _seed_word(seed: ir.Value, place: int) -> tuple[ir.Value, ir.Value]:
 
     Read inside of the body: outside of it, it would be a read by the host, which waits for the device.
     """
-    index = ir.IndexType.get()
-    at = _create("arith.constant", [], index, attributes={"value": ir.IntegerAttr.get(index, place)})
-    return _halves(_create("tensor.extract", [seed, at], _i64()))
+    return _halves(_create("tensor.extract", [seed, _HERE.index(place)], _i64()))
 
 
 def _shape(op: ir.Operation) -> tuple[int | None, ...]:
@@ -191,7 +185,7 @@ def _product(a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _halves(wide: ir.Value) -> tuple[ir.Value, ir.Value]:
-    by = _create("arith.constant", [], _i64(), attributes={"value": ir.IntegerAttr.get(_i64(), 32)})
+    by = _HERE.constant(ir.IntegerAttr.get(_i64(), 32))
     return _create("arith.trunci", [wide], _i32()), _create("arith.trunci", [_binary("arith.shrui", wide, by)], _i32())
 
 
@@ -201,20 +195,7 @@ def _binary(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
 
 def _constant(value: int) -> ir.Value:
     wrapped = (value + 2**31) % 2**32 - 2**31
-    return _create("arith.constant", [], _i32(), attributes={"value": ir.IntegerAttr.get(_i32(), wrapped)})
-
-
-def _create(
-    name: str,
-    operands: list[ir.Value],
-    result: ir.Type,
-    ip: ir.InsertionPoint | None = None,
-    loc: ir.Location | None = None,
-    *,
-    attributes: dict[str, ir.Attribute] | None = None,
-) -> ir.Value:
-    op = ir.Operation.create(name, operands=operands, results=[result], attributes=attributes, loc=loc, ip=ip)
-    return op.results[0]
+    return _HERE.constant(ir.IntegerAttr.get(_i32(), wrapped))
 
 
 def _i32() -> ir.Type:

@@ -17,6 +17,7 @@ from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attri
 from retrograd.pipelines.analysis.partition.stored_values import STORED, packed_as, stored_format
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
+from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.narrowing import TorchBuilder, pack, unpack
 from retrograd.pipelines.transforms.torch.bwd_inline_hooks import check_body, copy_body
 
@@ -108,11 +109,11 @@ class HookPacker:
     unpacking: ir.Operation
 
     def pack(self, build: TorchBuilder, value: ir.Value, name: str) -> dict[str, ir.Value]:
-        parts = copy_body(self.packing, [value], build.ip, f"{name}_packed")
+        parts = copy_body(self.packing, [value], build.make.ip, f"{name}_packed")
         return {f"{name}_packed_{number}": part for number, part in enumerate(parts)}
 
     def unpack(self, build: TorchBuilder, parts: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
-        (whole,) = copy_body(self.unpacking, parts, build.ip, "unpacked")
+        (whole,) = copy_body(self.unpacking, parts, build.make.ip, "unpacked")
         return whole
 
 
@@ -179,11 +180,9 @@ def pack_save(save: ir.Operation, name: str, packer: Packer, following: ir.Opera
     the parts in front of it; returns their names and types."""
     value = save.operands[0]
     at = save if following.name == "bwd.save" else following
-    packed = packer.pack(TorchBuilder(ir.InsertionPoint(at), value.owner.location, shape), value, name)
+    packed = packer.pack(TorchBuilder(Maker(ir.InsertionPoint(at), value.owner.location), shape), value, name)
     for part_name, part in packed.items():
-        attributes = {"name": ir.StringAttr.get(part_name)}
-        ip = ir.InsertionPoint(save)
-        ir.Operation.create("bwd.save", operands=[part], attributes=attributes, loc=save.location, ip=ip)
+        Maker.before(save).op("bwd.save", [part], attributes={"name": ir.StringAttr.get(part_name)})
     return [(part_name, part.type) for part_name, part in packed.items()]
 
 
@@ -202,7 +201,7 @@ def unpack_arguments(func: ir.Operation, packers: dict[str, Packer], parts: dict
         given = [block.add_argument(type_, func.location) for _, type_ in parts[name]]
         attributes += [_part_attributes(entry, *part) for part in parts[name]]
         first = ops[firsts.get(argument, len(ops) - 1)]
-        builder = TorchBuilder(ir.InsertionPoint(first), first.location, entry.get(BWD_SHAPE, ""))
+        builder = TorchBuilder(Maker.before(first), entry.get(BWD_SHAPE, ""))
         argument.replace_all_uses_with(packers[name].unpack(builder, given, argument.type))
     for number in reversed(range(len(old))):
         block.erase_argument(number)
