@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.hooks import name_of_custom_backward, name_of_hook
@@ -23,7 +21,6 @@ _SIGNED = re.compile(r"!torch\.vtensor<\[([\d,?]*)\],\s*([su]i\d+)>")
 _CALLS = {"bwd.call_hook": ("hook", name_of_hook), "bwd.call_backward": ("function", name_of_custom_backward)}
 
 
-@dataclass(frozen=True)
 class ConvertBwdToFunc(ModulePass):
     """Lowers each bwd op of each function.
 
@@ -34,8 +31,7 @@ class ConvertBwdToFunc(ModulePass):
     - ``bwd.recompute_barrier``: its operand; tokens: nothing.
     """
 
-    name: ClassVar[str] = "convert-bwd-to-func"
-    description: ClassVar[str] = "Lower bwd ops to function results and calls"
+    description = "Lower bwd ops to function results and calls"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

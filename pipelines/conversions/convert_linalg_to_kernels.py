@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import field
+from typing import Literal
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -44,7 +44,6 @@ ORDER = ("attention", "convolutions", "scatters", "columns", "rows", "transposes
 EMPTY = "tensor.empty"
 
 
-@dataclass(frozen=True)
 class ConvertLinalgToKernels(ModulePass):
     """Puts a dispatch of a kernel of ours, an executable with its PTX in the module, where an op was that a family of
     kernels takes; all other ops stay, and IREE generates their code.
@@ -52,8 +51,7 @@ class ConvertLinalgToKernels(ModulePass):
     The PTX is data of the module: neither iree-compile nor what runs its result needs Triton, which compiled it.
     """
 
-    name: ClassVar[str] = "convert-linalg-to-kernels"
-    description: ClassVar[str] = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
+    description = "Dispatch kernels of our own where IREE's code generator is slow, for CUDA"
 
     arch: str = field(default="sm_90", metadata={"help": "the architecture that kernels are compiled for"})
     families: str = field(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
@@ -45,7 +44,6 @@ _LAYERS = {
 }
 
 
-@dataclass(frozen=True)
 class ConvertRecurrenceToScf(ModulePass):
     """Layers of LSTMs, GRUs and RNNs, ops of ``retrograd``, and their backwards become an ``scf.for`` each, over linalg
     on tensors.
@@ -54,8 +52,7 @@ class ConvertRecurrenceToScf(ModulePass):
     in place once bwd-isolate-loops has run.
     """
 
-    name: ClassVar[str] = "convert-recurrence-to-scf"
-    description: ClassVar[str] = "Turn recurrent layers into loops over their steps"
+    description = "Turn recurrent layers into loops over their steps"
 
     def apply(self, module: ir.Operation) -> None:
         for op in find_operators(module, _LAYERS):

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.contract.attention import (
     BACKWARD,
@@ -39,7 +37,6 @@ _CONVERTED = {
 _REMEDY = "decompose attention where it is traced, for a target without kernels of ours that take it"
 
 
-@dataclass(frozen=True)
 class ConvertTorchAttentionToBwd(ModulePass):
     """Attention and its gradients, as PyTorch has them for a CPU, become ``bwd.attention`` and
     ``bwd.attention_backward`` on builtin tensors, which torch-mlir's lowering leaves alone; with dropout, of which a
@@ -47,8 +44,7 @@ class ConvertTorchAttentionToBwd(ModulePass):
     ``bwd.dropped_attention_backward_with_mask`` where the mask has a gradient.
     """
 
-    name: ClassVar[str] = _NAME
-    description: ClassVar[str] = "Keep attention whole through torch-mlir's lowering, for kernels of our own"
+    description = "Keep attention whole through torch-mlir's lowering, for kernels of our own"
 
     def apply(self, module: ir.Operation) -> None:
         for op in find_operators(module, _TENSORS):

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_LATE, BWD_RECOMPUTE, BWD_SHAPES, BWD_TURN, BWD_VALUES, Tag
 from retrograd.contract.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
@@ -28,7 +26,6 @@ _OPERANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _CONSTANTS = ("torch.constant.str", "torch.constant.int")
 
 
-@dataclass(frozen=True)
 class ConvertTorchCollectivesToBwd(ModulePass):
     """Raises ``all_reduce``, ``all_gather_into_tensor`` and ``reduce_scatter_tensor``, each with the ``wait_tensor``
     of what it gives, to one ``bwd.collective``: both are in one half of a step, and nothing in between is saved.
@@ -40,8 +37,7 @@ class ConvertTorchCollectivesToBwd(ModulePass):
     One that something else looks at, or that nobody waits for, stays as it is, and so do other collectives.
     """
 
-    name: ClassVar[str] = _NAME
-    description: ClassVar[str] = "Raise functional collectives, with the waits for them, to bwd.collective"
+    description = "Raise functional collectives, with the waits for them, to bwd.collective"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
 from retrograd.pipelines.analysis.partition.read_graph import function_type
@@ -19,7 +16,6 @@ COMPLEX = "bwd.complex"
 _TO_REAL, _TO_COMPLEX, _LITERAL = "torch.aten.view_as_real", "torch.aten.view_as_complex", "torch.vtensor.literal"
 
 
-@dataclass(frozen=True)
 class ConvertTorchComplexToPairs(ModulePass):
     """A complex argument that only ``aten.view_as_real`` takes becomes what this gives, a result that
     ``aten.view_as_complex`` gives what that takes, each marked with ``bwd.complex``.
@@ -28,8 +24,7 @@ class ConvertTorchComplexToPairs(ModulePass):
     code that IREE does not compile. An op that computes with complex numbers is an error.
     """
 
-    name: ClassVar[str] = "convert-torch-complex-to-pairs"
-    description: ClassVar[str] = "Have functions take and give pairs of real numbers for complex ones"
+    description = "Have functions take and give pairs of real numbers for complex ones"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

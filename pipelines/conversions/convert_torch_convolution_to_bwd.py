@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.contract.convolution import CONVOLUTION, FILTERS, IMAGES, Convolution, Tensor
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
@@ -26,15 +23,13 @@ _CONVERTED = {
 }
 
 
-@dataclass(frozen=True)
 class ConvertTorchConvolutionToBwd(ModulePass):
     """Convolutions of images with channels last, ops of ``retrograd``, and their gradients become ``bwd.convolution``,
     ``bwd.convolution_input_gradient`` and ``bwd.convolution_filter_gradient`` on builtin tensors, which torch-mlir's
     lowering leaves alone.
     """
 
-    name: ClassVar[str] = _NAME
-    description: ClassVar[str] = "Keep convolutions whole through torch-mlir's lowering, for kernels of our own"
+    description = "Keep convolutions whole through torch-mlir's lowering, for kernels of our own"
 
     def apply(self, module: ir.Operation) -> None:
         for op in find_operators(module, _CONVERTED):

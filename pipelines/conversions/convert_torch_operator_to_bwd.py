@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_SHAPES, BWD_VALUES
 from retrograd.dialects import builders, bwd, ir
@@ -22,7 +20,6 @@ _UNPACK = "torch.prim.ListUnpack"
 _ARGUMENTS = (_LIST, "torch.constant.str", "torch.constant.int")
 
 
-@dataclass(frozen=True)
 class ConvertTorchOperatorToBwd(ModulePass):
     """Raises each ``torch.operator "torch.retrograd.*"`` that has a bwd op: `create_token`, `call_hook`,
     `call_backward`, `accumulate_grad`, `update_input`, `final_callbacks`.
@@ -31,8 +28,7 @@ class ConvertTorchOperatorToBwd(ModulePass):
     is itself, none at all ``!torch.none``). Other ops stay, and ops of the library that are no effects too.
     """
 
-    name: ClassVar[str] = _NAME
-    description: ClassVar[str] = "Raise traced hook ops to the bwd dialect"
+    description = "Raise traced hook ops to the bwd dialect"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

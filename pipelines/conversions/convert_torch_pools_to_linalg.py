@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import parse_tensor_type
@@ -26,7 +24,6 @@ _FORMS: dict[str, tuple[Callable[[Pool], str], int]] = {
 }
 
 
-@dataclass(frozen=True)
 class ConvertTorchPoolsToLinalg(ModulePass):
     """Maxima of windows, ops of ``retrograd``, and their gradients become a ``linalg.generic`` each, whose body reads
     the elements that it compares from where they are.
@@ -35,8 +32,7 @@ class ConvertTorchPoolsToLinalg(ModulePass):
     that may hold it, in one order: nothing is scattered.
     """
 
-    name: ClassVar[str] = _NAME
-    description: ClassVar[str] = "Turn pools over images with channels last into one op that reads from where it likes"
+    description = "Turn pools over images with channels last into one op that reads from where it likes"
 
     def apply(self, module: ir.Operation) -> None:
         for op in find_operators(module, _FORMS):

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_SHAPES
 from retrograd.contract.sizes import Size, parse_shape
@@ -25,7 +23,6 @@ _LIST = "torch.prim.ListConstruct"
 _DYNAMIC = -(2**63)
 
 
-@dataclass(frozen=True)
 class ConvertTorchViewToTensor(ModulePass):
     """``aten.view`` with open sizes becomes ``tensor.collapse_shape`` and ``tensor.expand_shape``.
 
@@ -34,8 +31,7 @@ class ConvertTorchViewToTensor(ModulePass):
     say which axes belong together. Views of fixed sizes are left to torch-mlir.
     """
 
-    name: ClassVar[str] = "convert-torch-view-to-tensor"
-    description: ClassVar[str] = "Lower views of open sizes by what their sizes are, not by their types alone"
+    description = "Lower views of open sizes by what their sizes are, not by their types alone"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

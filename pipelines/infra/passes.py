@@ -1,14 +1,15 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Defines passes: frozen dataclasses with a name, options as their fields, and `apply`."""
+"""Defines passes: frozen dataclasses with options as their fields, and `apply`."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, Union
 
 from retrograd.contract.errors import RetrogradError
@@ -55,17 +56,22 @@ class PassOption:
         return f"{self.name}=<{self.type}>"
 
 
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class ModulePass:
-    """A pass over a ``builtin.module``.
+    """A pass over a ``builtin.module``; ``BwdSinkRecompute`` is called ``bwd-sink-recompute``.
 
-    A subclass is a frozen dataclass too. Its fields are its options, but for those whose metadata is ``VALUE``, and all
-    have defaults; their types are bool, int, float, str, a ``Literal`` of texts, or one of these ``| None``.
-    ``field(default=..., metadata={"help": "..."})`` says what an option is for.
+    A subclass is a frozen dataclass without saying so. Its fields are its options, but for those whose metadata is
+    ``VALUE``, and all have defaults; their types are bool, int, float, str, a ``Literal`` of texts, or one of these
+    ``| None``. ``field(default=..., metadata={"help": "..."})`` says what an option is for.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def apply(self, module: ir.Operation) -> None:
         """Rewrite `module`, a ``builtin.module``, in place.

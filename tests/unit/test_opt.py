@@ -9,9 +9,8 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -66,18 +65,16 @@ def use_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ir.Operatio
     """Register a pass `bwd-sample` that does what the given function does."""
 
     def use(action: Callable[[ir.Operation], None]) -> None:
-        @dataclass(frozen=True)
-        class Sample(ModulePass):
-            name: ClassVar[str] = "bwd-sample"
-            description: ClassVar[str] = "A sample"
+        class BwdSample(ModulePass):
+            description = "A sample"
 
             def apply(self, module: ir.Operation) -> None:
                 action(module)
 
         holder: Any = types.ModuleType("sample_passes")
-        holder.Sample = Sample
+        holder.BwdSample = BwdSample
         monkeypatch.setitem(sys.modules, "sample_passes", holder)
-        monkeypatch.setitem(PASSES, "bwd-sample", "sample_passes:Sample")
+        monkeypatch.setitem(PASSES, "bwd-sample", "sample_passes:BwdSample")
 
     return use
 

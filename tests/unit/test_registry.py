@@ -4,9 +4,9 @@
 
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,10 +19,8 @@ from retrograd.pipelines.infra.registry import PASSES, load_pass, registered_pas
 LIT = Path(__file__).parents[1] / "lit"
 
 
-@dataclass(frozen=True)
-class Sample(ModulePass):
-    name: ClassVar[str] = "bwd-sample"
-    description: ClassVar[str] = "Has an option of each type"
+class BwdSample(ModulePass):
+    description = "Has an option of each type"
 
     policy: Literal["default", "min-cut"] = field(default="default", metadata={"help": "how to choose"})
     memory_budget: float | None = None
@@ -34,10 +32,10 @@ class Sample(ModulePass):
 @pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch) -> str:
     module: Any = types.ModuleType("sample_passes")
-    module.Sample = Sample
+    module.BwdSample = BwdSample
     module.NoPass = str
     monkeypatch.setitem(sys.modules, "sample_passes", module)
-    monkeypatch.setitem(PASSES, "bwd-sample", "sample_passes:Sample")
+    monkeypatch.setitem(PASSES, "bwd-sample", "sample_passes:BwdSample")
     return "bwd-sample"
 
 
@@ -70,14 +68,14 @@ def test_no_pass_is_left_out() -> None:
 
 
 def test_load_pass(sample: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_pass(sample) is Sample
+    assert load_pass(sample) is BwdSample
     assert sample in registered_passes()
     with pytest.raises(KeyError):
         load_pass("bwd-nothing")
     monkeypatch.setitem(PASSES, "bwd-lost", "sample_passes:Lost")
     with pytest.raises(ImportError, match=r"sample_passes:Lost, which does not exist"):
         load_pass("bwd-lost")
-    monkeypatch.setitem(PASSES, "bwd-other", "sample_passes:Sample")
+    monkeypatch.setitem(PASSES, "bwd-other", "sample_passes:BwdSample")
     monkeypatch.setitem(PASSES, "bwd-no-pass", "sample_passes:NoPass")
     for wrong in ("bwd-other", "bwd-no-pass"):
         with pytest.raises(TypeError, match="not a ModulePass of that name"):
@@ -85,11 +83,11 @@ def test_load_pass(sample: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_become_values_of_their_types() -> None:
-    assert Sample.from_options({}) == Sample()
+    assert BwdSample.from_options({}) == BwdSample()
     given = {"policy": "min-cut", "memory-budget": "0.5", "rounds": "7", "keep": "true", "label": "a b"}
-    assert Sample.from_options(given) == Sample("min-cut", 0.5, 7, True, "a b")
-    assert Sample.from_options({"memory-budget": "none"}).memory_budget is None
-    assert Sample.from_options({"keep": "0"}).keep is False
+    assert BwdSample.from_options(given) == BwdSample("min-cut", 0.5, 7, True, "a b")
+    assert BwdSample.from_options({"memory-budget": "none"}).memory_budget is None
+    assert BwdSample.from_options({"keep": "0"}).keep is False
 
 
 @pytest.mark.parametrize(
@@ -105,14 +103,14 @@ def test_options_become_values_of_their_types() -> None:
 )
 def test_bad_options_list_the_good_ones(options: dict[str, str], message: str) -> None:
     with pytest.raises(PassOptionError) as caught:
-        Sample.from_options(options)
+        BwdSample.from_options(options)
     assert message in str(caught.value)
     listed = "policy=<default|min-cut>, memory-budget=<float|none>, rounds=<int>, keep=<bool>, label=<str>"
     assert f"its options are {listed}" in str(caught.value)
 
 
 def test_options_describe_themselves() -> None:
-    policy, budget, rounds, keep, _ = Sample.options()
+    policy, budget, rounds, keep, _ = BwdSample.options()
     assert (policy.default, policy.help) == ("default", "how to choose")
     assert (budget.default, rounds.default, keep.default) == ("none", "3", "false")
 

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -19,7 +16,6 @@ from retrograd.pipelines.transforms.helpers.generics import count_inputs, is_ele
 _PRODUCT = "linalg.batch_matmul"
 
 
-@dataclass(frozen=True)
 class BwdAccumulateProducts(ModulePass):
     """Where the results of two ``linalg.batch_matmul`` are added up, the later one starts at what the earlier one gave.
 
@@ -30,8 +26,7 @@ class BwdAccumulateProducts(ModulePass):
     packed as well. bwd-mark-products has to have run.
     """
 
-    name: ClassVar[str] = "bwd-accumulate-products"
-    description: ClassVar[str] = "Add up batches of products as they are computed"
+    description = "Add up batches of products as they are computed"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -21,7 +20,6 @@ from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 _SUMS = ("arith.addf", "arith.addi")
 
 
-@dataclass(frozen=True)
 class BwdCombineScatters(ModulePass):
     """Gives each update of a scatter that adds up, into zeros, the sum of all updates for its place; the scatter then
     writes, in any order, what is the same for the same place.
@@ -32,8 +30,7 @@ class BwdCombineScatters(ModulePass):
     same bits; its CUDA kernels add atomically, in whatever order.
     """
 
-    name: ClassVar[str] = "bwd-combine-scatters"
-    description: ClassVar[str] = "Add up updates for one place before they are scattered, for a GPU"
+    description = "Add up updates for one place before they are scattered, for a GPU"
 
     most: int = field(default=1 << 14, metadata={"help": "scatters of more updates stay as they are"})
 

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
@@ -69,7 +66,6 @@ func.func @erf(%x: f32) -> f32 {
 """
 
 
-@dataclass(frozen=True)
 class BwdExpandErf(ModulePass):
     """Writes ``math.erf`` of f32 as one of two polynomials, up to one and beyond.
 
@@ -78,8 +74,7 @@ class BwdExpandErf(ModulePass):
     an element on one core, 0.75 as IREE has it. The error of this form is below 1e-7, two units in the last place.
     """
 
-    name: ClassVar[str] = "bwd-expand-erf"
-    description: ClassVar[str] = "Write erf in fewer instructions"
+    description = "Write erf in fewer instructions"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, _form_of)

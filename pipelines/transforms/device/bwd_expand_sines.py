@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.passes import ModulePass
@@ -129,7 +127,6 @@ func.func @form({"%given" if narrow else "%x"}: {type_}) -> {type_} {{
 """
 
 
-@dataclass(frozen=True)
 class BwdExpandSines(ModulePass):
     """Writes ``math.sin`` and ``math.cos`` of f32, bf16 and f16 as polynomials of an angle that is reduced exactly.
 
@@ -142,8 +139,7 @@ class BwdExpandSines(ModulePass):
     as f64 numbers; S. L. Moshier, Cephes, ``single/sinf.c`` (the polynomials).
     """
 
-    name: ClassVar[str] = "bwd-expand-sines"
-    description: ClassVar[str] = "Write sine and cosine so that they hold for large arguments, for a CPU"
+    description = "Write sine and cosine so that they hold for large arguments, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, _form_of)

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
@@ -47,7 +44,6 @@ func.func @tanh(%x: f32) -> f32 {
 """
 
 
-@dataclass(frozen=True)
 class BwdExpandTanh(ModulePass):
     """Writes ``math.tanh`` of f32 as a polynomial near zero and a quotient of exponentials elsewhere.
 
@@ -58,8 +54,7 @@ class BwdExpandTanh(ModulePass):
     Source: S. L. Moshier, Cephes, ``single/tanhf.c`` (the polynomial, and where it ends).
     """
 
-    name: ClassVar[str] = "bwd-expand-tanh"
-    description: ClassVar[str] = "Write tanh with the digits that its gradient needs, for a CPU"
+    description = "Write tanh with the digits that its gradient needs, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, _form_of)

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -32,7 +30,6 @@ _RESHAPES = ("tensor.collapse_shape", "tensor.expand_shape")
 MAX_INPUTS, MAX_OPS = 12, 32
 
 
-@dataclass(frozen=True)
 class BwdFoldWidenings(ModulePass):
     """Computes an elementwise op whose result has wider elements than what it reads, or the same ones more often,
     inside the body of each ``linalg.generic`` that reads it.
@@ -47,8 +44,7 @@ class BwdFoldWidenings(ModulePass):
     so does one of more than a body should hold.
     """
 
-    name: ClassVar[str] = "bwd-fold-widenings"
-    description: ClassVar[str] = "Compute what widens or spreads a tensor inside the ops that read it"
+    description = "Compute what widens or spreads a tensor inside the ops that read it"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

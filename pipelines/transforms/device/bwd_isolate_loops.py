@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -22,7 +19,6 @@ _OWN_MEMORY = (
 )
 
 
-@dataclass(frozen=True)
 class BwdIsolateLoops(ModulePass):
     """Has loops over tensors update in place what they carry from step to step, in a module for one device.
 
@@ -34,8 +30,7 @@ class BwdIsolateLoops(ModulePass):
     barrier of its own.
     """
 
-    name: ClassVar[str] = "bwd-isolate-loops"
-    description: ClassVar[str] = "Have loops update in place what they carry"
+    description = "Have loops update in place what they carry"
 
     def apply(self, module: ir.Operation) -> None:
         loops = [op for f in functions(module) for op in walk(only_block(f, self.name)) if op.name == _LOOP]

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.isolated_products import repays_isolation
@@ -21,7 +19,6 @@ from retrograd.pipelines.transforms.helpers.uses import only_user, replace_opera
 from retrograd.pipelines.transforms.helpers.views import is_view
 
 
-@dataclass(frozen=True)
 class BwdIsolateProducts(ModulePass):
     """Puts a barrier behind a product on packed operands where the elementwise ops that take it read as many bytes of
     other tensors as it has, and moves the product to right before them. Products of open sizes stay as they are.
@@ -31,8 +28,7 @@ class BwdIsolateProducts(ModulePass):
     result does. bwd-mark-products has to have run.
     """
 
-    name: ClassVar[str] = "bwd-isolate-products"
-    description: ClassVar[str] = "Keep elementwise ops that read several tensors out of the kernels of packed products"
+    description = "Keep elementwise ops that read several tensors out of the kernels of packed products"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

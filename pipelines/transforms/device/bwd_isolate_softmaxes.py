@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -18,7 +16,6 @@ from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_input
 _STEP = 16
 
 
-@dataclass(frozen=True)
 class BwdIsolateSoftmaxes(ModulePass):
     """Hides the exponentials of a softmax from their sum and from what is divided by it, where 16 does not divide the
     length of its rows.
@@ -28,8 +25,7 @@ class BwdIsolateSoftmaxes(ModulePass):
     takes 2.0 ns an element, of 196 17.5, of 1000 80; as kernels of their own 3.6 and 4.6.
     """
 
-    name: ClassVar[str] = "bwd-isolate-softmaxes"
-    description: ClassVar[str] = "Keep softmaxes along uneven rows from becoming one op, for a CPU"
+    description = "Keep softmaxes along uneven rows from becoming one op, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

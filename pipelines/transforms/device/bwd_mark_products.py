@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.packed_products import Shape, repays_packing
@@ -43,7 +42,6 @@ _PEELED = (
 _PRODUCTS = {"linalg.matmul": "torch.aten.mm", "linalg.batch_matmul": "torch.aten.bmm"}
 
 
-@dataclass(frozen=True)
 class BwdMarkProducts(ModulePass):
     """Marks the products whose operands IREE is to pack, if it is told to tile data at all, and says how those are to
     be split that it would split; both are for code for a CPU.
@@ -57,8 +55,7 @@ class BwdMarkProducts(ModulePass):
         default=False, metadata={"help": "give tiles of their own, for vectors of 512 bits, where IREE's are slow"}
     )
 
-    name: ClassVar[str] = "bwd-mark-products"
-    description: ClassVar[str] = "Mark the matrix products that a CPU is to pack the operands of, or to split"
+    description = "Mark the matrix products that a CPU is to pack the operands of, or to split"
 
     def apply(self, module: ir.Operation) -> None:
         ops = {func: [op for b in func.regions[0].blocks for op in walk(b)] for func in functions(module)}

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
@@ -29,7 +26,6 @@ func.func @product(%a: {a}, %b: {b}, %total: {total}) -> {total} {{
 """
 
 
-@dataclass(frozen=True)
 class BwdNarrowProducts(ModulePass):
     """Has matrix products and convolutions of two tensors that were widened to f32 from the same type of 16 bits read
     these as they were; what moves, pads or joins the wide ones in between moves the narrow ones.
@@ -40,8 +36,7 @@ class BwdNarrowProducts(ModulePass):
     reads.
     """
 
-    name: ClassVar[str] = "bwd-narrow-products"
-    description: ClassVar[str] = "Have products of widened tensors read the narrow ones, for matrix units"
+    description = "Have products of widened tensors read the narrow ones, for matrix units"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

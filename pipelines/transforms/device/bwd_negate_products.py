@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -19,7 +17,6 @@ _SUMS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}
 Axes = Mapping[ir.Value, frozenset[int]]
 
 
-@dataclass(frozen=True)
 class BwdNegateProducts(ModulePass):
     """Writes the product ``a * b`` that a sum reads as ``-(-a * b)`` where IREE would not compile the two.
 
@@ -31,8 +28,7 @@ class BwdNegateProducts(ModulePass):
     The factor concerned lacks a loop of the sum that stands in front of one that it has.
     """
 
-    name: ClassVar[str] = "bwd-negate-products"
-    description: ClassVar[str] = "Write sums of products with a broadcast factor as a CPU's compiler takes them"
+    description = "Write sums of products with a broadcast factor as a CPU's compiler takes them"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

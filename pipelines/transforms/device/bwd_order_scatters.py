@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
@@ -14,7 +11,6 @@ from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.scatters import SCATTER, UNIQUE
 
 
-@dataclass(frozen=True)
 class BwdOrderScatters(ModulePass):
     """Takes the promise off scatters that no two of their updates are for one place, which torch-mlir gives for all
     that overwrite. For code for a CPU.
@@ -24,8 +20,7 @@ class BwdOrderScatters(ModulePass):
     columns of its own, and writes the updates in order, as PyTorch's serial code does.
     """
 
-    name: ClassVar[str] = "bwd-order-scatters"
-    description: ClassVar[str] = "Write the last of several values for one place, for a CPU"
+    description = "Write the last of several values for one place, for a CPU"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

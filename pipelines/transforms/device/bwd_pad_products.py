@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -29,7 +27,6 @@ _MAPS = (
 _OPEN = ir.ShapedType.get_dynamic_size()
 
 
-@dataclass(frozen=True)
 class BwdPadProducts(ModulePass):
     """Fills up the matrices of a ``linalg.batch_matmul`` with zeros, where a size is no multiple of what matrix units
     take at a time, or of 16 in a large one of f32; cuts its result to size.
@@ -40,8 +37,7 @@ class BwdPadProducts(ModulePass):
     (``product_tiles.py``), which a batch gets where they divide it.
     """
 
-    name: ClassVar[str] = "bwd-pad-products"
-    description: ClassVar[str] = "Pad the batches of products to sizes that tiles divide, for a GPU"
+    description = "Pad the batches of products to sizes that tiles divide, for a GPU"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -27,7 +26,6 @@ _SMALL_PART = 16
 _LEAST_BYTES = 1 << 14
 
 
-@dataclass(frozen=True)
 class BwdRepeatElementwise(ModulePass):
     """Computes a tensor again where it is used after other kernels have run, if it is made of one argument that is no
     larger, element by element and by arithmetic alone; tensors of open sizes, and small ones, stay as they are.
@@ -39,8 +37,7 @@ class BwdRepeatElementwise(ModulePass):
     from seeing that the copies are one. Source: Briggs, Cooper and Torczon, "Rematerialization", PLDI 1992.
     """
 
-    name: ClassVar[str] = "bwd-repeat-elementwise"
-    description: ClassVar[str] = "Compute what is made of an argument by arithmetic anew where it is used later"
+    description = "Compute what is made of an argument by arithmetic anew where it is used later"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
@@ -31,7 +29,6 @@ _COUNT = 4
 _SHARED = ((1, 3), (3, 2))
 
 
-@dataclass(frozen=True)
 class BwdShareMatrices(ModulePass):
     """A ``linalg.batch_matmul`` one of whose operands is a matrix repeated along the batch takes the matrix.
 
@@ -42,8 +39,7 @@ class BwdShareMatrices(ModulePass):
     bwd-mark-products has to have run.
     """
 
-    name: ClassVar[str] = "bwd-share-matrices"
-    description: ClassVar[str] = "Have batches of products with one matrix read it in place of copies of it"
+    description = "Have batches of products with one matrix read it in place of copies of it"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

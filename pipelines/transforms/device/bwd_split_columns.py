@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.kernels.in_order_kernels import group_parts
@@ -24,7 +23,6 @@ _PRODUCT, _CONCAT, _TRANSPOSE, _COLLAPSE = "linalg.matmul", "tensor.concat", "li
 _LOOPS = ((0, 2), (2, 1), (0, 1))
 
 
-@dataclass(frozen=True)
 class BwdSplitColumns(ModulePass):
     """Splits a ``linalg.matmul`` whose second operand is a transposed ``tensor.concat``, ``[1, taps * C, positions]``
     joined along its middle, into a product for each tensor that is joined, ``[1, C, positions]``. What is joined may
@@ -35,8 +33,7 @@ class BwdSplitColumns(ModulePass):
     products give the parts of the gradient, which are joined in place of their operands.
     """
 
-    name: ClassVar[str] = "bwd-split-columns"
-    description: ClassVar[str] = "Compute the gradient of a filter tap by tap, less than all columns in memory"
+    description = "Compute the gradient of a filter tap by tap, less than all columns in memory"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.long_products import find_pieces
 from retrograd.pipelines.infra.passes import ModulePass
@@ -33,7 +30,6 @@ _PIECE = """
 """
 
 
-@dataclass(frozen=True)
 class BwdSplitLongProducts(ModulePass):
     """Makes of a ``linalg.matmul`` in f32 of long sums one for each piece of them, which starts at what the one before
     gave; which products those are, and what it gains, says ``long_products.py``.
@@ -41,8 +37,7 @@ class BwdSplitLongProducts(ModulePass):
     Products that read an operand transposed by their maps, or have open sizes, stay as they are.
     """
 
-    name: ClassVar[str] = "bwd-split-long-products"
-    description: ClassVar[str] = "Compute products of long sums in pieces that stay in a CPU's cache"
+    description = "Compute products of long sums in pieces that stay in a CPU's cache"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, write_form)

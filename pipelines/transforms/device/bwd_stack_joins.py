@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.passes import ModulePass
@@ -15,7 +13,6 @@ from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
 _CONCAT = "tensor.concat"
 
 
-@dataclass(frozen=True)
 class BwdStackJoins(ModulePass):
     """Joins tensors of one shape along a new outermost axis, and moves that axis to where they were joined.
 
@@ -24,8 +21,7 @@ class BwdStackJoins(ModulePass):
     one piece: IREE computes it there. What reads the whole takes it through the moved axis, in its own kernel.
     """
 
-    name: ClassVar[str] = "bwd-stack-joins"
-    description: ClassVar[str] = "Join equal tensors along the outermost axis, where they are computed in their place"
+    description = "Join equal tensors along the outermost axis, where they are computed in their place"
 
     def apply(self, module: ir.Operation) -> None:
         replace_by_forms(module, self.name, write_stacked)

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -37,7 +35,6 @@ _EXTREMES = (
 _MOST_OF_ONE = 256
 
 
-@dataclass(frozen=True)
 class BwdSumByRows(ModulePass):
     """Reduces a ``linalg.generic`` over two axes or more to a single number by its last axis, to a tensor of partial
     results, and that by its last axis again, and so on.
@@ -46,8 +43,7 @@ class BwdSumByRows(ModulePass):
     compile for a GPU ("failed to distribute"): a mean over a batch of images or of rows.
     """
 
-    name: ClassVar[str] = "bwd-sum-by-rows"
-    description: ClassVar[str] = "Reduce to a single number axis by axis"
+    description = "Reduce to a single number axis by axis"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

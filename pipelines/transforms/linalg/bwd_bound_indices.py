@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -26,7 +24,6 @@ _COMPUTED = ("arith.", "affine.")
 _UNSIGNED_LESS, _SELECT = 6, "arith.select"
 
 
-@dataclass(frozen=True)
 class BwdBoundIndices(ModulePass):
     """Has gathers and scatters whose indices come from data stay within their tensors.
 
@@ -38,8 +35,7 @@ class BwdBoundIndices(ModulePass):
     Source: JAX's ``GatherScatterMode.FILL_OR_DROP`` (what is gathered out of bounds is NaN or the least integer).
     """
 
-    name: ClassVar[str] = "bwd-bound-indices"
-    description: ClassVar[str] = "Keep gathers and scatters by computed indices within their tensors"
+    description = "Keep gathers and scatters by computed indices within their tensors"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -28,7 +26,6 @@ _REGION = ("static_offsets", "static_sizes", "static_strides")
 _OPEN = ir.ShapedType.get_dynamic_size()
 
 
-@dataclass(frozen=True)
 class BwdCopyUpdated(ModulePass):
     """Has an op that updates a tensor work on a copy of it, where something else reads the tensor.
 
@@ -41,8 +38,7 @@ class BwdCopyUpdated(ModulePass):
     which ``bwd-isolate-arguments`` keeps alive.
     """
 
-    name: ClassVar[str] = "bwd-copy-updated"
-    description: ClassVar[str] = "Copy a tensor before it is updated, where something else reads it"
+    description = "Copy a tensor before it is updated, where something else reads it"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

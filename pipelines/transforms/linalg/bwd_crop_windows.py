@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -16,7 +14,6 @@ from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_input
 from retrograd.pipelines.transforms.helpers.slices import read_shape, take_slice
 
 
-@dataclass(frozen=True)
 class BwdCropWindows(ModulePass):
     """Cuts a tensor of which a ``linalg.generic`` reads the first window alone, as ``Tensor.unfold`` does where there
     is room for one: elements ``2 * i + j`` of three, where ``i`` is 0 and ``j`` below 2.
@@ -26,8 +23,7 @@ class BwdCropWindows(ModulePass):
     (``FoldUnitExtentDims``, 3.13, on all devices.)
     """
 
-    name: ClassVar[str] = "bwd-crop-windows"
-    description: ClassVar[str] = "Cut tensors of which an op reads a single window to that window"
+    description = "Cut tensors of which an op reads a single window to that window"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.conversions.convert_torch_complex_to_pairs import COMPLEX
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -14,13 +11,11 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.maker import Maker
 
 
-@dataclass(frozen=True)
 class BwdExportComplex(ModulePass):
     """Arguments and results marked with ``bwd.complex``, pairs along the last axis, are complex to callers: one
     ``flow.tensor.bitcast`` each, which is no work, since complex numbers lie in memory as pairs."""
 
-    name: ClassVar[str] = "bwd-export-complex"
-    description: ClassVar[str] = "Have functions take and give complex numbers for the pairs that are marked"
+    description = "Have functions take and give complex numbers for the pairs that are marked"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import field
+from typing import Literal
 
 from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_given_up
@@ -24,7 +24,6 @@ from retrograd.pipelines.transforms.helpers.scatters import SCATTER, TENSOR
 ALIAS = "hal.tensor.alias"
 
 
-@dataclass(frozen=True)
 class BwdExportResults(ModulePass):
     """``@f(a) -> r`` stays, for callers that want results (``iree-run-module``); its twin is ``@f_into(a, storage)``.
 
@@ -42,8 +41,7 @@ class BwdExportResults(ModulePass):
     for what is never written to a file, takes an eighth less.
     """
 
-    name: ClassVar[str] = "bwd-export-results"
-    description: ClassVar[str] = "Add to each function a twin whose results go to storage that the caller gives"
+    description = "Add to each function a twin whose results go to storage that the caller gives"
 
     twins_alone: bool = field(
         default=False,

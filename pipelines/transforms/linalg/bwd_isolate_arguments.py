@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
@@ -18,7 +15,6 @@ from retrograd.pipelines.transforms.helpers.views import view_root
 _INSERTIONS = {"tensor.insert": 1, "tensor.insert_slice": 1, "tensor.parallel_insert_slice": 1, "tensor.scatter": 1}
 
 
-@dataclass(frozen=True)
 class BwdIsolateArguments(ModulePass):
     """Keeps in-place updates away from arguments and from what they read.
 
@@ -31,8 +27,7 @@ class BwdIsolateArguments(ModulePass):
     reads is elided too. There the view goes through a barrier and is a tensor of its own.
     """
 
-    name: ClassVar[str] = "bwd-isolate-arguments"
-    description: ClassVar[str] = "Keep compiled functions from writing to their arguments or to what an update reads"
+    description = "Keep compiled functions from writing to their arguments or to what an update reads"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

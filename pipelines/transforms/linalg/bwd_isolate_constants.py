@@ -6,8 +6,6 @@ where it is part of a sum over all."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -30,7 +28,6 @@ _SAFE = ("tensor.empty", "arith.constant", "linalg.fill")
 _DIALECTS = ("linalg.", "tensor.", "tm_tensor.")
 
 
-@dataclass(frozen=True)
 class BwdIsolateConstants(ModulePass):
     """Puts what is computed without reading any tensor, such as the numbers from 0 to n, behind a barrier where an
     update writes into it; what is one number all over becomes a ``linalg.fill``.
@@ -50,8 +47,7 @@ class BwdIsolateConstants(ModulePass):
     see through the barrier in front of the update that it is one. It then writes into memory that is read-only.
     """
 
-    name: ClassVar[str] = "bwd-isolate-constants"
-    description: ClassVar[str] = "Keep updates of what is computed from nothing from sharing a buffer"
+    description = "Keep updates of what is computed from nothing from sharing a buffer"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
@@ -18,7 +17,6 @@ _GATHER = "tensor.extract"
 _WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
 
 
-@dataclass(frozen=True)
 class BwdIsolateGathers(ModulePass):
     """Puts a barrier behind each elementwise op that computes a tensor which another op gathers from.
 
@@ -36,8 +34,7 @@ class BwdIsolateGathers(ModulePass):
     reads what lies between (3.13, on CUDA; code for a CPU counts right).
     """
 
-    name: ClassVar[str] = "bwd-isolate-gathers"
-    description: ClassVar[str] = "Keep what computes a gather's tensor out of the gather's kernel"
+    description = "Keep what computes a gather's tensor out of the gather's kernel"
 
     copies_slices: bool = field(default=False, metadata={"help": "copy slices with gaps, from which a gather reads"})
 

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.element_maps import (
@@ -31,7 +29,6 @@ _EXPAND, _COLLAPSE, _CAST = "tensor.expand_shape", "tensor.collapse_shape", "ten
 Reads = dict[ir.Operation, set[ElementMap]]
 
 
-@dataclass(frozen=True)
 class BwdIsolateReductions(ModulePass):
     """Hides the result of a reduction from what reads it, where some elementwise op, whatever is computed in between,
     reads it at two places for one element: a value that meets its own transpose, a row's sum beside a column's.
@@ -45,8 +42,7 @@ class BwdIsolateReductions(ModulePass):
     so that the two answers contradict each other and IREE leaves them apart.
     """
 
-    name: ClassVar[str] = "bwd-isolate-reductions"
-    description: ClassVar[str] = "Keep reductions out of the kernels of ops that read them at several places at once"
+    description = "Keep reductions out of the kernels of ops that read them at several places at once"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

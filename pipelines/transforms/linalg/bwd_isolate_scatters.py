@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions
@@ -23,7 +21,6 @@ _WIDENINGS = frozenset({"arith.extf", "arith.extsi", "arith.extui"})
 _GATHERS = frozenset({"tensor.extract"})
 
 
-@dataclass(frozen=True)
 class BwdIsolateScatters(ModulePass):
     """Puts barriers between a scatter and the elementwise op that computes its updates, and between a scatter whose
     tensor has other uses and what reads the result.
@@ -37,8 +34,7 @@ class BwdIsolateScatters(ModulePass):
     widened places, 64 bits of the 32 that a sort gives, do not fit on the stack of the kernel either.
     """
 
-    name: ClassVar[str] = "bwd-isolate-scatters"
-    description: ClassVar[str] = "Keep what computes a scatter's updates out of the scatter's kernel"
+    description = "Keep what computes a scatter's updates out of the scatter's kernel"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

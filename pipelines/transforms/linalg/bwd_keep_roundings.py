@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
@@ -43,7 +40,6 @@ func.func @round(%x: f32) -> f32 {
 """
 
 
-@dataclass(frozen=True)
 class BwdKeepRoundings(ModulePass):
     """Computes bfloat16 ops in f32 and rounds their results by arithmetic on bits, in modules that ask whether two
     tensors' elements are equal, or where the greatest element is.
@@ -54,8 +50,7 @@ class BwdKeepRoundings(ModulePass):
     stays. Modules without such a question keep the machine's own conversions, which are faster.
     """
 
-    name: ClassVar[str] = "bwd-keep-roundings"
-    description: ClassVar[str] = "Round bfloat16 wherever it is computed, where elements are compared for equality"
+    description = "Round bfloat16 wherever it is computed, where elements are compared for equality"
 
     def apply(self, module: ir.Operation) -> None:
         ops = [op for func in functions(module) for op in walk(only_block(func, self.name))]

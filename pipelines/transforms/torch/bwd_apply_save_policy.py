@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from dataclasses import field
+from typing import Literal, Self
 
 from retrograd.contract.attributes import BWD_LABEL, BWD_RECOMPUTE, Tag
 from retrograd.contract.roles import JOINT
@@ -21,7 +21,6 @@ from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
 from retrograd.pipelines.stages.save_policy import ACTIONS, SavePolicy, SaveRule
 
 
-@dataclass(frozen=True)
 class BwdApplySavePolicy(ModulePass):
     """Writes ``bwd.recompute`` and ``bwd.saved_dtype`` on ops of the forward in ``@joint`` that a rule matches.
 
@@ -29,8 +28,7 @@ class BwdApplySavePolicy(ModulePass):
     be otherwise is an error. A preference gives way to the rules.
     """
 
-    name: ClassVar[str] = "bwd-apply-save-policy"
-    description: ClassVar[str] = "Mark ops by the user's rules on what to save, to recompute, and in what type"
+    description = "Mark ops by the user's rules on what to save, to recompute, and in what type"
 
     rules: str = field(default="", metadata={"help": "such as 'must-save op=mm; bf16 min-bytes=1024'"})
     unmatched: Literal["error", "ignore"] = field(

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.attributes import BWD_SHAPES, BWD_VALUES
 from retrograd.contract.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES, REDUCTIONS
@@ -30,7 +29,6 @@ from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 _Kind = tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class BwdBucketReductions(ModulePass):
     """Joins ``bwd.start_collective`` ops that reduce in the same way, in one group, tensors of one type of element:
     one start takes them as a tuple, at the place of the last. Waits stay one by one.
@@ -40,8 +38,7 @@ class BwdBucketReductions(ModulePass):
     two that depend on each other are joined, and none across a hook or custom function that communicates by itself.
     """
 
-    name: ClassVar[str] = "bwd-bucket-reductions"
-    description: ClassVar[str] = "Join small reductions across processes into buckets"
+    description = "Join small reductions across processes into buckets"
 
     bucket_bytes: int = field(default=BUCKET_BYTES, metadata={"help": "bytes of a bucket at the most; 0 joins none"})
     first_bucket_bytes: int = field(default=FIRST_BUCKET_BYTES, metadata={"help": "the same of the first of a kind"})

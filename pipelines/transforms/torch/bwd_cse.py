@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.attributes import BWD_INLINE, BWD_VALUES
 from retrograd.dialects import ir
@@ -18,7 +17,6 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 MERGED = "bwd.merged"
 
 
-@dataclass(frozen=True)
 class BwdCse(ModulePass):
     """Merges ops that do the same to the same operands, function by function, but for bodies that are to be inlined.
 
@@ -35,8 +33,7 @@ class BwdCse(ModulePass):
     which names come, is to be changed in the same way.
     """
 
-    name: ClassVar[str] = "bwd-cse"
-    description: ClassVar[str] = "Merge ops that compute the same, before partitioning"
+    description = "Merge ops that compute the same, before partitioning"
 
     across_halves: bool = field(
         default=False,

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.roles import BACKWARD, FORWARD, SIZE, TANGENT
@@ -40,7 +39,6 @@ _ARITHMETIC = {
 }
 
 
-@dataclass(frozen=True)
 class BwdDropTangents(ModulePass):
     """Takes tangents out of ``@backward``, and with them all that eager would not run without them.
 
@@ -52,8 +50,7 @@ class BwdDropTangents(ModulePass):
     traced. Those on gradients that are gone are then gone with them, as eager calls none for an undefined gradient.
     """
 
-    name: ClassVar[str] = "bwd-drop-tangents"
-    description: ClassVar[str] = "Compute @backward without some of its tangents, which are undefined, not zero"
+    description = "Compute @backward without some of its tangents, which are undefined, not zero"
 
     absent: str = field(
         default="", metadata={"help": "which of the tangents of @backward are absent, counted from 0: 0,2"}

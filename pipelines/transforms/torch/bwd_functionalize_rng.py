@@ -9,9 +9,7 @@ integers, so that every target gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
@@ -33,7 +31,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
 
-@dataclass(frozen=True)
 class BwdFunctionalizeRng(ModulePass):
     """``retrograd.uniform(seed, stream, sizes)`` becomes one elementwise op, which fuses with what takes the numbers.
 
@@ -44,8 +41,7 @@ class BwdFunctionalizeRng(ModulePass):
     arithmetic. Kernels of our own, which hold a tile of elements, share them.
     """
 
-    name: ClassVar[str] = "bwd-functionalize-rng"
-    description: ClassVar[str] = "Turn random numbers into arithmetic on a seed, the same wherever it is done"
+    description = "Turn random numbers into arithmetic on a seed, the same wherever it is done"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

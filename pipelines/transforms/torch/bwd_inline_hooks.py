@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_INLINE, BWD_VALUES
 from retrograd.contract.hooks import PACK, UNPACK, name_of_hook
@@ -21,7 +19,6 @@ CALL = "bwd.call_hook"
 _BUNDLES = (TUPLE, "torch.constant.none")
 
 
-@dataclass(frozen=True)
 class BwdInlineHooks(ModulePass):
     """Replaces each ``bwd.call_hook {hook = N}`` by the body of ``@hook_N``, where that is marked ``bwd.inline``.
 
@@ -30,8 +27,7 @@ class BwdInlineHooks(ModulePass):
     what it takes, others where they were called: of a value that is packed, only the packed copy is alive in between.
     """
 
-    name: ClassVar[str] = "bwd-inline-hooks"
-    description: ClassVar[str] = "Replace calls of traced hooks by their bodies"
+    description = "Replace calls of traced hooks by their bodies"
 
     def apply(self, module: ir.Operation) -> None:
         bodies = [func for func in functions(module) if BWD_INLINE in func.attributes]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from retrograd.contract.attributes import BWD_INLINE, BWD_NAME, BWD_PACKED_AS, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.formats import FORMATS, part_names
@@ -26,7 +26,6 @@ NARROWED = "bwd.narrowed"
 Part: TypeAlias = tuple[str, ir.Type]
 
 
-@dataclass(frozen=True)
 class BwdNarrowSaved(ModulePass):
     """Replaces each ``bwd.save`` of a value whose op has ``bwd.saved_dtype`` by saves of what it is packed to.
 
@@ -39,8 +38,7 @@ class BwdNarrowSaved(ModulePass):
     unpacks it, whatever the bytes: the user's hooks. The functions are gone afterwards.
     """
 
-    name: ClassVar[str] = "bwd-narrow-saved"
-    description: ClassVar[str] = "Pack saved values into narrower types in @forward, unpack them in @backward"
+    description = "Pack saved values into narrower types in @forward, unpack them in @backward"
 
     def apply(self, module: ir.Operation) -> None:
         forward, backward = (find_function(module, name) for name in (FORWARD, BACKWARD))

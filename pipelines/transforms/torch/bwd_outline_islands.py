@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count, islice
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import StagePlan
@@ -39,7 +38,6 @@ _SMALL = 1 << 16
 _KNOWN = ("bwd.create_token", START_OP, WAIT_OP)
 
 
-@dataclass(frozen=True)
 class BwdOutlineIslands(ModulePass):
     """Cuts each function with islands, ``torch.operator "torch.retrograd.island"``, at these, into as few functions
     as their dependencies allow: ``@forward`` into ``@forward_0``, ``@forward_1``, ... Which of them computes what is
@@ -54,8 +52,7 @@ class BwdOutlineIslands(ModulePass):
     not for this pass: ``bwd-outline-stages`` cuts them at islands too.
     """
 
-    name: ClassVar[str] = "bwd-outline-islands"
-    description: ClassVar[str] = "Cut functions at what runs in torch, and leave the plans that run them"
+    description = "Cut functions at what runs in torch, and leave the plans that run them"
 
     gain: int = field(default=32 << 20, metadata={"help": "bytes that a stage more has to save"})
 

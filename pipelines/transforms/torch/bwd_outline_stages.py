@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from dataclasses import asdict
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.plan import (
@@ -36,7 +35,6 @@ from retrograd.pipelines.transforms.helpers.function_builder import FunctionSket
 from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, read_hooks, returned_values
 
 
-@dataclass(frozen=True)
 class BwdOutlineStages(ModulePass):
     """Cuts ``@backward`` at its effects into ``@stage_0``, ``@stage_1``, ..., and leaves a `StagePlan` on the module.
 
@@ -45,8 +43,7 @@ class BwdOutlineStages(ModulePass):
     with no effect stays whole, as the one stage ``@backward``.
     """
 
-    name: ClassVar[str] = "bwd-outline-stages"
-    description: ClassVar[str] = "Cut @backward at its effects into functions, and leave the plan that runs them"
+    description = "Cut @backward at its effects into functions, and leave the plan that runs them"
 
     def apply(self, module: ir.Operation) -> None:
         func = find_function(module, BACKWARD)

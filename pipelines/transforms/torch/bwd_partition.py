@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import field
+from typing import Any, Self
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VALUE
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
@@ -46,7 +46,6 @@ from retrograd.pipelines.transforms.helpers.joint_checks import (
 )
 
 
-@dataclass(frozen=True)
 class BwdPartition(ModulePass):
     """Decides what is saved and what is recomputed, and splits ``@joint`` accordingly.
 
@@ -58,8 +57,7 @@ class BwdPartition(ModulePass):
     What neither takes costs nothing at a call: of a model for texts and images, all of its parts for images.
     """
 
-    name: ClassVar[str] = "bwd-partition"
-    description: ClassVar[str] = "Split @joint into @forward and @backward, choosing what is saved between them"
+    description = "Split @joint into @forward and @backward, choosing what is saved between them"
 
     policy: Partition = field(
         default=MIN_CUT,

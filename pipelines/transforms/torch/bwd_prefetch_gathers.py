@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.collectives import ALL_GATHER, PREFETCH_BYTES
 from retrograd.dialects import builders, ir
@@ -17,7 +16,6 @@ from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, has_co
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 
-@dataclass(frozen=True)
 class BwdPrefetchGathers(ModulePass):
     """Moves each start of an ``all_gather`` in front of the stage before it: the run of computation between two
     effects. It passes other collectives, accumulations and hooks, if it takes nothing of theirs, but no code that
@@ -27,8 +25,7 @@ class BwdPrefetchGathers(ModulePass):
     that are in their order already.
     """
 
-    name: ClassVar[str] = "bwd-prefetch-gathers"
-    description: ClassVar[str] = "Start gathering one stage earlier"
+    description = "Start gathering one stage earlier"
 
     limit_bytes: int = field(default=PREFETCH_BYTES, metadata={"help": "bytes gathered early at a time; 0 moves none"})
 

@@ -5,9 +5,6 @@ for late."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.hooks.hook_graph import COLLECTIVE, ISLAND, WAIT
 from retrograd.pipelines.analysis.hooks.hook_schedule import find_overlap_order
@@ -17,7 +14,6 @@ from retrograd.pipelines.transforms.helpers.hook_reader import ReadHooks, has_co
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 
-@dataclass(frozen=True)
 class BwdScheduleCollectives(ModulePass):
     """Orders each function that starts collectives: these as soon as what they take is computed, in the order in which
     they stand, and each wait in front of the first that takes what it gives.
@@ -25,8 +21,7 @@ class BwdScheduleCollectives(ModulePass):
     Backwards with hooks are not for this pass: ``bwd-schedule-hooks`` orders them, by the policy of the user.
     """
 
-    name: ClassVar[str] = "bwd-schedule-collectives"
-    description: ClassVar[str] = "Start collectives early and wait for them late, in functions without hooks"
+    description = "Start collectives early and wait for them late, in functions without hooks"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import builders, bwd, ir
@@ -16,15 +15,13 @@ from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.hook_reader import UNTUPLE, ReadHooks, read_hooks, returned_values
 
 
-@dataclass(frozen=True)
 class BwdScheduleHooks(ModulePass):
     """Puts the ops of ``@backward`` into the order of a policy, with all effects on one chain of tokens in that order.
 
     Ops without an effect whose results nobody needs go, what takes apart unused results of hooks among them.
     """
 
-    name: ClassVar[str] = "bwd-schedule-hooks"
-    description: ClassVar[str] = "Order hooks, accumulations and compute of @backward"
+    description = "Order hooks, accumulations and compute of @backward"
 
     policy: HookSchedule = field(
         default="eager-order",

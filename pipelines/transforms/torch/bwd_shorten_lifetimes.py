@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count, islice, pairwise
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import StagePlan
@@ -31,7 +30,6 @@ from retrograd.pipelines.transforms.torch.bwd_outline_stages import outline_func
 from retrograd.pipelines.transforms.torch.bwd_schedule_hooks import apply_order
 
 
-@dataclass(frozen=True)
 class BwdShortenLifetimes(ModulePass):
     """Cuts ``@forward`` into ``@forward_0``, ``@forward_1``, ... behind residuals, and ``@backward`` behind gradients,
     where that lowers the peak of live bytes of a step, and leaves the plans that run them: these allocate what a stage
@@ -42,8 +40,7 @@ class BwdShortenLifetimes(ModulePass):
     step within ``floor`` is cut no further: below what it takes in any case there is nothing to win.
     """
 
-    name: ClassVar[str] = "bwd-shorten-lifetimes"
-    description: ClassVar[str] = "Cut functions where that lowers the peak, and leave the plans that free residuals"
+    description = "Cut functions where that lowers the peak, and leave the plans that free residuals"
 
     gain: int = field(default=LARGE_BYTES, metadata={"help": "bytes that cutting has to save"})
     floor: int = field(default=0, metadata={"help": "bytes that a step takes in any case"})

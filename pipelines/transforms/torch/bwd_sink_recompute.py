@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from retrograd.contract.roles import BACKWARD
 from retrograd.dialects import ir
@@ -15,7 +14,6 @@ from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
 
-@dataclass(frozen=True)
 class BwdSinkRecompute(ModulePass):
     """Moves each chain of ops that depends on no tangent right before its first use in ``@backward``.
 
@@ -25,8 +23,7 @@ class BwdSinkRecompute(ModulePass):
     ``torch._functorch.partitioners.reordering_to_mimic_autograd_engine``.
     """
 
-    name: ClassVar[str] = "bwd-sink-recompute"
-    description: ClassVar[str] = "Move what @backward recomputes right before its first use, if that costs no memory"
+    description = "Move what @backward recomputes right before its first use, if that costs no memory"
 
     in_order: bool = field(default=False, metadata={"help": "kernels are to run one at a time: liveness counts so"})
 

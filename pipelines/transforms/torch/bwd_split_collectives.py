@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 from retrograd.contract.attributes import BWD_INLINE, BWD_RANDOM, BWD_SHAPES, BWD_TURN, BWD_VALUES
 from retrograd.dialects import builders, bwd, ir
@@ -17,7 +15,6 @@ from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.hook_reader import COLLECTIVE_OP as COLLECTIVE
 
 
-@dataclass(frozen=True)
 class BwdSplitCollectives(ModulePass):
     """Makes of each ``bwd.collective`` a ``bwd.start_collective`` and a ``bwd.wait_collective``.
 
@@ -27,8 +24,7 @@ class BwdSplitCollectives(ModulePass):
     they are inlined.
     """
 
-    name: ClassVar[str] = "bwd-split-collectives"
-    description: ClassVar[str] = "Split collectives into a start, which is an effect, and a wait"
+    description = "Split collectives into a start, which is an effect, and a wait"
 
     def apply(self, module: ir.Operation) -> None:
         for func in functions(module):

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from retrograd.contract.attributes import BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_plan_problems
@@ -63,7 +63,6 @@ _REMEDY = {
 }
 
 
-@dataclass(frozen=True)
 class BwdVerifyLegality(ModulePass):
     """Fails on the first op that has no place at this level, on arguments or results without a role, on a plan of
     stages that does not fit the functions, and on a lowering that fixed an open size.
@@ -71,8 +70,7 @@ class BwdVerifyLegality(ModulePass):
     Whether a schedule of hooks is legal needs no check of its own: it is, exactly if tokens dominate their uses.
     """
 
-    name: ClassVar[str] = "bwd-verify-legality"
-    description: ClassVar[str] = "Check that a module holds only what its level allows"
+    description = "Check that a module holds only what its level allows"
 
     level: Literal["imported", "staged", "linalg"] = field(
         default="staged", metadata={"help": "imported: torch and bwd; staged: no bwd left; linalg: no torch left"}
