@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.hooks import CUSTOM_BACKWARD, HOOK_KINDS
+from retrograd.frontend.layers.own_ops import define_op
 
 # Tensors of the results' shapes, strides, dtypes and devices; or a function from the values of a call to such tensors,
 # for results whose sizes depend on theirs.
@@ -29,7 +30,6 @@ Results = Sequence[Tensor] | Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Declarations = Mapping[tuple[str, int], Results]
 
 _DECLARED: ContextVar[Declarations | None] = ContextVar("declared_results", default=None)
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
 _SCHEMAS = {
     "create_token": "() -> Tensor",
     "call_hook": "(Tensor[] values, Tensor token, str kind, int hook) -> (Tensor[], Tensor)",
@@ -154,11 +154,8 @@ def _refuse_to_run(name: str) -> Callable[..., NoReturn]:
 
 def _register() -> None:
     for name, schema in _SCHEMAS.items():
-        _LIBRARY.define(name + schema)
-        _LIBRARY.impl(name, _refuse_to_run(name), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"retrograd::{name}", _FAKES[name], lib=_LIBRARY)
         # Functional by their schemas, and yet not to be removed where nobody uses what they give.
-        torch.fx.node.has_side_effect(getattr(torch.ops.retrograd, name).default)
+        torch.fx.node.has_side_effect(define_op(name + schema, _refuse_to_run(name), _FAKES[name]))
 
 
 _register()

@@ -22,16 +22,12 @@ from retrograd.contract.sizes import Size
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.hooks.pack_hooks import PACKED_AS
 from retrograd.frontend.islands.island_choice import Island, is_random
+from retrograd.frontend.layers.own_ops import define_op
 from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import FLOPS, LIBRARY
 from retrograd.frontend.libraries.run_as import RUN_AS
 from retrograd.frontend.sizes.size_expressions import to_size
 from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_heads, find_names
-
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define("island(int[] sizes, Tensor[] values, int number, bool random) -> Tensor[]")
-ISLAND = torch.ops.retrograd.island.default
-
 
 # Shape, strides and offset.
 TracedLayout: TypeAlias = tuple[tuple[Size, ...], tuple[Size, ...], Size]
@@ -179,4 +175,4 @@ def _refuse_to_run(*_: Any) -> NoReturn:
     raise RuntimeError("retrograd::island stands for ops that run in torch, in a graph to be imported; it does not run")
 
 
-_LIBRARY.impl("island", _refuse_to_run, "CompositeExplicitAutograd")
+ISLAND = define_op("island(int[] sizes, Tensor[] values, int number, bool random) -> Tensor[]", _refuse_to_run, None)

@@ -24,18 +24,8 @@ from retrograd.frontend.decompositions.attention import (
 )
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.decompositions.sums import computed
+from retrograd.frontend.layers.own_ops import define_op
 from retrograd.frontend.layers.recurrence_ops import written_out_gradients
-
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define(
-    "biased_attention(Tensor query, Tensor key, Tensor value, Tensor bias, bool causal, float? scale)"
-    " -> (Tensor, Tensor)"
-)
-_LIBRARY.define(
-    "biased_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor bias, Tensor out,"
-    " Tensor logsumexp, bool causal, float? scale) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-
 
 # Kernels take heads as wide as multiples of it; eager multiplies those of other widths in float32.
 _HEAD_STEP = 8
@@ -115,14 +105,20 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     return *BIASED_ATTENTION_BACKWARD(grad, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
 
 
-_LIBRARY.impl("biased_attention", biased_attention, "CompositeExplicitAutograd")
-_LIBRARY.impl("biased_attention_backward", biased_attention_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::biased_attention", _fake, lib=_LIBRARY)
-torch.library.register_fake("retrograd::biased_attention_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::biased_attention", _differentiate, setup_context=_save, lib=_LIBRARY)
-
-BIASED_ATTENTION = torch.ops.retrograd.biased_attention.default
-BIASED_ATTENTION_BACKWARD = torch.ops.retrograd.biased_attention_backward.default
+_GIVEN = "Tensor query, Tensor key, Tensor value, Tensor bias"
+BIASED_ATTENTION = define_op(
+    f"biased_attention({_GIVEN}, bool causal, float? scale) -> (Tensor, Tensor)",
+    biased_attention,
+    _fake,
+    _differentiate,
+    _save,
+)
+BIASED_ATTENTION_BACKWARD = define_op(
+    f"biased_attention_backward(Tensor grad, {_GIVEN}, Tensor out, Tensor logsumexp, bool causal, float? scale)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    biased_attention_backward,
+    _fake_backward,
+)
 _REASON = "it is a library's, which a file has none of"
 ENTRIES = (
     Decomposition(BIASED_ATTENTION, biased_attention, _REASON),

@@ -17,15 +17,11 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.convolution import count_windows
+from retrograd.frontend.layers.own_ops import define_op
 
 aten = torch.ops.aten
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """The axes of planes in the order of memory with channels last, and the other way."""
-
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define("convolution_last(Tensor images, Tensor filters, int[] window, int[] size) -> Tensor")
-_LIBRARY.define("convolution_last_images(Tensor grad, Tensor filters, int[] window, int[] size) -> Tensor")
-_LIBRARY.define("convolution_last_filters(Tensor grad, Tensor images, int[] window, int[] size) -> Tensor")
 
 
 def _planes(x: Tensor) -> Tensor:
@@ -83,14 +79,11 @@ def _fake_filters(grad: Tensor, images: Tensor, window: Sequence[int], size: Seq
     return grad.new_empty([grad.shape[3], *size])
 
 
-for _name, _run, _shape in (
-    ("convolution_last", _convolution, _fake),
-    ("convolution_last_images", _images, _fake_images),
-    ("convolution_last_filters", _filters, _fake_filters),
-):
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"retrograd::{_name}", _shape, lib=_LIBRARY)
-
-CONVOLUTION_LAST = torch.ops.retrograd.convolution_last.default
-CONVOLUTION_LAST_IMAGES = torch.ops.retrograd.convolution_last_images.default
-CONVOLUTION_LAST_FILTERS = torch.ops.retrograd.convolution_last_filters.default
+_HOW = "int[] window, int[] size) -> Tensor"
+CONVOLUTION_LAST = define_op(f"convolution_last(Tensor images, Tensor filters, {_HOW}", _convolution, _fake)
+CONVOLUTION_LAST_IMAGES = define_op(
+    f"convolution_last_images(Tensor grad, Tensor filters, {_HOW}", _images, _fake_images
+)
+CONVOLUTION_LAST_FILTERS = define_op(
+    f"convolution_last_filters(Tensor grad, Tensor images, {_HOW}", _filters, _fake_filters
+)

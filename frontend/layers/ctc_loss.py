@@ -16,14 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-aten = torch.ops.aten
+from retrograd.frontend.layers.own_ops import define_op
 
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_ARGUMENTS = "Tensor log_probs, Tensor targets, Tensor frames, Tensor labels"
-_LIBRARY.define(f"ctc_loss({_ARGUMENTS}, int blank, bool zero_infinity) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}, Tensor loss, Tensor alpha, int blank, bool zero_infinity) -> Tensor"
-)
+aten = torch.ops.aten
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda loss: loss,
@@ -58,7 +53,7 @@ def ctc_loss(
         torch.as_tensor(n, device=emitted.device).reshape(-1).long() for n in (input_lengths, target_lengths)
     )
     rows = split_rows(targets.long(), labels, target_lengths, emitted.shape[1])
-    loss, _ = torch.ops.retrograd.ctc_loss(emitted, rows, frames, labels, blank, zero_infinity)
+    loss, _ = CTC_LOSS(emitted, rows, frames, labels, blank, zero_infinity)
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0, loss)
     if reduction == "mean":
@@ -117,15 +112,17 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    found = torch.ops.retrograd.ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.options)
+    found = CTC_LOSS_BACKWARD(grad, *ctx.saved_tensors, *ctx.options)
     return found, None, None, None, None, None
 
 
-_LIBRARY.impl("ctc_loss", _run, "CompositeExplicitAutograd")
-_LIBRARY.impl("ctc_loss_backward", _run_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::ctc_loss", _fake, lib=_LIBRARY)
-torch.library.register_fake("retrograd::ctc_loss_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::ctc_loss", _differentiate, setup_context=_setup_context, lib=_LIBRARY)
-
-CTC_LOSS = torch.ops.retrograd.ctc_loss.default
-CTC_LOSS_BACKWARD = torch.ops.retrograd.ctc_loss_backward.default
+_ARGUMENTS = "Tensor log_probs, Tensor targets, Tensor frames, Tensor labels"
+_OPTIONS = "int blank, bool zero_infinity"
+CTC_LOSS = define_op(
+    f"ctc_loss({_ARGUMENTS}, {_OPTIONS}) -> (Tensor, Tensor)", _run, _fake, _differentiate, _setup_context
+)
+CTC_LOSS_BACKWARD = define_op(
+    f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}, Tensor loss, Tensor alpha, {_OPTIONS}) -> Tensor",
+    _run_backward,
+    _fake_backward,
+)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.decompositions.entry import Decomposition
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, run_layer, run_layer_backward
+from retrograd.frontend.layers.own_ops import define_op
 from retrograd.frontend.layers.recurrence_ops import (
     gru,
     gru_backward,
@@ -41,19 +42,8 @@ RELU, TANH, LSTM_MODE, GRU_MODE = range(4)
 _GATES = {RELU: 1, TANH: 1, LSTM_MODE: 4, GRU_MODE: 3}
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _WEIGHTS = 4
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
 _ARGUMENTS = "Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor hidden"
 _GRADIENTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
-_LIBRARY.define(f"cudnn_lstm({_ARGUMENTS}, Tensor cell, bool reverse) -> (Tensor, Tensor, Tensor, Tensor)")
-_LIBRARY.define(
-    f"cudnn_lstm_backward({_ARGUMENTS}, Tensor cell, Tensor outputs, Tensor grad_outputs, Tensor grad_hidden, "
-    f"Tensor grad_cell, Tensor reserve, bool reverse) -> ({_GRADIENTS}, Tensor)"
-)
-_LIBRARY.define(f"cudnn_rnn({_ARGUMENTS}, int mode, bool reverse) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define(
-    f"cudnn_rnn_backward({_ARGUMENTS}, Tensor outputs, Tensor grad_outputs, Tensor grad_hidden, Tensor reserve, "
-    f"int mode, bool reverse) -> ({_GRADIENTS})"
-)
 
 
 def is_in_cudnn(tensor: Tensor) -> bool:
@@ -281,22 +271,24 @@ def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
     return *found, *[None] * len(ctx.how)
 
 
-for _name, _count, _run, _fake, _run_backward in (
-    ("cudnn_lstm", 7, lstm_layer, _fake_lstm, lstm_layer_backward),
-    ("cudnn_rnn", 6, rnn_layer, _fake_rnn, rnn_layer_backward),
-):
-    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
-    _LIBRARY.impl(f"{_name}_backward", _run_backward, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_fake(f"retrograd::{_name}_backward", partial(_fake_backward, _count), lib=_LIBRARY)
-    torch.library.register_autograd(
-        f"retrograd::{_name}", _differentiate, setup_context=partial(_keep, _count), lib=_LIBRARY
-    )
-
-CUDNN_LSTM = torch.ops.retrograd.cudnn_lstm.default
-CUDNN_LSTM_BACKWARD = torch.ops.retrograd.cudnn_lstm_backward.default
-CUDNN_RNN = torch.ops.retrograd.cudnn_rnn.default
-CUDNN_RNN_BACKWARD = torch.ops.retrograd.cudnn_rnn_backward.default
+_BACKWARD = "Tensor outputs, Tensor grad_outputs, Tensor grad_hidden"
+CUDNN_LSTM = define_op(
+    f"cudnn_lstm({_ARGUMENTS}, Tensor cell, bool reverse) -> (Tensor, Tensor, Tensor, Tensor)",
+    *(lstm_layer, _fake_lstm, _differentiate, partial(_keep, 7)),
+)
+CUDNN_LSTM_BACKWARD = define_op(
+    f"cudnn_lstm_backward({_ARGUMENTS}, Tensor cell, {_BACKWARD}, Tensor grad_cell, Tensor reserve, bool reverse)"
+    f" -> ({_GRADIENTS}, Tensor)",
+    *(lstm_layer_backward, partial(_fake_backward, 7)),
+)
+CUDNN_RNN = define_op(
+    f"cudnn_rnn({_ARGUMENTS}, int mode, bool reverse) -> (Tensor, Tensor, Tensor)",
+    *(rnn_layer, _fake_rnn, _differentiate, partial(_keep, 6)),
+)
+CUDNN_RNN_BACKWARD = define_op(
+    f"cudnn_rnn_backward({_ARGUMENTS}, {_BACKWARD}, Tensor reserve, int mode, bool reverse) -> ({_GRADIENTS})",
+    *(rnn_layer_backward, partial(_fake_backward, 6)),
+)
 CUDNN_LAYERS = (CUDNN_LSTM, CUDNN_LSTM_BACKWARD, CUDNN_RNN, CUDNN_RNN_BACKWARD)
 """All ops of this file."""
 _REASON = "it is a library's, which a file has none of"

@@ -25,22 +25,8 @@ from retrograd.frontend.decompositions.attention import (
     summed_heads,
 )
 from retrograd.frontend.decompositions.sums import computed
+from retrograd.frontend.layers.own_ops import define_op
 from retrograd.frontend.layers.random_ops import draw_part
-
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define(
-    "attention(Tensor query, Tensor key, Tensor value, float dropout, bool causal, Tensor? mask, float? scale,"
-    " Tensor seed, int stream) -> (Tensor, Tensor)"
-)
-_LIBRARY.define(
-    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
-    " float dropout, bool causal, Tensor? mask, float? scale, Tensor seed, int stream) -> (Tensor, Tensor, Tensor)"
-)
-_LIBRARY.define(
-    "attention_backward_with_mask(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
-    " float dropout, bool causal, Tensor mask, float? scale, Tensor seed, int stream)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
 
 # At a time.
 _MOST_SCORES = 1 << 22
@@ -199,14 +185,15 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     return (*found, None, None, changes.sum_to_size(mask.shape), *[None] * 3)
 
 
-_LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
-_LIBRARY.impl("attention_backward", attention_backward, "CompositeExplicitAutograd")
-_LIBRARY.impl("attention_backward_with_mask", attention_backward_with_mask, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::attention", _fake, lib=_LIBRARY)
-torch.library.register_fake("retrograd::attention_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_fake("retrograd::attention_backward_with_mask", _fake_backward_with_mask, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::attention", _differentiate, setup_context=_save, lib=_LIBRARY)
-
-ATTENTION = torch.ops.retrograd.attention.default
-ATTENTION_BACKWARD = torch.ops.retrograd.attention_backward.default
-ATTENTION_BACKWARD_WITH_MASK = torch.ops.retrograd.attention_backward_with_mask.default
+_GIVEN = "Tensor query, Tensor key, Tensor value"
+_HOW = "float dropout, bool causal, Tensor? mask, float? scale, Tensor seed, int stream"
+ATTENTION = define_op(f"attention({_GIVEN}, {_HOW}) -> (Tensor, Tensor)", attention, _fake, _differentiate, _save)
+_GIVEN = f"Tensor grad, {_GIVEN}, Tensor out, Tensor logsumexp"
+ATTENTION_BACKWARD = define_op(
+    f"attention_backward({_GIVEN}, {_HOW}) -> (Tensor, Tensor, Tensor)", attention_backward, _fake_backward
+)
+ATTENTION_BACKWARD_WITH_MASK = define_op(
+    f"attention_backward_with_mask({_GIVEN}, {_HOW.replace('?', '', 1)}) -> (Tensor, Tensor, Tensor, Tensor)",
+    attention_backward_with_mask,
+    _fake_backward_with_mask,
+)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.frontend.decompositions.entry import Decomposition
+from retrograd.frontend.layers.own_ops import define_op
 from retrograd.frontend.layers.recurrence_ops import (
     LEAST_STEPS,
     LSTM,
@@ -33,14 +34,8 @@ from retrograd.frontend.layers.recurrence_ops import (
 aten = torch.ops.aten
 
 _MODE = 2  # oneDNN's number of an LSTM
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
 _ARGUMENTS = "Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor hidden, Tensor cell"
 _RESULTS = "Tensor outputs, Tensor last_hidden, Tensor last_cell"
-_LIBRARY.define(f"lstm_layer({_ARGUMENTS}, bool reverse) -> (Tensor, Tensor, Tensor, Tensor)")
-_LIBRARY.define(
-    f"lstm_layer_backward({_ARGUMENTS}, {_RESULTS}, Tensor grad_outputs, Tensor grad_hidden, Tensor grad_cell, "
-    "Tensor workspace, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def is_in_onednn(tensor: Tensor) -> bool:
@@ -247,14 +242,15 @@ def _differentiable_backward(*given: Any) -> tuple[Tensor, ...]:
     return written_out_gradients(run, (x, w_ih, w_hh, b_ih, hidden, cell), gradients)
 
 
-_LIBRARY.impl("lstm_layer", lstm_layer, "CompositeExplicitAutograd")
-_LIBRARY.impl("lstm_layer_backward", lstm_layer_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::lstm_layer", _fake, lib=_LIBRARY)
-torch.library.register_fake("retrograd::lstm_layer_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::lstm_layer", _differentiate, setup_context=_keep, lib=_LIBRARY)
-
-LSTM_LAYER = torch.ops.retrograd.lstm_layer.default
-LSTM_LAYER_BACKWARD = torch.ops.retrograd.lstm_layer_backward.default
+LSTM_LAYER = define_op(
+    f"lstm_layer({_ARGUMENTS}, bool reverse) -> (Tensor, Tensor, Tensor, Tensor)",
+    *(lstm_layer, _fake, _differentiate, _keep),
+)
+LSTM_LAYER_BACKWARD = define_op(
+    f"lstm_layer_backward({_ARGUMENTS}, {_RESULTS}, Tensor grad_outputs, Tensor grad_hidden, Tensor grad_cell, "
+    "Tensor workspace, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    *(lstm_layer_backward, _fake_backward),
+)
 _REASON = "it is a library's, which a file has none of"
 ENTRIES = (
     Decomposition(LSTM_LAYER, write_out_layer, _REASON),

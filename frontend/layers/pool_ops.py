@@ -19,15 +19,13 @@ from torch import Tensor
 from retrograd.frontend.decompositions.convolutions.correlation import out_size
 from retrograd.frontend.decompositions.convolutions.windows import Window
 from retrograd.frontend.layers.convolution_ops import FIRST, LAST
+from retrograd.frontend.layers.own_ops import define_op
 
 aten = torch.ops.aten
 MOST_TAPS = 127
 """Taps are numbered in int8."""
 
 _RANK = 2
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define("max_pool_last(Tensor images, int[] window, int[] out) -> (Tensor, Tensor)")
-_LIBRARY.define("max_pool_last_backward(Tensor grad, Tensor taps, int[] window, int[] size) -> Tensor")
 
 
 def write_window(window: Window) -> list[int]:
@@ -100,10 +98,11 @@ def can_number_taps(kernel: Sequence[int]) -> bool:
     return prod(kernel) <= MOST_TAPS
 
 
-_LIBRARY.impl("max_pool_last", _max_pool_last, "CompositeExplicitAutograd")
-_LIBRARY.impl("max_pool_last_backward", _max_pool_last_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::max_pool_last", _fake, lib=_LIBRARY)
-torch.library.register_fake("retrograd::max_pool_last_backward", _fake_backward, lib=_LIBRARY)
-
-MAX_POOL_LAST = torch.ops.retrograd.max_pool_last.default
-MAX_POOL_LAST_BACKWARD = torch.ops.retrograd.max_pool_last_backward.default
+MAX_POOL_LAST = define_op(
+    "max_pool_last(Tensor images, int[] window, int[] out) -> (Tensor, Tensor)", _max_pool_last, _fake
+)
+MAX_POOL_LAST_BACKWARD = define_op(
+    "max_pool_last_backward(Tensor grad, Tensor taps, int[] window, int[] size) -> Tensor",
+    _max_pool_last_backward,
+    _fake_backward,
+)

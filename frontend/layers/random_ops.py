@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from retrograd.contract.seeds import BEHIND_MOST, LEAST, WORDS
+from retrograd.frontend.layers.own_ops import define_op
 
 _MASK = 0xFFFFFFFF
 # The least of which no test of TestU01 finds anything (Salmon et al., table 2); PyTorch's attention draws with as many.
 _ROUNDS, _WORDS = 7, 4
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define("draw_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_LIBRARY.define("uniform(Tensor seed, int stream, SymInt[] sizes) -> Tensor")
 
 Words = tuple[Tensor, ...]
 
@@ -81,13 +79,8 @@ def _fake_uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
     return seed.new_empty(sizes, dtype=torch.float32)
 
 
-_LIBRARY.impl("draw_seed", draw_seed, "CompositeExplicitAutograd")
-_LIBRARY.impl("uniform", uniform, "CompositeExplicitAutograd")
-torch.library.register_fake("retrograd::draw_seed", _fake_seed, lib=_LIBRARY)
-torch.library.register_fake("retrograd::uniform", _fake_uniform, lib=_LIBRARY)
-
-DRAW_SEED = torch.ops.retrograd.draw_seed.default
-UNIFORM = torch.ops.retrograd.uniform.default
+DRAW_SEED = define_op("draw_seed() -> Tensor", draw_seed, _fake_seed, tags=[torch.Tag.nondeterministic_seeded])
+UNIFORM = define_op("uniform(Tensor seed, int stream, SymInt[] sizes) -> Tensor", uniform, _fake_uniform)
 
 
 def find_seed(graph: torch.fx.Graph) -> torch.fx.Node | None:

@@ -17,24 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retrograd.frontend.layers.own_ops import define_op
+
 # Fewer steps are written out: IREE then computes with whatever fuses, and there is not much to compile.
 LEAST_STEPS = 4
-_LIBRARY = torch.library.Library("retrograd", "FRAGMENT")
-_LIBRARY.define(
-    "lstm(Tensor gates, Tensor hidden, Tensor cell, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-_LIBRARY.define(
-    "lstm_backward(Tensor grad_outputs, Tensor grad_last, Tensor cell, Tensor weight, Tensor cells, Tensor active)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-_LIBRARY.define("gru(Tensor gates, Tensor hidden, Tensor weight, Tensor bias) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "gru_backward(Tensor grad_outputs, Tensor hidden, Tensor weight, Tensor states, Tensor active)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-for _rnn in ("rnn_tanh", "rnn_relu"):
-    _LIBRARY.define(f"{_rnn}(Tensor sums, Tensor hidden, Tensor weight) -> Tensor")
-    _LIBRARY.define(f"{_rnn}_backward(Tensor grad_outputs, Tensor weight, Tensor states) -> (Tensor, Tensor)")
 
 
 def lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -258,35 +244,34 @@ def _keep_rnn(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 def _differentiate_rnn(name: str, ctx: Any, grad_outputs: Tensor) -> tuple[Tensor, ...]:
     sums, hidden, weight, outputs = ctx.saved_tensors
+    formula, backward = (_rnn_tanh, RNN_TANH_BACKWARD) if name == "tanh" else (_rnn_relu, RNN_RELU_BACKWARD)
     if torch.is_grad_enabled():
-        formula = _KERNELS[name][0]
         return written_out_gradients(lambda *given: (formula(*given),), (sums, hidden, weight), (grad_outputs,))
-    grad_sums, grad_hidden = getattr(torch.ops.retrograd, f"{name}_backward").default(grad_outputs, weight, outputs)
+    grad_sums, grad_hidden = backward(grad_outputs, weight, outputs)
     return grad_sums, grad_hidden, weight_gradient(grad_sums, hidden, outputs)
 
 
-_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "lstm": (lstm, _fake_lstm),
-    "lstm_backward": (lstm_backward, _fake_lstm_backward),
-    "gru": (gru, _fake_gru),
-    "gru_backward": (gru_backward, _fake_gru_backward),
-    "rnn_tanh": (_rnn_tanh, _fake_rnn),
-    "rnn_tanh_backward": (rnn_tanh_backward, _fake_rnn_backward),
-    "rnn_relu": (_rnn_relu, _fake_rnn),
-    "rnn_relu_backward": (rnn_relu_backward, _fake_rnn_backward),
-}
-for _name, (_kernel, _fake) in _KERNELS.items():
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"retrograd::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::lstm", _differentiate_lstm, setup_context=_keep_lstm, lib=_LIBRARY)
-torch.library.register_autograd("retrograd::gru", _differentiate_gru, setup_context=_keep_gru, lib=_LIBRARY)
-for _rnn in ("rnn_tanh", "rnn_relu"):
-    _formula = partial(_differentiate_rnn, _rnn)
-    torch.library.register_autograd(f"retrograd::{_rnn}", _formula, setup_context=_keep_rnn, lib=_LIBRARY)
-
-LSTM = torch.ops.retrograd.lstm.default
-LSTM_BACKWARD = torch.ops.retrograd.lstm_backward.default
-GRU = torch.ops.retrograd.gru.default
-GRU_BACKWARD = torch.ops.retrograd.gru_backward.default
-RNN_TANH = torch.ops.retrograd.rnn_tanh.default
-RNN_RELU = torch.ops.retrograd.rnn_relu.default
+_TWO, _THREE, _FOUR = (f"({', '.join(['Tensor'] * count)})" for count in (2, 3, 4))
+LSTM = define_op(
+    f"lstm(Tensor gates, Tensor hidden, Tensor cell, Tensor weight) -> {_FOUR}",
+    *(lstm, _fake_lstm, _differentiate_lstm, _keep_lstm),
+)
+LSTM_BACKWARD = define_op(
+    "lstm_backward(Tensor grad_outputs, Tensor grad_last, Tensor cell, Tensor weight, Tensor cells, Tensor active)"
+    f" -> {_THREE}",
+    *(lstm_backward, _fake_lstm_backward),
+)
+GRU = define_op(
+    f"gru(Tensor gates, Tensor hidden, Tensor weight, Tensor bias) -> {_TWO}",
+    *(gru, _fake_gru, _differentiate_gru, _keep_gru),
+)
+GRU_BACKWARD = define_op(
+    f"gru_backward(Tensor grad_outputs, Tensor hidden, Tensor weight, Tensor states, Tensor active) -> {_THREE}",
+    *(gru_backward, _fake_gru_backward),
+)
+_FORWARD = "(Tensor sums, Tensor hidden, Tensor weight) -> Tensor"
+_BACKWARD = f"(Tensor grad_outputs, Tensor weight, Tensor states) -> {_TWO}"
+RNN_TANH = define_op(f"rnn_tanh{_FORWARD}", _rnn_tanh, _fake_rnn, partial(_differentiate_rnn, "tanh"), _keep_rnn)
+RNN_TANH_BACKWARD = define_op(f"rnn_tanh_backward{_BACKWARD}", rnn_tanh_backward, _fake_rnn_backward)
+RNN_RELU = define_op(f"rnn_relu{_FORWARD}", _rnn_relu, _fake_rnn, partial(_differentiate_rnn, "relu"), _keep_rnn)
+RNN_RELU_BACKWARD = define_op(f"rnn_relu_backward{_BACKWARD}", rnn_relu_backward, _fake_rnn_backward)
