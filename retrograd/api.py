@@ -14,6 +14,7 @@ import torch
 
 from retrograd.contract.collectives import Collectives
 from retrograd.contract.partitions import BUDGET, MIN_CUT, Partition
+from retrograd.frontend.autograd.engine.family_lock import COMPILING
 from retrograd.frontend.doors.frame_settings import captured_with
 from retrograd.frontend.layers.recurrent import recurrent_loops
 from retrograd.frontend.libraries.ops import library_ops
@@ -24,7 +25,6 @@ from retrograd.pipelines.kernels.choice import AUTO, OFF, find_obstacle
 from retrograd.pipelines.stages.save_policy import SavePolicy
 from retrograd.runtime.steps.compiled import CompiledBackward
 from retrograd.specializations import Specializations
-from retrograd.tracing_lock import COMPILING
 from retrograd.tuning import MEASURE
 
 if TYPE_CHECKING:

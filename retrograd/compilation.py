@@ -20,6 +20,7 @@ from retrograd.built import Build
 from retrograd.contract.partitions import BUDGET, MIN_CUT
 from retrograd.contract.roles import BACKWARD, FORWARD
 from retrograd.description import describe
+from retrograd.frontend.autograd.engine.family_lock import COMPILING
 from retrograd.frontend.doors.capture import CapturedGraph, capture_joint, find_constants
 from retrograd.frontend.doors.eager_peak import eager_peak_of_model
 from retrograd.frontend.doors.function_changes import CAN_CHANGE
@@ -51,7 +52,6 @@ from retrograd.runtime.programs.executor import Program
 from retrograd.runtime.steps.compiled import Call, CompiledBackward, Parts, Unchecked
 from retrograd.specializations import Specializations, asking
 from retrograd.stagers import AheadOfTime, Work
-from retrograd.tracing_lock import COMPILING
 from retrograd.variants import BackwardVariants, variants_of
 
 

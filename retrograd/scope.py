@@ -15,13 +15,13 @@ from typing import Literal
 from retrograd.build import build_backward
 from retrograd.contract.collectives import Collectives
 from retrograd.frontend.autograd.engine.engine import CapturedFunction, Engine, standing_before
+from retrograd.frontend.autograd.engine.family_lock import COMPILING
 from retrograd.frontend.autograd.steps.captured import CapturedBackward
 from retrograd.frontend.autograd.steps.history import History, Recompiles
 from retrograd.frontend.autograd.tracing.compiler import RuntimeCapture
 from retrograd.frontend.libraries.ops import library_ops
 from retrograd.options import BackwardRequest
 from retrograd.pipelines.analysis.hooks.hook_schedule import HookSchedule
-from retrograd.tracing_lock import COMPILING
 
 _LOG = logging.getLogger("retrograd")
 # Of the scopes that the thread is in, from the outermost to the one that counts.

@@ -14,16 +14,9 @@ from typing import Any
 from torch._ops import OpOverload
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-from retrograd.frontend.decompositions import attention, numerics, sampling, sums
+from retrograd.frontend.decompositions import attention, class_gradients, functions, numerics, sampling, sums
 from retrograd.frontend.decompositions.convolutions import convolution
 from retrograd.frontend.decompositions.entry import Decomposition
-from retrograd.frontend.decompositions.functions import (
-    elementary,
-    error_functions,
-    gamma,
-    hyperbolic,
-)
-from retrograd.frontend.decompositions.losses import class_gradients
 from retrograd.frontend.decompositions.matrices import distances, experts
 from retrograd.frontend.decompositions.places import (
     grid_sample,
@@ -59,14 +52,11 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *distances.ENTRIES,
     *copies.ENTRIES,
     *grid_sample.ENTRIES,
-    *gamma.ENTRIES,
+    *functions.ENTRIES,
     *numerics.ENTRIES,
     *sampling.ENTRIES,
     *sorting.ENTRIES,
     *scalar_axes.ENTRIES,
-    *elementary.ENTRIES,
-    *hyperbolic.ENTRIES,
-    *error_functions.ENTRIES,
     *splits.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,

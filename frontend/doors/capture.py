@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from retrograd.contract.roles import JOINT
 from retrograd.contract.signature import InputSpec, Signature, StateSpec
 from retrograd.frontend.complex_numbers.split import CONSTANTS
-from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
+from retrograd.frontend.decompositions.convolutions.windows import refusing_written_windows
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.arguments import check_call, input_specs
 from retrograd.frontend.doors.captured_graph import Captured

@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch._aot_autograd.descriptors import (
@@ -24,14 +25,13 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from retrograd.contract.roles import BACKWARD, FORWARD, JOINT
-from retrograd.frontend.decompositions.convolutions.written_windows import refusing_written_windows
+from retrograd.frontend.decompositions.convolutions.windows import refusing_written_windows
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.call_plan import boxed
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.eager_peak import eager_peak_of_graph
 from retrograd.frontend.doors.graph_calls import CompiledFunction, graph_caller, size_values
 from retrograd.frontend.doors.second_derivatives import SecondDerivatives
-from retrograd.frontend.doors.tensor_numbers import taking_numbers
 from retrograd.frontend.hooks.pack_hooks import find_open_pair, guard_hooks, hidden_hooks, inlined_in
 from retrograd.frontend.islands.island_choice import draws_numbers
 from retrograd.frontend.layers.random_ops import find_seed
@@ -276,3 +276,26 @@ def _find_sizes(traced: torch.fx.GraphModule) -> dict[sympy.Symbol, str]:
             if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                 names.setdefault(size.node.expr, str(size.node.expr))
     return names
+
+
+def taking_numbers(
+    call: Callable[..., Any], graph_module: torch.fx.GraphModule, examples: Sequence[Any]
+) -> Callable[..., Any]:
+    """``call``, which is given numbers of Python's, as ``random.random()``, in the dtypes that they were captured in:
+    Dynamo captures them as tensors of the default dtype, and calls with float64."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    dtypes = {
+        place: example.dtype
+        for place, (node, example) in enumerate(zip(placeholders, examples, strict=True))
+        if isinstance(example, Tensor) and getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+    }
+    if not dtypes:
+        return call
+
+    def run(*arguments: Any) -> Any:
+        given = [*arguments]
+        for place, dtype in dtypes.items():
+            given[place] = given[place].to(dtype)
+        return call(*given)
+
+    return run

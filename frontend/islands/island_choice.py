@@ -26,7 +26,7 @@ from retrograd.frontend.libraries.joined_layers import WITH
 from retrograd.frontend.libraries.ops import CHOICE, LIBRARY, LIBRARY_OPS, ROUNDING
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC
-from retrograd.frontend.traceable.matrix_checks import CHECK
+from retrograd.frontend.traceable.portable_ops import CHECK
 
 aten = torch.ops.aten
 # Element types that executables take and compute with.

@@ -107,7 +107,7 @@ def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int | None
 def _convolution_backward(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int | None:
     *_, transposed, _, groups, mask = how
     if mask[1] and not transposed and has_many_own_taps(x, weight, groups):
-        # Two convolutions are faster: see own_filters.py.
+        # Two convolutions are faster: see filters_of_planes.
         return None
     forward = _convolution(x, weight, None, *how)
     return None if forward is None else forward * sum(mask[:2])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retrograd.frontend.python.python_tables import ABSENT, Cell
+from retrograd.frontend.python.python_tables import ABSENT, contents_of
 
 # Containers whose items are values of the model's, with those of Python's classes that hold one of these.
 _KEYED = (dict, MappingProxyType, UserDict, ChainMap)
@@ -226,6 +226,6 @@ def _attributes(value: Any) -> tuple[Any, ...]:
 
 def _parts(function: FunctionType) -> tuple[Any, ...]:
     # A function may be in its own closure.
-    contents = [Cell(cell).get("") for cell in function.__closure__ or ()]
+    contents = [contents_of(cell) for cell in function.__closure__ or ()]
     cells = [id(content) if isinstance(content, FunctionType) else content for content in contents]
     return function.__code__, function.__defaults__, function.__kwdefaults__, cells

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.python.python_calls_seen import is_library
-from retrograd.frontend.python.python_tables import ABSENT, Cell
+from retrograd.frontend.python.python_tables import ABSENT, in_cell
 from retrograd.frontend.python.source_locations import is_user_file
 
 
@@ -44,7 +44,7 @@ def _plain_function(value: Any) -> FunctionType | None:
 def cells_of(function: FunctionType) -> dict[str, Any]:
     """Contents of a function's closure, by name."""
     pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: value for name, cell in pairs if (value := Cell(cell).get(name, ABSENT)) is not ABSENT}
+    return {name: value for name, cell in pairs if (value := in_cell(cell).get(name, ABSENT)) is not ABSENT}
 
 
 def names_in(code: CodeType) -> Iterator[str]:

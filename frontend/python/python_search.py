@@ -56,21 +56,22 @@ from retrograd.frontend.python.python_names import Names, reads_globals
 from retrograd.frontend.python.python_places import Place
 from retrograd.frontend.python.python_tables import (
     ABSENT,
-    Attributes,
-    BasesOf,
-    Cell,
-    ClassOf,
-    DictOf,
-    InContext,
-    IsAlive,
-    Keys,
     OfClass,
-    PartsOf,
     Table,
-    Within,
+    attributes_of,
+    bases_of,
+    class_of,
+    contents_of,
+    dict_of,
+    in_cell,
+    in_context,
+    is_alive,
     keeps_address,
+    keys_of,
+    parts_of,
     sources_of,
     torchs_own,
+    within,
 )
 from retrograd.frontend.python.source_locations import is_user_file
 
@@ -159,7 +160,7 @@ class Search:
                 self.add_attributes(path, value, depth - 1)
         elif isinstance(value, ContextVar):
             if self._is_new("variable", value):
-                self.add(f"{path}.get()", InContext(value), "", depth - 1)
+                self.add(f"{path}.get()", in_context(value), "", depth - 1)
         elif isinstance(value, weakref.ref):
             self._add_weakly(path, value, depth - 1)
         elif isinstance(value, operator.attrgetter | operator.methodcaller):
@@ -174,7 +175,7 @@ class Search:
 
     def _add_weakly(self, path: str, reference: weakref.ref[Any], depth: int) -> None:
         """Add what a weak reference leads to, which the search must not keep alive."""
-        self.places.append(_place(f"{path} is alive", IsAlive(reference), ""))
+        self.places.append(_place(f"{path} is alive", is_alive(reference), ""))
         table = getattr(reference(), "__dict__", {})
         for name in self.names.within(table) - torchs_own(reference()):
             self.add(f"{path}().{name}", table, name, depth)
@@ -184,18 +185,18 @@ class Search:
         if not self._is_new("attributes", owner):
             return
         kind = type(owner)
-        self.places.append(_place(f"{path}.__class__", ClassOf(owner), "__class__"))
+        self.places.append(_place(f"{path}.__class__", class_of(owner), "__class__"))
         table = getattr(owner, "__dict__", {})
         if isinstance(table, dict) and getattr(owner, "__dict__", None) is table:
-            self.places.append(_place(f"{path}.__dict__", DictOf(owner), ""))
+            self.places.append(_place(f"{path}.__dict__", dict_of(owner), ""))
         names = self.names.within(table)
         names -= torchs_own(owner)
         for name in names:
             if (id(owner), name) not in self._changed:
                 self.add(f"{path}.{name}", table, name, depth)
         if self.names.reads_all and isinstance(table, dict):
-            self.places.append(_place(f"{path}.__dict__", Keys(table), ""))
-        slots = Attributes(owner)
+            self.places.append(_place(f"{path}.__dict__", keys_of(table), ""))
+        slots = attributes_of(owner)
         for name in self.names.within(slots_of(kind)):
             self.add(f"{path}.{name}", slots, name, depth)
         of_class = self.add_class(kind, depth)
@@ -217,7 +218,7 @@ class Search:
         names = self._names_of_classes[kind] = frozenset(known)
         is_own = is_programs_class(kind)
         if is_own:
-            self.places.append(_place(f"{kind.__qualname__}.__mro__", BasesOf(kind), "__mro__"))
+            self.places.append(_place(f"{kind.__qualname__}.__mro__", bases_of(kind), "__mro__"))
         # The backward of a function runs later than what was looked at.
         runs = issubclass(kind, torch.autograd.Function)
         for number, base in enumerate(kinds):
@@ -246,7 +247,7 @@ class Search:
         """Whether a value is a function that ran, or one around such a one."""
         if isinstance(value, FunctionType):
             is_around = depth > 0 and value.__code__ not in self.codes and is_wrapper(value)
-            closed = [Cell(cell).get("") for cell in value.__closure__ or ()] if is_around else []
+            closed = [contents_of(cell) for cell in value.__closure__ or ()] if is_around else []
             closed += [part for table in closed if isinstance(table, dict) for part in list(table.values())[:_LONGEST]]
             return value.__code__ in self.codes or any(self._has_run(part, depth - 1) for part in closed)
         held = functions_in(value) if isinstance(value, AROUND) else None
@@ -295,18 +296,18 @@ class Search:
         if not has_run:
             # It calls another, which is in its closure.
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-                content = Cell(cell).get("")
+                content = contents_of(cell)
                 if isinstance(content, dict) and self._is_new("cell", cell):
-                    self.add(f"{path}.{name}", Cell(cell), name, depth)
+                    self.add(f"{path}.{name}", in_cell(cell), name, depth)
                 self.look_into(path, content, depth)
             return
-        parts = PartsOf(function)
+        parts = parts_of(function)
         for name in ("__code__", "__defaults__", "__kwdefaults__") if is_own else ():
             self.add(f"{path}.{name}", parts, name, depth)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if self._is_new("cell", cell):
-                self.add(f"{path}.{name}", Cell(cell), name, depth)
-                self.look_into(name, Cell(cell).get(""), depth, runs)
+                self.add(f"{path}.{name}", in_cell(cell), name, depth)
+                self.look_into(name, contents_of(cell), depth, runs)
         self._add_globals(function, depth, runs)
 
     def _add_globals(self, function: FunctionType, depth: int, runs: bool) -> None:
@@ -349,7 +350,7 @@ class Search:
             elif isinstance(value, FunctionType | BuiltinFunctionType | type):
                 self.places.append(Place(path, table, name, value, (table,)))
         if isinstance(module, PropModule) and is_own:
-            settings = Attributes(module)
+            settings = attributes_of(module)
             for name in names.intersection(dir(type(module))):
                 path = f"{module.__name__}.{name}"
                 if path in _SET_WHILE_TRACING:
@@ -368,7 +369,7 @@ class Search:
         items = {} if isinstance(container, set | frozenset) else items_of(container)
         for key, value in items.items():
             if isinstance(value, torch.Tensor):
-                self._add_tensor(f"{path}[{key!r}]", Within(table, name, keys), key, value)
+                self._add_tensor(f"{path}[{key!r}]", within(table, name, keys), key, value)
             elif isinstance(value, CONTAINERS) and len(keys) < _DEPTH:
                 self._add_tensors_in(f"{path}[{key!r}]", table, name, (*keys, key), value)
 
@@ -377,4 +378,4 @@ class Search:
 
 
 def _place(path: str, table: Table, name: str) -> Place:
-    return Place(path, table, name, table.get(name), sources_of(table))
+    return Place(path, table, name, table.get(name, None), sources_of(table))

@@ -1,6 +1,6 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where Python values are found by name, each kind of place as a dict would be. ``sources`` are the objects of which
+"""Where Python values are found by name, each kind of place as in a dict. ``sources`` are the objects of which
 none was written to as long as all that a table gives is the same."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any, Protocol
 
@@ -30,82 +31,60 @@ ABSENT = _Absent()
 class Table(Protocol):
     """Where values are found by name."""
 
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """The value of that name."""
+    @property
+    def get(self) -> Callable[[str, Any], Any]:
+        """Gives the value of a name, or another where there is none."""
         ...
 
 
-class Environment:
-    """Variables of the environment by name."""
+class Lookup:
+    """A table whose values a function gives, for a name and what stands for none."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._variables.get(name, default)
+    def __init__(self, get: Callable[[str, Any], Any], *sources: Any) -> None:
+        self.get, self.sources = get, sources
 
 
-class Settings:
+class OfClass(Lookup):
+    """Attributes that a class has itself, and not from its bases."""
+
+    def __init__(self, kind: type) -> None:
+        table = dict_of_class(kind)
+        super().__init__(table.get, table)
+
+
+def settings_of(settings: Mapping[str, Callable[[], Any]]) -> Lookup:
     """Results of functions without arguments, by their names."""
-
-    def __init__(self, settings: Mapping[str, Callable[[], Any]]) -> None:
-        self._settings = settings
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._settings[name]() if name in self._settings else default
+    return Lookup(lambda name, default: settings[name]() if name in settings else default)
 
 
-class Attributes:
-    """Attributes of an object that may be in no dict, by name."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return getattr(self._owner, name, default)
+def attributes_of(owner: Any, *sources: Any) -> Lookup:
+    """Attributes of an object that may be in no dict."""
+    return Lookup(partial(getattr, owner), *sources)
 
 
-class Within:
-    """Values in a container behind others, by the keys to it one after the other, from a table that has the
-    first."""
+def parts_of(function: FunctionType) -> Lookup:
+    """The code and the defaults of a function."""
+    return attributes_of(function, function)
 
-    def __init__(self, table: Table, name: str, keys: tuple[Any, ...]) -> None:
-        self._table, self._name, self._keys = table, name, keys
 
-    def get(self, key: Any, default: Any = None, /) -> Any:
-        """As of a dict."""
-        found = self._table.get(self._name, ABSENT)
+def within(table: Table, name: str, keys: tuple[Any, ...]) -> Lookup:
+    """Values in a container behind others, by the keys to it one after the other, from a table that has the first."""
+
+    def get(key: Any, default: Any) -> Any:
+        found = table.get(name, ABSENT)
         try:
-            for step in (*self._keys, key):
+            for step in (*keys, key):
                 found = found[step]
         except (KeyError, IndexError, TypeError):
             return default
         return found
 
-
-class OfClass:
-    """Attributes that a class has itself, and not from its bases, by name."""
-
-    def __init__(self, kind: type) -> None:
-        self.sources = (dict_of_class(kind),)
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self.sources[0].get(name, default)
+    return Lookup(get)
 
 
-class ClassOf:
+def class_of(owner: Any) -> Lookup:
     """The class of an object."""
-
-    def __init__(self, owner: Any) -> None:
-        self.sources = (owner,)
-
-    def get(self, _name: str, _default: Any = None, /) -> Any:
-        """As of a dict."""
-        return type(self.sources[0])
+    return Lookup(lambda *_: type(owner), owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,98 +103,58 @@ class _Itself:
         return f"a dict of {len(self.table)}"
 
 
-class DictOf:
+def dict_of(owner: Any) -> Lookup:
     """Which dict has the attributes of an object."""
+    first = _Itself(owner.__dict__)
 
-    def __init__(self, owner: Any) -> None:
-        self.sources = (AttributesOf(owner),)
-        self._first = _Itself(owner.__dict__)
+    def get(_name: str, _default: Any) -> Any:
+        found = owner.__dict__
+        return first if found is first.table else _Itself(found)
 
-    def get(self, _name: str, _default: Any = None, /) -> Any:
-        """As of a dict."""
-        found = self.sources[0].owner.__dict__
-        return self._first if found is self._first.table else _Itself(found)
+    return Lookup(get, AttributesOf(owner))
 
 
-class BasesOf:
+def bases_of(kind: type) -> Lookup:
     """A class and its bases in the order in which they are asked."""
-
-    def __init__(self, kind: type) -> None:
-        self.sources = (kind,)
-
-    def get(self, _name: str, _default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self.sources[0].__mro__
+    return Lookup(lambda *_: kind.__mro__, kind)
 
 
-class PartsOf:
-    """The code and the defaults of a function, as attributes."""
+def in_cell(cell: CellType) -> Lookup:
+    """The variable of a closure."""
 
-    def __init__(self, function: FunctionType) -> None:
-        self.sources = (function,)
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return getattr(self.sources[0], name, default)
-
-
-class Cell:
-    """The variable of a closure, as a table of one name."""
-
-    def __init__(self, cell: CellType) -> None:
-        self.sources = (cell,)
-
-    def get(self, _name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
+    def get(_name: str, default: Any) -> Any:
         try:
-            return self.sources[0].cell_contents
+            return cell.cell_contents
         except ValueError:
             # The variable is not set yet.
             return default
 
+    return Lookup(get, cell)
 
-class InContext:
+
+def contents_of(cell: CellType) -> Any:
+    """The value of a variable of a closure; ``None`` where it is not set yet."""
+    return in_cell(cell).get("", None)
+
+
+def in_context(variable: ContextVar[Any]) -> Lookup:
     """The value of a variable of the context."""
-
-    def __init__(self, variable: ContextVar[Any]) -> None:
-        self._variable = variable
-
-    def get(self, _name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._variable.get(default)
+    return Lookup(lambda _, default: variable.get(default))
 
 
-class IsAlive:
+def is_alive(reference: weakref.ref[Any]) -> Lookup:
     """Whether a weak reference leads to an object, which is not held."""
-
-    def __init__(self, reference: weakref.ref[Any]) -> None:
-        self._reference = reference
-
-    def get(self, _name: str, _default: Any = None, /) -> Any:
-        """As of a dict."""
-        return self._reference() is not None
+    return Lookup(lambda *_: reference() is not None)
 
 
-class Keys:
+def keys_of(table: dict[Any, Any]) -> Lookup:
     """The keys of a dict in their order."""
-
-    def __init__(self, table: dict[Any, Any]) -> None:
-        self.sources = (table,)
-
-    def get(self, _name: str, _default: Any = None, /) -> Any:
-        """As of a dict."""
-        return tuple(self.sources[0])
+    return Lookup(lambda *_: tuple(table), table)
 
 
-class OfTensor:
+def of_tensor(table: Table, tensor: str) -> Lookup:
     """Attributes that Python is told of a tensor; the tensor is in a table by name, and may be replaced."""
-
-    def __init__(self, table: Table, tensor: str) -> None:
-        self._table, self._tensor = table, tensor
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """As of a dict."""
-        return told_of(self._table.get(self._tensor), name, default)
+    return Lookup(lambda name, default: told_of(table.get(tensor, None), name, default))
 
 
 def told_of(tensor: torch.Tensor | None, name: str, default: Any = None) -> Any:

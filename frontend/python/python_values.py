@@ -20,7 +20,7 @@ from retrograd.frontend.python.python_functions import cells_of, find_functions,
 from retrograd.frontend.python.python_names import Names
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_search import Search
-from retrograd.frontend.python.python_tables import ABSENT, Environment, OfTensor, Settings
+from retrograd.frontend.python.python_tables import ABSENT, Lookup, of_tensor, settings_of
 
 # What a user may set between two calls; those that are always looked at, and those that are where code names them.
 _ALWAYS = {
@@ -65,7 +65,7 @@ def find_values(
     places = [*search.places, *_places_of(settings)]
     for name, value in seen.environment.items():
         known = ABSENT if value is None else value
-        places.append(Place(f"os.environ[{name!r}]", Environment(os.environ), name, known))
+        places.append(Place(f"os.environ[{name!r}]", Lookup(os.environ.get), name, known))
     if seen.reads_environment:
         places += _places_of({"os.environ.copy": os.environ.copy})
     for path, module in modules.items():
@@ -73,7 +73,7 @@ def find_values(
             owner, _, name = tensor.rpartition(".")
             if owner == path:
                 table = module._parameters if name in module._parameters else module._buffers
-                asked = OfTensor(table, name)
+                asked = of_tensor(table, name)
                 places.append(Place(f"{tensor}.{attribute}", asked, attribute, asked.get(attribute, ABSENT)))
     # The second of several traces sets it.
     if "is_anomaly_enabled" in search.names.of_program:
@@ -98,7 +98,7 @@ def _search(model: Callable[..., Any], modules: Mapping[str, torch.nn.Module], s
 
 def _places_of(settings: Mapping[str, Callable[[], Any]]) -> list[Place]:
     """Settings of PyTorch's, as they are now."""
-    table = Settings(settings)
+    table = settings_of(settings)
     return [
         Place(f"{name}()" if "." in name else f"torch.{name}()", table, name, get()) for name, get in settings.items()
     ]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from retrograd.frontend.decompositions.places.masked_writes import is_mask, put_masked
-from retrograd.frontend.layers.ctc_loss import ctc_loss
+from retrograd.frontend.layers.ctc_loss import REDUCTIONS, ctc_loss
 from retrograd.frontend.traceable.experts import find_product
 from retrograd.frontend.traceable.known_masks import forget, note_contents, places_of, read_arguments
-from retrograd.frontend.traceable.losses import gaussian_nll_loss, multilabel_margin_loss
 from retrograd.frontend.traceable.masked_selections import Selection, is_same_choice, is_whole, or_settled, refusal
 from retrograd.frontend.traceable.nonzero_places import index_add, index_add_, nonzero, select_places, set_places, where
 from retrograd.frontend.traceable.scalar_indices import SinglePlaces
@@ -148,6 +148,40 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
     indices = [*[None] * first, keys[masks[0]]]
     index_put_(x, indices, value.to(x.dtype))
     return None
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Any:
+    """``F.gaussian_nll_loss`` without its check: a variance below zero, which eager refuses, gives NaN.
+
+    Returns ``NotImplemented`` for what eager refuses by types and shapes, and for a variance that is a number.
+    """
+    if not isinstance(var, Tensor) or reduction not in REDUCTIONS:
+        return NotImplemented
+    if var.shape != input.shape:
+        if var.shape == input.shape[:-1]:
+            var = var.unsqueeze(-1)
+        elif var.dim() != input.dim() or sum(a != b for a, b in zip(input.shape, var.shape, strict=True)) != 1:
+            return NotImplemented
+    var = torch.where(var < 0, math.nan, var)
+    # As in eager: a variance that is raised to eps still gets a gradient.
+    with torch.no_grad():
+        raised = var.clamp(min=eps)
+    var = torch.where(var < eps, var - var.detach() + raised, var)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)
+
+
+def multilabel_margin_loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``F.multilabel_margin_loss`` of a single row, whose loss is a scalar; of PyTorch's formula it has an axis."""
+    loss = F.multilabel_margin_loss(input, target, *args, **kwargs)
+    return loss.reshape(()) if input.dim() == 1 else loss
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {

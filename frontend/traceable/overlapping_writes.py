@@ -54,7 +54,7 @@ class OverlappingWrites(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten.unfold_backward.default:
             # As ``istft`` adds up windows. What functionalization makes of a write to one does not come by here, and
-            # is refused where it is decomposed (``written_windows.py``).
+            # is refused where it is decomposed (``refusing_written_windows``).
             return unfold_backward(*args, **kwargs)
         if _written_arguments(func):
             return self._write(func, args, kwargs)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,6 @@ from retrograd.frontend.libraries.attention_calls import describe, take_attentio
 from retrograd.frontend.libraries.ops import computes
 from retrograd.frontend.python.value_questions import AnsweredQuestions
 from retrograd.frontend.traceable.content_free import TraceableFunctions
-from retrograd.frontend.traceable.matrix_checks import plain_checks
 from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
 from retrograd.frontend.traceable.resized_images import own_resizing_gradients
 
@@ -156,3 +157,16 @@ def _attend(
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     output: Tensor = op(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return output
+
+
+# Of matrices, which raise in eager where one is singular or not positive definite; an executable raises nothing.
+CHECK = torch.ops.aten._linalg_check_errors.default
+torch.fx.node.has_side_effect(CHECK)
+
+
+@contextmanager
+def plain_checks() -> Iterator[None]:
+    """While this is open, checks are traced as ops like others, not in a chain of tokens."""
+    effect = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    with mock.patch.object(effect, "_effect", None):
+        yield

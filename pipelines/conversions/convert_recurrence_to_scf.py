@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
 from retrograd.pipelines.analysis.partition.read_graph import find_operators, operator_name
-from retrograd.pipelines.conversions.gru_forms import gru_backward_form, gru_form
-from retrograd.pipelines.conversions.lstm_forms import lstm_backward_form, lstm_form
-from retrograd.pipelines.conversions.recurrence_text import Sizes
-from retrograd.pipelines.conversions.rnn_forms import (
+from retrograd.pipelines.conversions.recurrence_forms import (
+    gru_backward_form,
+    gru_form,
+    lstm_backward_form,
+    lstm_form,
     rnn_relu_backward_form,
     rnn_relu_form,
     rnn_tanh_backward_form,
     rnn_tanh_form,
 )
+from retrograd.pipelines.conversions.recurrence_text import Sizes
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.copies import copy_form
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from retrograd.contract.trials import CompiledKernel
 from retrograd.contract.whole_files import replacing
-from retrograd.pipelines.kernels.cache_folder import cache_folder
 from retrograd.pipelines.kernels.kernel import Kernel, KernelError
+from retrograd.pipelines.kernels.tile_table import cache_folder
 
 INSTALL = "pip install retrograd[cuda]"
 _PROGRAM = "retrograd.tools.ptx"

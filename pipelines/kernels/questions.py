@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.trials import Buffer, Ending
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
+from retrograd.pipelines.kernels.tile_table import SHIPPED
 
 QUESTIONS = "bwd.questions"
 """The attribute of a module that holds the questions of its kernels, each as JSON."""

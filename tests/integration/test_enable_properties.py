@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import retrograd
-from retrograd.frontend.autograd.steps.interpreted import interpret as run_graph
 from retrograd.frontend.autograd.steps.python_side import Compiled
+from retrograd.frontend.autograd.steps.python_side import interpret as run_graph
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 POLICIES = ("eager-order", "asap", "overlap", "fewest-stages")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retrograd
-from retrograd.pipelines.analysis.layout.long_products import find_pieces
+from retrograd.pipelines.analysis.layout.cpu_products import find_pieces
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 

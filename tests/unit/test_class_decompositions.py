@@ -9,7 +9,7 @@ import torch
 from decomposition_checks import assert_close
 from torch import Tensor
 
-from retrograd.frontend.decompositions.losses.class_gradients import nll_loss_backward
+from retrograd.frontend.decompositions.class_gradients import nll_loss_backward
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2

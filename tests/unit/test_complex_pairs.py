@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from retrograd.frontend.complex_numbers.dft import LARGEST_MATRIX, LARGEST_PRIME, find_factor, transform
+from retrograd.frontend.complex_numbers.fourier import LARGEST_MATRIX, LARGEST_PRIME, find_factor, transform
 from retrograd.frontend.complex_numbers.pair import Pair, absolute, divide
 from retrograd.frontend.complex_numbers.split import CONSTANTS, RULES, is_border, split_complex
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors
-from retrograd.frontend.traceable.matrix_checks import plain_checks
+from retrograd.frontend.traceable.portable_ops import plain_checks
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime.programs import huge_pages, tensors
-from retrograd.runtime.programs.huge_pages import LEAST_BYTES, advise_huge_pages
+from retrograd.runtime.programs import tensors
+from retrograd.runtime.programs.tensors import LEAST_BYTES, advise_huge_pages
 
 
 def record(monkeypatch: pytest.MonkeyPatch, answer: int = 0) -> list[tuple[int, int, int]]:
@@ -21,7 +21,7 @@ def record(monkeypatch: pytest.MonkeyPatch, answer: int = 0) -> list[tuple[int, 
         asked.append(arguments)
         return answer
 
-    monkeypatch.setattr(huge_pages, "_find_advise", lambda: advise)
+    monkeypatch.setattr(tensors, "_find_advise", lambda: advise)
     return asked
 
 
@@ -53,7 +53,7 @@ def test_a_system_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     asked = record(monkeypatch, -1)
     assert not advise_huge_pages(torch.empty(LEAST_BYTES))
     assert len(asked) == 1
-    monkeypatch.setattr(huge_pages, "_find_advise", lambda: None)
+    monkeypatch.setattr(tensors, "_find_advise", lambda: None)
     assert not advise_huge_pages(torch.empty(LEAST_BYTES))
 
 

@@ -12,8 +12,7 @@ from graph_text import parse_graph
 from retrograd.pipelines.analysis.kernels.fusion import find_steps
 from retrograd.pipelines.analysis.kernels.kernel_steps import Step
 from retrograd.pipelines.analysis.kernels.liveness import Life, Peak, Peaks, compute_peak, find_waves, pack_buffers
-from retrograd.pipelines.analysis.layout.packed_products import repays_packing
-from retrograd.pipelines.analysis.layout.split_products import find_part, find_parts
+from retrograd.pipelines.analysis.layout.cpu_products import find_part, find_parts, repays_packing
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.memory_size import parse_memory_size, resolve_memory_size
 from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved

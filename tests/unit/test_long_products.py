@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrograd.pipelines.analysis.layout.long_products import LEAST_INNER, LEAST_SIDE, LEAST_VOLUME, find_pieces
+from retrograd.pipelines.analysis.layout.cpu_products import LEAST_INNER, LEAST_LONG_VOLUME, LEAST_SIDE, find_pieces
 
 
 @pytest.mark.parametrize("inner", [6144, 6151, 8192, 12564, 16384, 30522, 32000, 50257, 50265, 128256, 151936])
@@ -31,7 +31,7 @@ def test_pieces_are_as_long_where_a_number_near_by_divides_the_sum() -> None:
         (1024, LEAST_INNER - 1, 1024),
         (LEAST_SIDE - 1, 8192, 1024),
         (1024, 8192, LEAST_SIDE - 1),
-        (LEAST_SIDE, LEAST_VOLUME // LEAST_SIDE**2 - 1, LEAST_SIDE),
+        (LEAST_SIDE, LEAST_LONG_VOLUME // LEAST_SIDE**2 - 1, LEAST_SIDE),
         (0, 8192, 1024),
     ],
 )

@@ -4,7 +4,7 @@
 
 import pytest
 
-from retrograd.pipelines.analysis.layout.peeled_tiles import PeeledTile, find_peeled_tile
+from retrograd.pipelines.analysis.layout.cpu_tiles import PeeledTile, find_peeled_tile
 
 WIDE, NARROW = PeeledTile(8, 32, 4), PeeledTile(8, 16, 8)
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from graph_text import value_names
 from test_budget import gpt, layers
 
-from retrograd.pipelines.analysis.partition.budget import BudgetOptions, find_curve
+from retrograd.pipelines.analysis.partition.budget import BudgetOptions, find_curve, find_triggers
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.partition_plan import plan_from_saved
-from retrograd.pipelines.analysis.partition.recompute_triggers import find_triggers
 from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 
 

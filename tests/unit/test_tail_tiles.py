@@ -4,7 +4,7 @@
 
 import pytest
 
-from retrograd.pipelines.analysis.layout.tail_tiles import TailTile, find_tail_tile
+from retrograd.pipelines.analysis.layout.cpu_tiles import TailTile, find_tail_tile
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 

@@ -44,8 +44,7 @@ from retrograd.pipelines.kernels.questions import (
     write_chosen,
 )
 from retrograd.pipelines.kernels.scatters import RANK
-from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
-from retrograd.pipelines.kernels.tile_table import Entry, TableError, keep, kept_table, read_kept, read_table
+from retrograd.pipelines.kernels.tile_table import SHIPPED, Entry, TableError, keep, kept_table, read_kept, read_table
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, choose_tiling, list_tilings
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.tools.cli import main

@@ -86,7 +86,7 @@ def test_some_functions_of_float64_are_not_linked(tmp_path: Path, capfd: pytest.
 
 
 def test_asinh_of_large_negative_numbers_is_infinite(tmp_path: Path) -> None:
-    """On a CPU: ``frontend/decompositions/functions/hyperbolic.py``."""
+    """On a CPU: ``frontend/decompositions/functions.py``."""
     x = np.linspace(-6000, -4500, 1000, dtype=np.float32)
     assert np.isinf(run_stock(tmp_path, MAP.replace("SIZE", str(len(x))).replace("OP", "math.asinh"), x)).any()
 

@@ -61,3 +61,7 @@ class FamilyLock:
 
     def _family(self) -> object | None:
         return torch._C._get_obj_in_tls(self._key) if torch._C._is_key_in_tls(self._key) else None
+
+
+# PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
+COMPILING = make_lock()

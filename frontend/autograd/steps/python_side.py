@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.fx import GraphModule, Interpreter
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.hooks import CUSTOM_BACKWARD
 from retrograd.frontend.autograd.engine.python_calls import Absent, Frame, PythonCall, accumulate_into
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
-from retrograd.frontend.autograd.steps.interpreted import interpret
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
 
@@ -133,3 +133,34 @@ class _PythonSide:
 
     def final_callbacks(self) -> None:
         """The engine calls them when the backward has returned."""
+
+
+def interpret(graph_module: GraphModule, arguments: Sequence[Any], python: Any) -> list[torch.Tensor]:
+    """The results of the graph, which calls ``python`` as a compiled backward does."""
+    with torch.no_grad():
+        return list(_Interpreter(graph_module, python).run(*arguments))
+
+
+class _Interpreter(Interpreter):
+    def __init__(self, graph_module: GraphModule, python: Any) -> None:
+        super().__init__(graph_module)
+        self._python = python
+        self.extra_traceback = False
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        match getattr(target, "_overloadpacket", None):
+            case torch.ops.retrograd.create_token:
+                return None
+            case torch.ops.retrograd.call_hook:
+                values, token, kind, number = args
+                return self._python.call_hook(kind, number, values), token
+            case torch.ops.retrograd.call_backward:
+                values, token, number = args
+                return self._python.call_backward(number, values), token
+            case torch.ops.retrograd.accumulate_grad:
+                gradient, token, param = args
+                self._python.accumulate_grad(param, gradient, False)
+                return token
+            case torch.ops.retrograd.final_callbacks:
+                return args[0]
+        return super().call_function(target, args, kwargs)

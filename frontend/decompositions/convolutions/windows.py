@@ -10,11 +10,14 @@ and pads fuse with what stands around them, where a gather or a scatter becomes 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from retrograd.frontend.python.source_locations import CaptureError
 
 Tap = tuple[int, ...]
 
@@ -171,3 +174,27 @@ def _interleave_zeros(x: Tensor, stride: Sequence[int]) -> Tensor:
     high = [n for step in stride for n in (0, step - 1)]
     padded = pad_axes(paired, [0] * len(high), high)
     return padded.reshape(*lead, *(length * step for length, step in zip(spatial, stride, strict=True)))
+
+
+aten = torch.ops.aten
+
+
+def refusing_written_windows(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """``table``, a model's decompositions, less what windows that were written to become.
+
+    Functionalization puts these back by ``aten.unfold_backward``, as if they were a gradient: elements in no window
+    become zero, and those in several are added up. ``torch.compile`` computes that without a word. The gradient itself
+    is only ever computed while autograd's engine runs.
+    """
+    gradient = table[aten.unfold_backward.default]
+
+    def unfold_backward(grad: Tensor, sizes: Any, dim: int, size: int, step: int) -> Any:
+        if torch._C._current_graph_task_id() == -1:
+            raise CaptureError(
+                "the model writes to windows that Tensor.unfold gave, or to a view of them, which are views: in a "
+                "graph, elements in no window or in several would be lost",
+                "write to x.unfold(...).clone(), or to the tensor itself",
+            )
+        return gradient(grad, sizes, dim, size, step)
+
+    return {**table, aten.unfold_backward.default: unfold_backward}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from retrograd.pipelines.analysis.kernels.kernel_inputs import KernelInputs
 from retrograd.pipelines.analysis.kernels.kernel_roots import KernelRoots
-from retrograd.pipelines.analysis.layout.packed_products import PRODUCTS
+from retrograd.pipelines.analysis.layout.cpu_products import PRODUCTS
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 

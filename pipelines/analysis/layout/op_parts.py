@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from math import ceil, prod, sqrt
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.layout.split_products import find_parts
+from retrograd.pipelines.analysis.layout.cpu_products import find_parts
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
 from retrograd.pipelines.analysis.partition.op_kinds import INDEX_OPERANDS
 

@@ -27,8 +27,8 @@ from retrograd.contract.attributes import (
 from retrograd.contract.roles import GRAD, MUTATION, SEED, TANGENT
 from retrograd.contract.sizes import evaluate_size, parse_shape
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.layout.cpu_products import repays_packing
 from retrograd.pipelines.analysis.layout.op_parts import count_parts
-from retrograd.pipelines.analysis.layout.packed_products import repays_packing
 from retrograd.pipelines.analysis.layout.tensor_types import (
     TensorType,
     element_bytes,

@@ -8,10 +8,8 @@ from dataclasses import field
 from math import prod
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.layout.packed_products import Shape, repays_packing
-from retrograd.pipelines.analysis.layout.peeled_tiles import PeeledTile, find_peeled_tile
-from retrograd.pipelines.analysis.layout.split_products import find_part
-from retrograd.pipelines.analysis.layout.tail_tiles import TailTile, find_tail_tile
+from retrograd.pipelines.analysis.layout.cpu_products import Shape, find_part, repays_packing
+from retrograd.pipelines.analysis.layout.cpu_tiles import PeeledTile, TailTile, find_peeled_tile, find_tail_tile
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure

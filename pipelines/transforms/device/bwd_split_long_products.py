@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.layout.long_products import find_pieces
+from retrograd.pipelines.analysis.layout.cpu_products import find_pieces
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.copies import replace_by_forms
 from retrograd.pipelines.transforms.helpers.generics import reads_by
@@ -32,7 +32,7 @@ _PIECE = """
 
 class BwdSplitLongProducts(ModulePass):
     """Makes of a ``linalg.matmul`` in f32 of long sums one for each piece of them, which starts at what the one before
-    gave; which products those are, and what it gains, says ``long_products.py``.
+    gave; which products those are, and what it gains, says ``cpu_products.py``.
 
     Products that read an operand transposed by their maps, or have open sizes, stay as they are.
     """
