@@ -14,7 +14,8 @@ from dataclasses import asdict
 
 import torch
 
-from retrograd.contract.trials import Work, read_work
+from retrograd.contract.reading import read_plain
+from retrograd.contract.trials import Work
 from retrograd.pipelines.kernels.measuring import find_tolerance, measure
 from retrograd.runtime.cuda.trials import Bench, Prepared, find_difference
 from retrograd.runtime.programs.errors import ExecutionError
@@ -66,7 +67,7 @@ def main() -> int:
     bench = Bench(torch.device("cuda", int(sys.argv[1])))
     print(json.dumps(bench.name), flush=True)
     for line in sys.stdin:
-        works = [read_work(fields) for fields in json.loads(line)]
+        works = [read_plain(Work, fields, "work") for fields in json.loads(line)]
         with ExitStack() as stack:
             found = measure(len(works), DeviceTimer(bench, works, stack))
         print(json.dumps(asdict(found)), flush=True)

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from retrograd.contract.reading import ManifestError, read_each, read_fields, read_text, read_typed
+from retrograd.contract.reading import ManifestError, read_as, read_fields, read_plain
 from retrograd.contract.signature import Signature
 from retrograd.contract.tensors import FunctionSpec
 
@@ -75,26 +75,12 @@ class Manifest:
         Raises:
             ManifestError: the format version is another, or a field is missing, unknown or of another type.
         """
-        where = "manifest"
         version = read_format_version(data)
         if version != FORMAT_VERSION:
-            raise ManifestError(f"{where} has format_version {version}; this release reads {FORMAT_VERSION}")
-        fields = read_fields(
-            data,
-            {"format_version", "functions", "targets", "partition", "versions", "signature", "report"},
-            where,
-        )
-        versions = read_typed(fields, "versions", dict, where)
-        read_fields(versions, PACKAGES, f"{where}.versions")
-        return cls(
-            format_version=version,
-            functions=read_each(fields, "functions", where, FunctionSpec.from_dict),
-            targets=read_each(fields, "targets", where, read_text),
-            partition=read_typed(fields, "partition", str, where),
-            versions={key: read_typed(versions, key, str, f"{where}.versions") for key in sorted(versions)},
-            signature=Signature.from_dict(fields["signature"], f"{where}.signature"),
-            report=read_typed(fields, "report", dict, where),
-        )
+            raise ManifestError(f"manifest has format_version {version}; this release reads {FORMAT_VERSION}")
+        manifest = read_plain(cls, data, "manifest")
+        read_fields(manifest.versions, PACKAGES, "manifest.versions")
+        return manifest
 
     def to_json(self) -> bytes:
         """The manifest as UTF-8 JSON, the same bytes for the same content.
@@ -145,4 +131,4 @@ def read_format_version(data: Any) -> int:
         raise ManifestError(f"manifest must be a JSON object, not {type(data).__name__}")
     if "format_version" not in data:
         raise ManifestError("manifest lacks the field 'format_version'")
-    return read_typed(data, "format_version", int, "manifest")
+    return read_as(data["format_version"], int, "manifest.format_version")

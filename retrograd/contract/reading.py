@@ -7,7 +7,10 @@ A program then never runs on data that was understood by half.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from retrograd.contract.errors import RetrogradError
@@ -20,33 +23,32 @@ class ManifestError(RetrogradError, ValueError):
     """A manifest that is not JSON, or whose fields are not the ones of this format."""
 
 
-def read_fields(data: Any, names: Collection[str], where: str, optional: Collection[str] = ()) -> Mapping[str, Any]:
-    """``data``, once it is known to be an object of these fields, the ``optional`` ones there or not."""
+def read_plain(cls: type[_T], data: Any, where: str, left_out: Collection[str] = ()) -> _T:
+    """A dataclass of plain data from the JSON object that :func:`to_json` makes of it, less the fields ``left_out``.
+
+    Each field is read as its annotation says: a name of :data:`_READERS`, a dataclass that its module knows, or tuples,
+    mappings by text and ``None`` of these.
+
+    Raises:
+        ManifestError: a field is missing, unknown or of another type.
+    """
+    kinds = {field.name: str(field.type) for field in fields(cls) if field.name not in left_out}  # type: ignore[arg-type]
+    known = vars(sys.modules[cls.__module__])
+    found = read_fields(data, kinds, where)
+    return cls(**{name: _read_kind(found[name], kind, f"{where}.{name}", known) for name, kind in kinds.items()})
+
+
+def read_fields(data: Any, names: Collection[str], where: str) -> Mapping[str, Any]:
+    """``data``, once it is known to be an object of these fields."""
     if not isinstance(data, dict):
         raise ManifestError(f"{where} must be a JSON object, not {type(data).__name__}")
     missing = sorted(set(names) - data.keys())
     if missing:
         raise ManifestError(f"{where} lacks the field {missing[0]!r}")
-    unknown = sorted(data.keys() - set(names) - set(optional))
+    unknown = sorted(data.keys() - set(names))
     if unknown:
         raise ManifestError(f"{where} has the unknown field {unknown[0]!r}")
     return data
-
-
-def read_typed(fields: Mapping[str, Any], name: str, kind: type[_T], where: str) -> _T:
-    """The field ``name``, which is a ``kind``."""
-    return read_as(fields[name], kind, f"{where}.{name}")
-
-
-def read_optional(fields: Mapping[str, Any], name: str, kind: type[_T], where: str) -> _T | None:
-    """The field ``name``, which is a ``kind`` or null."""
-    return None if fields[name] is None else read_typed(fields, name, kind, where)
-
-
-def read_each(fields: Mapping[str, Any], name: str, where: str, read: Callable[[Any, str], _T]) -> tuple[_T, ...]:
-    """The items of the list ``name``, each read by ``read``, which gets the item's place as well."""
-    values = read_typed(fields, name, list, where)
-    return tuple(read(value, f"{where}.{name}[{index}]") for index, value in enumerate(values))
 
 
 def read_as(value: Any, kind: type[_T], where: str) -> _T:
@@ -57,14 +59,26 @@ def read_as(value: Any, kind: type[_T], where: str) -> _T:
     return value
 
 
-def read_text(value: Any, where: str) -> str:
-    """``value``, which is a string."""
-    return read_as(value, str, where)
-
-
-def read_integer(value: Any, where: str) -> int:
-    """``value``, which is an integer."""
-    return read_as(value, int, where)
+def _read_kind(value: Any, kind: str, where: str, known: Mapping[str, Any]) -> Any:
+    if kind.endswith(" | None"):
+        return None if value is None else _read_kind(value, kind.removesuffix(" | None"), where, known)
+    if mapping := _MAPPING.fullmatch(kind):
+        items = read_as(value, dict, where).items()
+        return {key: _read_kind(item, mapping[1], f"{where}.{key}", known) for key, item in items}
+    if kind.startswith("tuple["):
+        listed, inner = read_as(value, list, where), kind[len("tuple[") : -1].split(", ")
+        kinds = inner[:1] * len(listed) if inner[-1] == "..." else inner
+        if len(listed) != len(kinds):
+            raise ManifestError(f"{where} must have {len(kinds)} items, not {len(listed)}")
+        places = enumerate(zip(listed, kinds, strict=True))
+        return tuple(_read_kind(item, one, f"{where}[{place}]", known) for place, (item, one) in places)
+    if kind in _READERS:
+        return _READERS[kind](value, where)
+    cls: Any = known[kind]
+    if not is_dataclass(cls):
+        # Another name of one of the above.
+        return _read_kind(value, str(cls), where, known)
+    return cls.from_dict(value, where) if hasattr(cls, "from_dict") else read_plain(cls, value, where)
 
 
 def read_size(value: Any, where: str) -> Size:
@@ -86,7 +100,10 @@ def read_condition(value: Any, where: str) -> Condition:
 
 
 def to_json(value: Any) -> Any:
-    """``value`` with lists in the place of tuples, at any depth: what is read back from its JSON."""
+    """``value`` with lists in the place of tuples, and objects in that of dataclasses, at any depth: what is read back
+    from its JSON."""
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     return [to_json(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -94,3 +111,14 @@ def to_json(value: Any) -> Any:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+_MAPPING = re.compile(r"(?:Mapping|dict)\[str, (.*)\]")
+_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "str": lambda value, where: read_as(value, str, where),
+    "int": lambda value, where: read_as(value, int, where),
+    "bool": lambda value, where: read_as(value, bool, where),
+    "Size": read_size,
+    "Condition": read_condition,
+    "Any": lambda value, _where: value,
+}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from retrograd.contract.reading import ManifestError, read_each, read_fields, read_size, read_typed, to_json
+from retrograd.contract.reading import ManifestError, read_plain, to_json
 from retrograd.contract.roles import ARGUMENT_ROLES, RESULT_ROLES, SIZE
 from retrograd.contract.sizes import Size, evaluate_shape, is_fixed
 
@@ -70,13 +70,7 @@ class TensorSpec:
         Raises:
             ManifestError: a field is missing, unknown or of another type.
         """
-        fields = read_fields(data, {"name", "role", "shape", "dtype"}, where)
-        return cls(
-            name=read_typed(fields, "name", str, where),
-            role=read_typed(fields, "role", str, where),
-            shape=read_each(fields, "shape", where, read_size),
-            dtype=read_typed(fields, "dtype", str, where),
-        )
+        return read_plain(cls, data, where, ("value", "example"))
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,7 @@ class FunctionSpec:
         Raises:
             ManifestError: a field is missing, unknown or of another type, or a role does not fit its side.
         """
-        fields = read_fields(data, {"name", "arguments", "results", "transient_bytes"}, where)
-        spec = cls(
-            name=read_typed(fields, "name", str, where),
-            arguments=read_each(fields, "arguments", where, TensorSpec.from_dict),
-            results=read_each(fields, "results", where, TensorSpec.from_dict),
-            transient_bytes=read_typed(fields, "transient_bytes", int, where),
-        )
+        spec = read_plain(cls, data, where)
         _check_roles(spec.arguments, ARGUMENT_ROLES, f"{where}.arguments")
         _check_roles(spec.results, RESULT_ROLES, f"{where}.results")
         return spec

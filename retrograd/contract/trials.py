@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -70,19 +68,3 @@ class Work:
         """The type of its results' elements, the first of several."""
         buffers = (*self.inputs, *self.given)
         return self.ending.element if self.ending else buffers[self.results[0]].element
-
-
-def _read_call(fields: Mapping[str, Any]) -> Call:
-    x, y, z = fields["grid"]
-    code = CompiledKernel(**fields["code"])
-    return Call(code, fields["entry"], (x, y, z), tuple(fields["buffers"]), tuple(fields["numbers"]))
-
-
-def read_work(fields: Mapping[str, Any]) -> Work:
-    """Work from JSON of its fields."""
-    calls = [_read_call(call) for call in fields["calls"]]
-    ending = None if fields["ending"] is None else Ending(**fields["ending"])
-    inputs, given = (
-        [Buffer(b["element"], tuple(b["shape"]), b["below"]) for b in fields[n]] for n in ("inputs", "given")
-    )
-    return Work(tuple(inputs), tuple(given), tuple(calls), tuple(fields["results"]), fields["updated"], ending)

@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrograd.contract.trials import Work, read_work
+from retrograd.contract.reading import read_plain
+from retrograd.contract.trials import Work
 from retrograd.frontend.doors.capture import capture_joint
 from retrograd.frontend.libraries.ops import NO_LIBRARIES, library_ops
 from retrograd.frontend.preparation.importer import import_graph
@@ -134,7 +135,7 @@ def run_works(works: Sequence[dict[str, Any]]) -> None:
     bench = Bench(torch.device("cuda", 0))
     for fields in works:
         print(fields["what"], flush=True)
-        work: Work = read_work(fields["work"])
+        work: Work = read_plain(Work, fields["work"], "work")
         with bench.prepare(work, bench.make_inputs(work.inputs)) as prepared:
             prepared.results()
             torch.cuda.synchronize()

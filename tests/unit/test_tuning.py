@@ -5,7 +5,7 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from retrograd import api, tuning
 from retrograd.api import compile_backward, options_of
 from retrograd.contract.environment import CACHE_FOLDER
-from retrograd.contract.trials import Buffer, Ending, Work, read_work
+from retrograd.contract.reading import read_plain, to_json
+from retrograd.contract.trials import Buffer, Ending, Work
 from retrograd.options import Request
 from retrograd.pipelines.devices.targets import find_target
 from retrograd.pipelines.kernels import questions
@@ -172,7 +173,7 @@ def test_questions_are_text() -> None:
 def test_a_trial_with_code_is_work() -> None:
     (trial, _) = make_question().trials.values()
     work = tuning.make_work(trial, {RANK: replace(NO_PTX, ptx="code", scratch=8)})
-    assert read_work(asdict(work)) == work
+    assert read_plain(Work, to_json(work), "work") == work
     (call,) = work.calls
     assert (call.code.ptx, call.code.scratch, call.buffers, work.results, work.element) == (
         "code",
