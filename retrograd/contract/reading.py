@@ -75,7 +75,7 @@ def _read_kind(value: Any, kind: str, where: str, known: Mapping[str, Any]) -> A
     if kind in _READERS:
         return _READERS[kind](value, where)
     cls: Any = known[kind]
-    if not is_dataclass(cls):
+    if not isinstance(cls, type):
         # Another name of one of the above.
         return _read_kind(value, str(cls), where, known)
     return cls.from_dict(value, where) if hasattr(cls, "from_dict") else read_plain(cls, value, where)
