@@ -19,6 +19,7 @@ from torch.nn.modules import module as torch_module
 
 from retrograd.contract.environment import CACHE_FOLDER
 from retrograd.contract.manifest import PACKAGES
+from retrograd.frontend.autograd.engine.family_lock import SETTINGS
 from retrograd.frontend.doors.recorded_graph import Doubt
 from retrograd.options import Options
 from retrograd.pipelines.devices.targets import host_cpu
@@ -39,11 +40,14 @@ def read_situation(
         Doubt: something is on that no text describes.
     """
     _refuse_modes()
+    # Of other threads, one may trace, or compare with eager.
+    with SETTINGS:
+        settings = [*_describe_torch()]
     return {
         "name": _describe_model(model),
         "tensors": "\n".join(_describe_tensors(named)),
         "options": repr(options),
-        "torch": "\n".join(_describe_torch()),
+        "torch": "\n".join(settings),
         "environment": "\n".join(_describe_environment()),
         "packages": "\n".join(_releases()),
         "host": host_cpu(),

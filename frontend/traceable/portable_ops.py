@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from retrograd.frontend.autograd.engine.family_lock import SETTINGS
 from retrograd.frontend.layers.biased_attention import BIASED_ATTENTION
 from retrograd.frontend.layers.dropped_attention import ATTENTION
 from retrograd.frontend.layers.random_ops import DRAW_SEED
@@ -41,6 +42,24 @@ def portable_ops() -> Iterator[None]:
     A tangent traced with the strides of its output is brought to these at run time. Where elements of the output are
     one in memory, as after ``unfold``, that would overwrite some elements of the tangent with others.
     """
+    with (
+        SETTINGS,
+        _without_libraries(),
+        PortableAttention(),
+        PortableCells(),
+        AnsweredQuestions(),
+        TraceableFunctions(),
+        OverlappingWrites(),
+        dropout_between_layers(),
+        plain_checks(),
+        own_resizing_gradients(),
+        torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_libraries() -> Iterator[None]:
     # torch.backends.mkldnn.flags() would set the TF32 mode as well, which warns.
     libraries = (torch._C._set_mkldnn_enabled, torch._C._set_cudnn_enabled, torch._C._set_nnpack_enabled)
     before = (torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_nnpack_enabled())
@@ -49,18 +68,7 @@ def portable_ops() -> Iterator[None]:
     for enable in libraries:
         enable(False)
     try:
-        with (
-            PortableAttention(),
-            PortableCells(),
-            AnsweredQuestions(),
-            TraceableFunctions(),
-            OverlappingWrites(),
-            dropout_between_layers(),
-            plain_checks(),
-            own_resizing_gradients(),
-            torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
-        ):
-            yield
+        yield
     finally:
         torch._C._set_only_lift_cpu_tensors(lifts_cpu_only)
         for enable, enabled in zip(libraries, before, strict=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from retrograd.frontend.autograd.engine.family_lock import SETTINGS
 from retrograd.frontend.preparation.empty_tensors import gives_unwritten, leaves_unwritten
 
 
@@ -52,16 +53,21 @@ def _is_fill(value: Tensor) -> Tensor:
 @contextlib.contextmanager
 def filled_memory() -> Iterator[None]:
     """While this is open, PyTorch fills memory that it allocates: with NaN, and of whole numbers with the largest."""
+    with SETTINGS, warnings.catch_warnings(), _deterministic():
+        # Of ops that know no other order.
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filled, deterministic = memory.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     memory.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with warnings.catch_warnings():
-            # Of ops that know no other order.
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)
         memory.fill_uninitialized_memory = filled

@@ -22,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 import retrograd
 from retrograd import situation
 from retrograd.frontend.doors.recorded_graph import Doubt, describe_graph
+from retrograd.frontend.traceable.portable_ops import portable_ops
+from retrograd.frontend.verification.unwritten_memory import filled_memory
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Request
 
@@ -563,3 +565,51 @@ def test_a_record_leaves_the_model_as_it_is() -> None:
     assert {*vars(model)} == attributes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_settings_of_another_thread_are_in_no_key() -> None:
+    """What compares with eager in the background, or traces, sets what all threads share, for as long as that takes."""
+    model, x = Model(), torch.ones(2, 4)
+    expected = key_of(model, x)
+    for changed in (filled_memory, portable_ops):
+        is_open, is_over = threading.Event(), threading.Event()
+
+        def change(changed: Any = changed, is_open: threading.Event = is_open, over: threading.Event = is_over) -> None:
+            with changed():
+                is_open.set()
+                over.wait()
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        is_open.wait()
+        # Long enough to read the settings without the lock; with it, what reads them waits until then.
+        closing = threading.Timer(0.5, is_over.set)
+        closing.start()
+        assert key_of(model, x) == expected
+        thread.join()
+
+
+def test_threads_that_fill_memory_leave_the_settings_as_they_were() -> None:
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def fill_first() -> None:
+        with filled_memory():
+            first_is_in.set()
+            second_is_in.wait(0.5)
+        first_is_out.set()
+
+    def fill_second() -> None:
+        with filled_memory():
+            second_is_in.set()
+            first_is_out.wait()
+
+    first, second = threading.Thread(target=fill_first), threading.Thread(target=fill_second)
+    first.start()
+    first_is_in.wait()
+    second.start()
+    first.join()
+    second.join()
+    try:
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

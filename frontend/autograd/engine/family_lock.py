@@ -65,3 +65,5 @@ class FamilyLock:
 
 # PyTorch's tracer keeps its state in globals: two threads that trace at once break it for the whole process.
 COMPILING = make_lock()
+# Held while settings of PyTorch's, which all threads share, are others than the user's, and by who reads them.
+SETTINGS = make_lock()
