@@ -72,6 +72,7 @@ class WritesToView(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        Gives.log.append(("view", gradients[0].tolist()))
         return gradients[0] * 2 if Gives.now["view"][0] else None
 
 
@@ -125,6 +126,16 @@ def in_a_view(leaves: list[torch.Tensor]) -> torch.Tensor:
     return (base * u + w).sum()
 
 
+def in_views_one_behind_the_other(leaves: list[torch.Tensor]) -> torch.Tensor:
+    """What wrote to the first view is not called where there is no gradient behind the second."""
+    w, v, u = leaves
+    first = w * v
+    writes_to_view(first[1:3])
+    second = first * u
+    writes_to_view(second[1:3])
+    return (second.sin() + v).sum()
+
+
 def through_hooks(leaves: list[torch.Tensor]) -> torch.Tensor:
     """Hooks on nodes leave out what a pattern says."""
     w, v, u = leaves
@@ -150,7 +161,15 @@ def with_kept_gradients(leaves: list[torch.Tensor]) -> torch.Tensor:
     return gives(x, y, "a").exp().sum()
 
 
-PROGRAMS = [with_hooks, one_behind_the_other, with_none_for_none, in_a_view, through_hooks, with_kept_gradients]
+PROGRAMS = [
+    with_hooks,
+    one_behind_the_other,
+    with_none_for_none,
+    in_a_view,
+    in_views_one_behind_the_other,
+    through_hooks,
+    with_kept_gradients,
+]
 
 
 def run(
@@ -229,6 +248,43 @@ def test_a_step_that_gets_a_gradient_more_is_told_and_compiled_anew() -> None:
         "the backward of Gives, since it was compiled, gave a gradient at 1 where it gave None",
     )
     assert "None" in entries[3].reasons[0]
+
+
+def test_writes_to_views_run_compiled() -> None:
+    """What is on its way past the first was used for the last time before it."""
+    patterns: list[Pattern] = [{"view": (True, True)}] * 3
+
+    def program(leaves: list[torch.Tensor]) -> torch.Tensor:
+        return in_views_one_behind_the_other(leaves).exp()
+
+    before = len(retrograd.explain_recompiles())
+    assert_same(run(program, patterns, True, False), run(program, patterns, False, False))
+    assert [entry.outcome for entry in retrograd.explain_recompiles()[before:]] == ["compiled"]
+
+
+def test_a_write_to_a_view_without_a_gradient_is_not_told() -> None:
+    patterns: list[Pattern] = [{"view": (given, True)} for given in (False, False, True, True, False)]
+    program = in_views_one_behind_the_other
+    assert_same(run(program, patterns, True, False), run(program, patterns, False, False))
+
+
+def test_a_step_that_ends_in_eager_knows_which_gradients_are_none() -> None:
+    """Those that were None before the function with which it ends: what keeps its gradient keeps none."""
+
+    def program(leaves: list[torch.Tensor]) -> torch.Tensor:
+        w, v, u = leaves
+        x = w.sin()
+        x.retain_grad()
+        Gives.kept.append(x)
+        y = gives(v.cos(), u * 2, "b")
+        return gives(x, y, "a").sin().sum()
+
+    first: Pattern = {"a": (True, True), "b": (True, False)}
+    second: Pattern = {"a": (False, True), "b": (True, True)}
+    patterns = [first, first, second, first]
+    before = len(retrograd.explain_recompiles())
+    assert_same(run(program, patterns, True, False), run(program, patterns, False, False))
+    assert "ended in eager" in [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
 
 
 def test_a_gradient_that_eager_does_not_look_at_is_let_go() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -191,6 +192,52 @@ def a_marked_hooks_branch_on_a_tensor() -> Any:
 def a_marked_hooks_length() -> Any:
     kept: list[int] = []
     return lambda g: g * len(kept), kept.append
+
+
+@marked
+def a_marked_hooks_cached_function() -> Any:
+    state = {"k": 1.0}
+    cached = lru_cache(lambda: state["k"])
+
+    def change(number: int) -> None:
+        # The cache is emptied a step after what it holds has changed.
+        if number % 2:
+            state["k"] = number + 0.5
+        elif number > 2:
+            cached.cache_clear()
+
+    return lambda g: g * cached(), change
+
+
+@marked
+def a_marked_hooks_cached_method() -> Any:
+    class Schedule:
+        k = 1.0
+
+        @lru_cache  # noqa: B019
+        def factor(self) -> float:
+            return self.k
+
+    schedule = Schedule()
+
+    def change(number: int) -> None:
+        schedule.k = number + 0.5
+        Schedule.factor.cache_clear()
+
+    return lambda g: g * schedule.factor(), change
+
+
+@marked
+def a_marked_hooks_bound_method_of_a_dict() -> Any:
+    state = {"k": 1.0}
+    get = state.get
+    return lambda g: g * get("k", 0.0), lambda number: state.update(k=number + 0.5)
+
+
+@marked
+def a_marked_hooks_bound_next() -> Any:
+    following = iter(range(100)).__next__
+    return lambda g: g * following(), lambda number: None
 
 
 def run(name: str, enabled: bool) -> list[Any]:

@@ -69,18 +69,31 @@ def keep_absent(graph: torch.fx.Graph) -> None:
         node.args = (ctx, saved, *(ABSENT if gradient is None else gradient for gradient in gradients))
 
 
+def mark_writes(graph: torch.fx.Graph) -> None:
+    """Mark the custom functions that wrote to a view: the engine does not call them where there is no gradient."""
+    for node in graph.find_nodes(op="call_function", target=call_custom_backward):
+        sources = [argument.args[0] for argument in node.args[2:] if isinstance(argument, torch.fx.Node)]
+        if any(getattr(source, "target", None) is prepare_slices for source in sources):
+            node.kwargs = {"wrote_to_view": True}
+
+
 def _uses(arguments: Sequence[Any], node: torch.fx.Node) -> bool:
     return any(argument is node for argument in arguments)
 
 
-def call_custom_backward(ctx: Any, saved_tensors: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
+def call_custom_backward(
+    ctx: Any, saved_tensors: Sequence[Any], *gradients: Any, wrote_to_view: bool = False
+) -> tuple[Any, ...]:
     """Call the ``backward`` or ``vjp`` of a `torch.autograd.Function`; returns one gradient for each argument of its
-    forward. It is given zeros for absent gradients, unless it said that it takes None.
+    forward. It is given zeros for absent gradients, unless it said that it takes None; one that wrote to a view is not
+    called without a gradient.
 
     Raises:
         RuntimeError: another number of gradients, or something that is none; as eager's. Besides, whatever the function
             raises.
     """
+    if wrote_to_view and gradients[0] is None:
+        return (None,) * len(ctx.needs_input_grad)
     if any(gradient is None for gradient in gradients) and _takes_zeros(ctx._forward_cls):
         gradients = tuple(_zeros(ctx, n) if g is None else g for n, g in enumerate(gradients))
     gradients = tuple(None if gradient is ABSENT else gradient for gradient in gradients)

@@ -71,8 +71,8 @@ class Engine:
 
     One backward runs after the other, under ``lock``, the one that is held while a graph is traced: a trace runs a
     backward, and a capture is traced and compiled inside one. Never captured are gradients of gradients
-    (``create_graph=True``), anomaly mode, a backward inside a backward, one that a dispatch mode is to see, one for a
-    computed tensor with hooks, and one inside a transform such as ``vmap``: these run eagerly.
+    (``create_graph=True``), anomaly mode, a backward inside a backward, one that a dispatch mode is to see, and one
+    inside a transform such as ``vmap``: these run eagerly.
 
     PyTorch's graph frees what it saved when it is captured. Where that may have to run eagerly after all, it is told to
     keep it; when a recording is done, it is asked for it once more, to free it. That is so too where the roots are like
@@ -107,7 +107,7 @@ class Engine:
             return self._engine.run_backward(tensors, *args, **kwargs)
         inputs = (args[3] if len(args) > 3 else kwargs.get("inputs")) or ()
         gradients = args[0] if args else kwargs.get("grad_tensors")
-        if reason := _why_eager(is_nested, create_graph, gradients, inputs):
+        if reason := _why_eager(is_nested, create_graph, gradients):
             # A trace of Dynamo's runs backwards too, which are none of the user's.
             if TracingContext.try_get() is None:
                 self._client.leave(reason)
@@ -293,9 +293,7 @@ def _name_rank(error: Exception) -> None:
         error.add_note(f"in a backward under retrograd.enable(), in the process of rank {rank} of {count}")
 
 
-def _why_eager(
-    is_nested: bool, create_graph: bool, gradients: Sequence[Any] | None, inputs: Sequence[Any]
-) -> str | None:
+def _why_eager(is_nested: bool, create_graph: bool, gradients: Sequence[Any] | None) -> str | None:
     """Why a backward is left to PyTorch's engine; None where it is not."""
     if is_nested:
         return "it runs inside of another backward"
@@ -308,9 +306,6 @@ def _why_eager(
         return f"{modes} is open, which is to see each op"
     if _is_transformed(gradients):
         return "it is part of a transform, such as vmap or is_grads_batched"
-    if any(isinstance(t, torch.Tensor) and t.grad_fn is not None and t._backward_hooks for t in inputs):
-        # PyTorch's capture gives what the hooks made of it, where its engine gives what it was before them.
-        return "it asks for the gradient of a tensor that was computed and has hooks"
     return None
 
 

@@ -176,22 +176,26 @@ class PythonCall:
         taken: Sequence[Any] = values
         if frame.absent is not None:
             is_there = frame.absent.is_there
-            known = zip(values, self.sources, strict=False)
-            taken = [value if is_there(*source) else None for value, source in known] + [*values[len(self.sources) :]]
+            # Behind those that it looks at may be some that it only waits for.
+            pairs = zip(values, self.sources, strict=False)
+            taken = [value if is_there(*source) else None for value, source in pairs]
         result = self.function(*[argument(frame, taken) for argument in self.arguments])
         if self.single and self.present[0] and result is not None and self.shapes is None:
             tensors = [result]
         else:
-            tensors = self._completed(frame, result, values)
+            tensors = self._completed(frame, result, values, taken)
         if self.lets_go and frame.is_in_order:
             for number in self.lets_go:
                 del frame.inputs[number]
         return tensors
 
-    def _completed(self, frame: Frame, result: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _completed(
+        self, frame: Frame, result: Any, values: Sequence[torch.Tensor], taken: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """``taken`` are the values with None in the place of gradients that are None at this step."""
         given: Sequence[Any] = (result,) if self.single else result
         if self.rest is not None and any((given[n] is not None) != self.present[n] for n in self.firm):
-            raise Unforeseen(self, result, self.rest(frame, values))
+            raise Unforeseen(self, result, self.rest(frame, taken))
         tensors: list[torch.Tensor] = []
         place = next((value.device for value in values), torch.device("cpu"))
         is_complete = True

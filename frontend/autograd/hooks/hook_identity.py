@@ -11,9 +11,17 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from io import IOBase
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -22,6 +30,7 @@ import torch
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout)
 # Attributes named in code that lead further than this lead to something that is no number of the user's.
 _DEEPEST = 8
+_CACHED = type(lru_cache(len))
 _GRADIENT = torch.Tensor.grad.__name__  # type: ignore[union-attr]
 
 
@@ -79,7 +88,7 @@ class HookIdentity:
             held = [*hook.parameters(), *hook.buffers()]
             constants = [v for name, v in vars(hook).items() if isinstance(v, torch.Tensor) and name[:1] == "_"]
             return (Same(hook), tuple([self._value(t, (), depth) for t in (*held, *constants)]))
-        if isinstance(hook, (FunctionType, MethodType, partial)):
+        if isinstance(hook, (FunctionType, MethodType, partial, BuiltinMethodType, MethodWrapperType, _CACHED)):
             return self._value(hook, (), depth)
         call = inspect.getattr_static(type(hook), "__call__", None)
         if isinstance(call, FunctionType) and not _is_library(type(hook)):
@@ -126,6 +135,9 @@ class HookIdentity:
                 return (self._callable(value.func, depth), *[self._value(part, names, depth) for part in parts])
             case MethodType():
                 return (self._value(value.__func__, (), depth), self._of_method(value, depth))
+            case BuiltinMethodType() | MethodWrapperType() if not isinstance(value.__self__, (ModuleType, type(None))):
+                # Of a list, a dict or an iterator; two of one object are equal, and not the same.
+                return (value.__name__, self._value(value.__self__, (), depth))
             case FunctionType() if not _is_library(value):
                 return self._function(value, depth)
             case ModuleType() | type() if _is_library(value):
@@ -197,6 +209,8 @@ _CHANGING = ("random", "time", "datetime", "secrets", "uuid", "numpy.random")
 
 def _find_obstacle(value: Any) -> str | None:
     """Why there is no telling whether what code reads of a value is the same; None where there is."""
+    if isinstance(value, _CACHED):
+        return f"it calls {getattr(value, '__name__', 'a function')}, which keeps what it gave (functools.lru_cache)"
     # Files are, and a hook that writes to one reads nothing.
     if isinstance(value, Iterator) and not isinstance(value, IOBase):
         return f"it reads an iterator ({type(value).__name__})"

@@ -25,6 +25,7 @@ from retrograd.frontend.autograd.engine.custom_functions import (
     call_custom_backward,
     finish_slices,
     keep_absent,
+    mark_writes,
     prepare_slices,
     sum_gradients,
     unpack_when_asked,
@@ -79,8 +80,30 @@ def make_runnable(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.args = (variable, None, gradient, has_post_hooks)
     unpack_when_asked(graph_module.graph, _is_unpacking)
     keep_absent(graph_module.graph)
+    mark_writes(graph_module.graph)
+    give_before_hooks(graph_module.graph)
     graph_module.recompile()
     return graph_module
+
+
+def give_before_hooks(graph: torch.fx.Graph) -> None:
+    """Have a backward give the gradient of a tensor whose node runs as it is before the hooks of the tensor, as the
+    engine gives it; PyTorch's capture gives what the hooks make of it. Where the node does not run, both do."""
+    output = graph.output_node()
+    (results,) = output.args
+    assert isinstance(results, (list, tuple))
+    found = []
+    for result in results:
+        if isinstance(result, torch.fx.Node) and set(result.users) != {output}:
+            while isinstance(result, torch.fx.Node) and _is_tensor_hook(result):
+                result = result.args[1]
+        found.append(result)
+    output.args = (found,)
+
+
+def _is_tensor_hook(node: torch.fx.Node) -> bool:
+    is_hook = node.target is call_user_hook and node.kwargs["hook_type"] == "tensor_pre_hook"
+    return is_hook or node.target is call_cpp_hooks
 
 
 def _is_unpacking(node: torch.fx.Node) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class AtenInterpreter(torch.fx.Interpreter):
         self._communicates, self._frees = recorded.communication, recorded.freeing
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
+        # What a call goes on with may have been used for the last time before it.
+        self.garbage_collect_values = False
         self.calls = PythonCalls()
         # By kind and number, as calls are known: those that start communication, and those that may free parameters.
         self.communication: list[tuple[str, int]] = []
@@ -173,8 +176,10 @@ class AtenInterpreter(torch.fx.Interpreter):
         number = self._next_number(kind)
         results = tuple(leaf for leaf in leaves if leaf is not None)
         function: Any = node.target
-        if node.kwargs:
+        if "hook_type" in node.kwargs:
             function = HOOK_CALLS[str(node.kwargs["hook_type"])]
+        elif node.kwargs:
+            function = partial(function, **node.kwargs)
         if kind == POST_ACCUMULATE:
             present, results = (False,), ()
             function = _without_result(function)
@@ -183,10 +188,10 @@ class AtenInterpreter(torch.fx.Interpreter):
                 kind = POST
         label = f"{kind} hook {number}" if kind != CUSTOM_BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
-        call = replace(call, sources=tuple(sources))
         if firm := find_firm_places(node, leaves, self._present):
-            call = replace(call, firm=firm, rest=self._find_rest(node, values))
+            call = replace(call, firm=firm, rest=self._find_rest(node, values, sources))
             self._kept_for[kind, number] = find_inputs(node)
+        call = replace(call, sources=tuple(sources))
         self.calls.calls[kind, number] = call
         self._taken[kind, number] = taken
         if node.name in self._communicates:
@@ -232,12 +237,13 @@ class AtenInterpreter(torch.fx.Interpreter):
             return _SOURCES[place](index)
         return _value_template(self.env[argument], values, argument.name, sources)
 
-    def _find_rest(self, node: torch.fx.Node, values: list[torch.Tensor]) -> Template:
-        """Makes a template of what the capture goes on with after a node; adds the tensors in it to ``values``."""
-        rest = [self.env[other] for other in find_rest(node)]
-        if any(isinstance(leaf, torch.SymInt) for leaf in torch.utils._pytree.tree_leaves(rest)):
+    def _find_rest(self, node: torch.fx.Node, values: list[torch.Tensor], sources: list[tuple[str, Path]]) -> Template:
+        """Makes a template of what the capture goes on with after a node; adds the tensors in it to ``values``, and
+        where they come from to ``sources``."""
+        rest = find_rest(node)
+        if any(isinstance(leaf, torch.SymInt) for o in rest for leaf in torch.utils._pytree.tree_leaves(self.env[o])):
             raise CaptureError("a size is on its way past a custom function that gave no gradient", "report it")
-        return _value_template(rest, values, node.name, [])
+        return calls.sequence([_value_template(self.env[other], values, other.name, sources) for other in rest])
 
     def _let_go_inputs(self) -> None:
         """Have calls let go the inputs that nothing in Python looks at after them: what they take, and what the capture
