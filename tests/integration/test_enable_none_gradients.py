@@ -277,7 +277,7 @@ def test_a_step_that_ends_in_eager_knows_which_gradients_are_none() -> None:
         x.retain_grad()
         Gives.kept.append(x)
         y = gives(v.cos(), u * 2, "b")
-        return gives(x, y, "a").sin().sum()
+        return (gives(x, y, "a").sin().cos() * 0.5).exp().sum()
 
     first: Pattern = {"a": (True, True), "b": (True, False)}
     second: Pattern = {"a": (False, True), "b": (True, True)}
@@ -285,6 +285,46 @@ def test_a_step_that_ends_in_eager_knows_which_gradients_are_none() -> None:
     before = len(retrograd.explain_recompiles())
     assert_same(run(program, patterns, True, False), run(program, patterns, False, False))
     assert "ended in eager" in [entry.outcome for entry in retrograd.explain_recompiles()[before:]]
+
+
+def with_root(leaves: list[torch.Tensor]) -> torch.Tensor:
+    """The derivative of a root is infinite at zero."""
+    w, v, u = leaves
+    return (gives(w.sqrt(), v, "a") * 1.5 + w * u).sum()
+
+
+def run_with_root(patterns: list[Pattern], starts: list[float], enabled: bool) -> list[Any]:
+    """Returns the gradients of each step, or what was raised."""
+    left: list[Any] = []
+    for pattern, start in zip(patterns, starts, strict=True):
+        Gives.now, Gives.log = pattern, []
+        own: list[Any] = [torch.tensor([start, 1.0, 4.0]).requires_grad_() for _ in range(3)]
+        try:
+            with retrograd.enable() if enabled else nullcontext():
+                with_root(own).backward()
+            left.append([t.grad for t in own])
+        except RuntimeError as error:
+            left.append(str(error))
+    return left
+
+
+def test_nothing_is_computed_of_none_where_zeros_would_be_no_number() -> None:
+    """0 times infinity is no number."""
+    patterns: list[Pattern] = [{"a": (first, True)} for first in (True, True, False, False, True, False)]
+    starts = [0.0] * 6
+    before = len(retrograd.explain_recompiles())
+    found, expected = run_with_root(patterns, starts, True), run_with_root(patterns, starts, False)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert [e.outcome for e in retrograd.explain_recompiles()[before:]] == ["compiled", "ended in eager"]
+
+
+def test_what_came_of_zeros_in_the_place_of_none_and_is_no_number_is_told() -> None:
+    """Where no infinity was there when it was compiled; the next steps are as in eager."""
+    patterns: list[Pattern] = [{"a": (first, True)} for first in (True, True, False, False, False, True, False)]
+    starts = [2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+    found, expected = run_with_root(patterns, starts, True), run_with_root(patterns, starts, False)
+    assert "times an infinity, are not a number" in found[3]
+    torch.testing.assert_close(found[:3] + found[4:], expected[:3] + expected[4:], equal_nan=True)
 
 
 def test_a_gradient_that_eager_does_not_look_at_is_let_go() -> None:

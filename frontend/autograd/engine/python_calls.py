@@ -35,6 +35,9 @@ class Absent(Protocol):
     def note(self, name: str, present: tuple[bool, ...] | bool) -> None:
         """Take note of what a call gave."""
 
+    def lost(self) -> list[str]:
+        """The calls that gave None for what they gave when the capture was recorded."""
+
 
 class Unforeseen(Exception):
     """A call of Python gave gradients that the compiled graph has no place for; ``rest`` is what the nodes of the
@@ -44,16 +47,23 @@ class Unforeseen(Exception):
         super().__init__(call.label)
         self.call, self.given, self.rest = call, given, rest
 
+    def lacking(self) -> list[int]:
+        """The places of what was there, and is not now, or the other way round."""
+        return [n for n in self.call.firm if (self.given[n] is not None) != self.call.present[n]]
+
     def describe(self, frame: Frame) -> str:
         """Say what was not as it was."""
         function = getattr(self.call.arguments[0](frame, ()), "_forward_cls", None)
         name = self.call.label if function is None else f"the backward of {function.__qualname__}"
         changes = [
             f"a gradient at {n} where it gave None" if self.given[n] is not None else f"None at {n}"
-            for n in self.call.firm
-            if (self.given[n] is not None) != self.call.present[n]
+            for n in self.lacking()
         ]
         return f"{name}, since it was compiled, gave {' and '.join(changes)}"
+
+
+class ZerosForNone(RuntimeError):
+    """Zeros in the place of a gradient of None came to something that is no number."""
 
 
 @dataclass(slots=True)
@@ -72,6 +82,8 @@ class Frame:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     # What is known of gradients that are None, from where a call first gives None for one that it gave before.
     absent: Absent | None = None
+    # Whether what is computed since is looked at, which was finite until then.
+    is_checked: bool = False
     # What makes that.
     find_absent: Callable[[], Absent] | None = None
     # Whether calls of Python run in the order of the capture.
@@ -179,6 +191,8 @@ class PythonCall:
             # Behind those that it looks at may be some that it only waits for.
             pairs = zip(values, self.sources, strict=False)
             taken = [value if is_there(*source) else None for value, source in pairs]
+            for value in taken:
+                check_number(value, frame)
         result = self.function(*[argument(frame, taken) for argument in self.arguments])
         if self.single and self.present[0] and result is not None and self.shapes is None:
             tensors = [result]
@@ -206,6 +220,7 @@ class PythonCall:
                 tensors.append(self._complete(frame, len(tensors), tensor, place))
         if not is_complete and frame.absent is None and frame.find_absent is not None:
             frame.absent = frame.find_absent()
+            frame.is_checked = all(not value.is_floating_point() or bool(value.isfinite().all()) for value in values)
         if frame.absent is not None:
             there = tuple([tensor is not None for tensor in given])
             frame.absent.note(self.node, there[0] if self.single else there)
@@ -232,6 +247,20 @@ class PythonCall:
                 f"{self.label} returned a tensor of shape {list(tensor.shape)}, which at earlier steps would have been "
                 f"{list(shape)}; have its shape follow from the backward's, or run outside of retrograd.enable()"
             ) from error
+
+
+def check_number(value: torch.Tensor | None, frame: Frame) -> None:
+    """Look at a gradient of a step at which others are None, which are zeros to what is compiled.
+
+    Raises:
+        ZerosForNone: it is no number, and may be one in eager, which computes nothing of what is None.
+    """
+    if frame.is_checked and value is not None and value.is_floating_point() and bool(value.isnan().any()):
+        raise ZerosForNone(
+            "a hook or a custom function gave None for a gradient that it gave when the backward was compiled; zeros "
+            "in its place, times an infinity, are not a number. Set the gradients to None (optimizer.zero_grad()) and "
+            "repeat the step, which from now on leaves out what is None"
+        )
 
 
 @dataclass(frozen=True)

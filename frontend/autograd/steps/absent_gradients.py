@@ -35,6 +35,10 @@ class AbsentGradients:
         """Take note of what the call ``name`` gave at this step."""
         self._given[name] = present
 
+    def lost(self) -> list[str]:
+        """The calls that gave None for what they gave when the capture was recorded."""
+        return [name for name, present in self._given.items() if present != self._recorded.get(name, present)]
+
     def is_there(self, name: str, place: Place = ()) -> bool:
         """Whether a value of the node ``name`` is there."""
         # No recursion: a backward may have thousands of nodes behind one another.

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 
 from retrograd.frontend.autograd.engine.background import BackgroundWork
-from retrograd.frontend.autograd.engine.python_calls import Frame, Unforeseen, find_engine_only, find_source
+from retrograd.frontend.autograd.engine.python_calls import (
+    Frame,
+    Unforeseen,
+    ZerosForNone,
+    find_engine_only,
+    find_source,
+)
 from retrograd.frontend.autograd.hooks.hook_identity import HookIdentity
 from retrograd.frontend.autograd.hooks.hook_inlining import NO_SITES, find_sites, read_sites
 from retrograd.frontend.autograd.sizes.open_variants import trace_variant
@@ -27,6 +33,7 @@ from retrograd.frontend.autograd.steps.recompile_reasons import Situation, descr
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_firm_calls, resume
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
+from retrograd.frontend.autograd.steps.unsafe_zeros import find_unsafe_calls
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
 from retrograd.frontend.autograd.tracing.compiler import (
     BackwardRun,
@@ -151,7 +158,9 @@ class CapturedBackward:
             results = recorder.record(frame, sizes, frame.scalars)
             if not self._is_worth_compiling(recorder, key):
                 return results
-            if recorder.inlined and has_firm_calls(self._module.graph, recorder.results, recorder.present):
+            self._given.unsafe |= find_unsafe_calls(recorder, frame, sizes)
+            recorder.unsafe = self._given.unsafe
+            if recorder.inlined and has_firm_calls(recorder):
                 why = "a custom function, or a hook, gave no gradient"
                 recorder = recorder.with_calls(dict.fromkeys(recorder.inlined, why))
             if identity.tensors:
@@ -172,6 +181,11 @@ class CapturedBackward:
         except FAILURES:
             self._note_failure(use, frame)
             raise
+        except ZerosForNone:
+            assert frame.absent is not None
+            self._given.unsafe |= {self._own_call(use, name) for name in frame.absent.lost()}
+            self._history.drop(use.variant)
+            raise
         else:
             self._note_failure(use, frame)
             if frame.absent is not None:
@@ -180,12 +194,16 @@ class CapturedBackward:
                 )
                 self._history.add_reason("runs compiled", reason, self._nodes)
             return results
-        call = self._skeleton.calls[use.variant.numbering.calls.index(unforeseen.call.node)]
-        self._given.learn(call, unforeseen)
-        self._history.drop(use.variant)
+        call = self._own_call(use, unforeseen.call.node)
+        if self._given.learn(call, unforeseen):
+            self._history.drop(use.variant)
         self._history.add_reason("ended in eager", unforeseen.describe(frame), self._nodes)
         with torch.no_grad():
             return resume(self._module, call, unforeseen, (use.kept_inputs(frame), sizes, scalars, hooks, packed))
+
+    def _own_call(self, use: Use, call: str) -> str:
+        """What this capture calls a call of the one that was compiled."""
+        return self._skeleton.calls[use.variant.numbering.calls.index(call)]
 
     def _note_failure(self, use: Use, frame: Frame) -> None:
         """After a failure, have the next step recorded again, and what is compiled rehearsed before it is used."""

@@ -13,7 +13,13 @@ from torch.fx import GraphModule, Interpreter
 
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.hooks import CUSTOM_BACKWARD
-from retrograd.frontend.autograd.engine.python_calls import Absent, Frame, PythonCall, accumulate_into
+from retrograd.frontend.autograd.engine.python_calls import (
+    Absent,
+    Frame,
+    PythonCall,
+    accumulate_into,
+    check_number,
+)
 from retrograd.frontend.autograd.hooks.packed_values import take_packed
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
@@ -90,7 +96,10 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
     (sources,) = traced.capture.graph.output_node().args
     assert isinstance(sources, (list, tuple))
     pairs = zip(results, sources, strict=True)
-    return [r if r is not None and frame.absent.is_there(str(source)) else None for r, source in pairs]
+    found = [r if r is not None and frame.absent.is_there(str(source)) else None for r, source in pairs]
+    for result in found:
+        check_number(result, frame)
+    return found
 
 
 @dataclass(slots=True)
@@ -118,8 +127,10 @@ class _PythonSide:
 
     def accumulate_grad(self, param: int, gradient: torch.Tensor, owned: bool) -> None:
         self.began = True
-        if self.frame.absent is not None and not self._is_there(self.frame.absent, param):
-            return
+        if self.frame.absent is not None:
+            if not self._is_there(self.frame.absent, param):
+                return
+            check_number(gradient, self.frame)
         parameter = self.frame.inputs[self.params[param]]
         if owned and parameter.grad is None and gradient.stride() == parameter.stride():
             # As AccumulateGrad takes over a gradient that nobody else has.

@@ -165,6 +165,8 @@ class Recorder(torch.fx.Interpreter):
         self.results: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.gradients: dict[int, list[torch.Tensor]] = {}
+        # The calls, by node, for whose gradients zeros cannot stand where they are None: see ``unsafe_zeros.py``.
+        self.unsafe: frozenset[str] = frozenset()
         # As they were accumulated, before hooks that are part of the graph took them.
         self._accumulated: dict[int, list[torch.Tensor]] = {}
         # The hooks that were watched, by node.

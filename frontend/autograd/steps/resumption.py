@@ -20,6 +20,7 @@ from retrograd.frontend.autograd.engine.custom_functions import call_custom_back
 from retrograd.frontend.autograd.engine.hook_calls import call_user_hook
 from retrograd.frontend.autograd.engine.python_calls import Unforeseen, accumulate_into, find_source
 from retrograd.frontend.autograd.sizes.skeleton import is_source, leaves_of
+from retrograd.frontend.autograd.steps.recorder import Recorder
 
 # Steps that are recorded to find all gradients that a custom function gives at one step or another.
 MOST_STEPS = 8
@@ -34,11 +35,17 @@ class GivenGradients:
     def __init__(self) -> None:
         self._places: dict[str, set[int]] = {}
         self._steps = 0
+        # The calls, by node, for whose gradients zeros cannot stand where they are None.
+        self.unsafe: frozenset[str] = frozenset()
 
-    def learn(self, call: str, unforeseen: Unforeseen) -> None:
-        """Take note of what the node ``call`` gave that there was no place for."""
+    def learn(self, call: str, unforeseen: Unforeseen) -> bool:
+        """Take note of what the node ``call`` gave that there was no place for; says whether what is compiled lacks a
+        place for it. It does not where zeros cannot stand for None, and all else was as before."""
+        if call in self.unsafe and not any(unforeseen.given[n] is not None for n in unforeseen.lacking()):
+            return False
         given = {n for n in unforeseen.call.firm if unforeseen.given[n] is not None}
         self._places.setdefault(call, set()).update(given)
+        return True
 
     def find_lacking(self, results: Mapping[str, Any]) -> str | None:
         """Find a call that, in a recorded step, gave None for a gradient that it gave at another."""
@@ -54,26 +61,27 @@ def _lacks(results: Sequence[Any], places: Iterable[int]) -> bool:
     return any(results[place] is None for place in places)
 
 
-def has_firm_calls(graph: torch.fx.Graph, results: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+def has_firm_calls(recorder: Recorder) -> bool:
     """Whether a step of a capture, by what its calls gave when it was recorded, may have to end in eager."""
-    calls = [node for node in graph.nodes if node.target in (call_custom_backward, call_user_hook)]
-    return any(find_firm_places(node, leaves_of(results[node.name]), present) for node in calls)
+    calls = [n for n in recorder.capture.graph.nodes if n.target in (call_custom_backward, call_user_hook)]
+    return any(find_firm_places(node, leaves_of(recorder.results[node.name]), recorder) for node in calls)
 
 
-def find_firm_places(node: torch.fx.Node, results: Sequence[Any], present: Mapping[str, Any]) -> tuple[int, ...]:
+def find_firm_places(node: torch.fx.Node, results: Sequence[Any], recorder: Recorder) -> tuple[int, ...]:
     """Of which results of a custom function or a hook, as they were recorded, a compiled backward takes for granted
     that they are there, or that they are not: of gradients that were None, those that lead on; all, where the function
-    wrote to a view, whose base has no gradient if what was written to it has none. A hook gives None for None;
-    ``present`` says which values each node gave."""
+    wrote to a view, whose base has no gradient if what was written to it has none. A hook gives None for None. Where
+    zeros cannot stand for None, all that lead on are."""
+    present, is_unsafe = recorder.present, node.name in recorder.unsafe
     if node.target is call_user_hook:
         gradients = node.args[1]
         if node.kwargs["hook_type"] not in ("pre_hook", "post_hook") or not isinstance(gradients, (list, tuple)):
             return ()
         given = [isinstance(g, torch.fx.Node) and bool(present.get(g.name, True)) for g in gradients]
-        return tuple([n for n, g in enumerate(given) if g and results[n] is None and _leads_on(node, n)])
+        return tuple([n for n, g in enumerate(given) if g and (is_unsafe or results[n] is None) and _leads_on(node, n)])
     if any(user.target is finish_slices for part in node.users for user in part.users):
         return tuple(range(len(results)))
-    return tuple([n for n, result in enumerate(results) if result is None and _leads_on(node, n)])
+    return tuple([n for n, result in enumerate(results) if (is_unsafe or result is None) and _leads_on(node, n)])
 
 
 def _leads_on(node: torch.fx.Node, number: int) -> bool:

@@ -58,7 +58,7 @@ class AtenInterpreter(torch.fx.Interpreter):
         # itself after a call.
         self._taken: dict[tuple[str, int], set[int]] = {}
         self._kept_for: dict[tuple[str, int], frozenset[int]] = {}
-        self.recorded, self._present, self._hooks = recorded.results, recorded.present, hooks
+        self.recorded, self._recorder, self._hooks = recorded.results, recorded, hooks
         self._communicates, self._frees = recorded.communication, recorded.freeing
         self._sizes, self._scalars = list(sizes), list(scalars)
         self.extra_traceback = False
@@ -188,7 +188,7 @@ class AtenInterpreter(torch.fx.Interpreter):
                 kind = POST
         label = f"{kind} hook {number}" if kind != CUSTOM_BACKWARD else f"the backward of custom function {number}"
         call = PythonCall(kind, number, function, arguments, present, single, node.name, label, results)
-        if firm := find_firm_places(node, leaves, self._present):
+        if firm := find_firm_places(node, leaves, self._recorder):
             call = replace(call, firm=firm, rest=self._find_rest(node, values, sources))
             self._kept_for[kind, number] = find_inputs(node)
         call = replace(call, sources=tuple(sources))
