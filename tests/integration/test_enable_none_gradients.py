@@ -293,7 +293,7 @@ def with_root(leaves: list[torch.Tensor]) -> torch.Tensor:
     return (gives(w.sqrt(), v, "a") * 1.5 + w * u).sum()
 
 
-def run_with_root(patterns: list[Pattern], starts: list[float], enabled: bool) -> list[Any]:
+def run_with_root(program: Program, patterns: list[Pattern], starts: list[float], enabled: bool) -> list[Any]:
     """Returns the gradients of each step, or what was raised."""
     left: list[Any] = []
     for pattern, start in zip(patterns, starts, strict=True):
@@ -301,7 +301,7 @@ def run_with_root(patterns: list[Pattern], starts: list[float], enabled: bool) -
         own: list[Any] = [torch.tensor([start, 1.0, 4.0]).requires_grad_() for _ in range(3)]
         try:
             with retrograd.enable() if enabled else nullcontext():
-                with_root(own).backward()
+                program(own).backward()
             left.append([t.grad for t in own])
         except RuntimeError as error:
             left.append(str(error))
@@ -311,9 +311,8 @@ def run_with_root(patterns: list[Pattern], starts: list[float], enabled: bool) -
 def test_nothing_is_computed_of_none_where_zeros_would_be_no_number() -> None:
     """0 times infinity is no number."""
     patterns: list[Pattern] = [{"a": (first, True)} for first in (True, True, False, False, True, False)]
-    starts = [0.0] * 6
     before = len(retrograd.explain_recompiles())
-    found, expected = run_with_root(patterns, starts, True), run_with_root(patterns, starts, False)
+    found, expected = [run_with_root(with_root, patterns, [0.0] * 6, enabled) for enabled in (True, False)]
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert [e.outcome for e in retrograd.explain_recompiles()[before:]] == ["compiled", "ended in eager"]
 
@@ -322,7 +321,11 @@ def test_what_came_of_zeros_in_the_place_of_none_and_is_no_number_is_told() -> N
     """Where no infinity was there when it was compiled; the next steps are as in eager."""
     patterns: list[Pattern] = [{"a": (first, True)} for first in (True, True, False, False, False, True, False)]
     starts = [2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
-    found, expected = run_with_root(patterns, starts, True), run_with_root(patterns, starts, False)
+
+    def program(leaves: list[torch.Tensor]) -> torch.Tensor:
+        return with_root(leaves) * 1.5
+
+    found, expected = [run_with_root(program, patterns, starts, enabled) for enabled in (True, False)]
     assert "times an infinity, are not a number" in found[3]
     torch.testing.assert_close(found[:3] + found[4:], expected[:3] + expected[4:], equal_nan=True)
 

@@ -202,7 +202,7 @@ class CapturedBackward:
             return resume(self._module, call, unforeseen, (use.kept_inputs(frame), sizes, scalars, hooks, packed))
 
     def _own_call(self, use: Use, call: str) -> str:
-        """What this capture calls a call of the one that was compiled."""
+        """Find, in this capture, a call of the one that was compiled."""
         return self._skeleton.calls[use.variant.numbering.calls.index(call)]
 
     def _note_failure(self, use: Use, frame: Frame) -> None:
