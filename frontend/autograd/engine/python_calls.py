@@ -19,6 +19,7 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 
+from retrograd.contract.errors import RetrogradError
 from retrograd.contract.sizes import Size, evaluate_size
 from retrograd.frontend.hooks.hook_marks import describe_hook
 
@@ -62,7 +63,7 @@ class Unforeseen(Exception):
         return f"{name}, since it was compiled, gave {' and '.join(changes)}"
 
 
-class ZerosForNone(RuntimeError):
+class ZerosForNone(RetrogradError, RuntimeError):
     """Zeros in the place of a gradient of None came to something that is no number."""
 
 

@@ -178,13 +178,13 @@ class CapturedBackward:
             results = use.run(frame)
         except Unforeseen as found:
             unforeseen = found.with_traceback(None)
-        except FAILURES:
-            self._note_failure(use, frame)
-            raise
         except ZerosForNone:
             assert frame.absent is not None
             self._given.unsafe |= {self._own_call(use, name) for name in frame.absent.lost()}
             self._history.drop(use.variant)
+            raise
+        except FAILURES:
+            self._note_failure(use, frame)
             raise
         else:
             self._note_failure(use, frame)

@@ -17,6 +17,7 @@ from retrograd.frontend.autograd.engine.python_calls import (
     Absent,
     Frame,
     PythonCall,
+    ZerosForNone,
     accumulate_into,
     check_number,
 )
@@ -78,6 +79,8 @@ def run_compiled(traced: TracedBackward, compiled: Compiled, frame: Frame) -> li
     side = _PythonSide(traced.calls.calls, traced.params, frame, traced.accumulated)
     try:
         given = compiled.run(arguments, side)
+    except ZerosForNone:
+        raise
     except FAILURES as error:
         if raised_in_python(error):
             raise
