@@ -39,7 +39,7 @@ from retrograd.pipelines.analysis.partition.policies import POLICIES, WithinBudg
 from retrograd.pipelines.analysis.partition.policies import Policy as PolicyValue
 from retrograd.pipelines.analysis.partition.read_graph import read_joint
 from retrograd.pipelines.analysis.partition.recompute_bans import MinCutOptions, find_banned
-from retrograd.pipelines.analysis.partition.recompute_cost import CostModel
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel
 from retrograd.pipelines.analysis.partition.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.partition.schedule import find_low_schedule
 from retrograd.pipelines.infra.functions import find_function

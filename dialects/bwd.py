@@ -125,8 +125,7 @@ class CallBackwardOp(Bwd.Operation, name="call_backward", traits=[Effects]):
     def verify_invariants(op: Any) -> bool:
         """Check operands, results and attributes."""
         return _report(
-            op,
-            _find_shape_problem(op, ["value", "token"], ["value", "token"]) or _find_index_problem(op, "function"),
+            op, _find_shape_problem(op, ["value", "token"], ["value", "token"]) or _find_index_problem(op, "function")
         )
 
 

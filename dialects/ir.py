@@ -21,15 +21,7 @@ from torch_mlir._mlir_libs._torchMlir import register_dialect
 from torch_mlir.dialects import ext, func
 from torch_mlir.passmanager import PassManager
 
-__all__ = [
-    "FOLDER",
-    "PassManager",
-    "ext",
-    "func",
-    "native_pass_names",
-    "register_dialect",
-    "rewrite",
-]
+__all__ = ["FOLDER", "PassManager", "ext", "func", "native_pass_names", "register_dialect", "rewrite"]
 
 FOLDER = Path(_bindings.__file__).parent
 """Where torch-mlir has its bindings, and what comes with them."""
@@ -58,10 +50,8 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def native_pass_names() -> tuple[str, ...]:
-    """Names of torch-mlir's passes and pipelines; empty where torch-mlir came without its tool.
-
-    The bindings list none, so torch-mlir's own tool is asked: for suggestions in error messages, nothing depends on it.
-    """
+    """Names of torch-mlir's passes and pipelines; empty where torch-mlir came without its tool. The bindings list none,
+    so torch-mlir's own tool is asked: for suggestions in error messages, nothing depends on it."""
     tool = FOLDER / "_mlir_libs" / "torch-mlir-opt"
     try:
         listing = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=20, check=False).stdout

@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A compiler for PyTorch backward passes.
-
-The names below are loaded on first use: `retrograd-opt` works on MLIR text alone and must not pay for `import torch`.
-"""
+"""A compiler for PyTorch backward passes. The names below are loaded on first use: `retrograd-opt` works on MLIR text
+alone and must not pay for `import torch`."""
 
 import gc
 import random

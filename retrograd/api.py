@@ -273,8 +273,5 @@ def dynamo_backend(
     chosen = Request.read({**options_of(mode, tensors, options or {}), **(options or {})}).on(tensors)
     with library_ops(chosen.libraries), recurrent_loops(chosen.loops):
         return compile_with_dynamo(
-            graph_module,
-            example_inputs,
-            partial(build_functions, options=chosen),
-            in_budget=chosen.partition == BUDGET,
+            graph_module, example_inputs, partial(build_functions, options=chosen), in_budget=chosen.partition == BUDGET
         )

@@ -235,10 +235,7 @@ def _device_of(graph_module: torch.fx.GraphModule) -> torch.device:
 
 def refusing_wrong_indices(function: CompiledFunction, traced: torch.fx.GraphModule) -> CompiledFunction:
     """``function``, compiled from ``traced``, which refuses arguments of the graph that are indices out of range.
-
-    Raises when called:
-        IndexError: one is not.
-    """
+    Raises when called: IndexError: one is not."""
     placeholders = [node.name for node in traced.graph.find_nodes(op="placeholder")]
     places = {name: place for place, name in enumerate(function.arguments)}
     checks = [

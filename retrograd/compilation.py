@@ -40,11 +40,7 @@ from retrograd.keeping import keep_model
 from retrograd.known_models import ModelInQuestion
 from retrograd.options import Options, Request, tensors_of
 from retrograd.pipelines.infra.errors import CompileError
-from retrograd.pipelines.stages.staged import (
-    STAGE_NAMES,
-    Progress,
-    StagedModule,
-)
+from retrograd.pipelines.stages.staged import STAGE_NAMES, Progress, StagedModule
 from retrograd.runtime.arguments.calling import CallingConvention
 from retrograd.runtime.arguments.repeated_memory import filling_repeated
 from retrograd.runtime.arguments.state import ModelState

@@ -13,8 +13,7 @@ from retrograd.frontend.doors.capture import CapturedGraph, find_constants
 from retrograd.frontend.doors.kept_binding import BindingRecord
 from retrograd.frontend.python.python_places import PythonValues
 from retrograd.frontend.verification.registered_kernels import find_ops
-from retrograd.kept_islands import keep_islands
-from retrograd.kept_model import KeptModel
+from retrograd.kept_model import KeptModel, keep_islands
 from retrograd.known_models import ModelInQuestion
 
 

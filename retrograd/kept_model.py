@@ -8,15 +8,135 @@ holds machine code.
 
 from __future__ import annotations
 
+import operator
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx.node import map_aggregate
 
 from retrograd.contract.manifest import Manifest
 from retrograd.contract.plan import StagePlan
 from retrograd.contract.tensors import FunctionSpec
 from retrograd.frontend.doors.kept_binding import KeptBinding
-from retrograd.kept_islands import KeptIsland
+from retrograd.runtime.steps.islands import EagerIsland, Layout
+
+_GETITEM, _OURS = "getitem", "retrograd.frontend."
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for the value of that number: the arguments come first, then what each op gives."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class KeptIsland:
+    """``steps`` are ops by name with their arguments, ``results`` the numbers of what it gives; the rest is as for
+    :class:`EagerIsland`."""
+
+    steps: tuple[tuple[str, Any, Any], ...]
+    results: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    text: str
+    by_values: bool
+
+    def open(self) -> EagerIsland:
+        """The island, to be run."""
+        steps = [(_find(name), args, kwargs) for name, args, kwargs in self.steps]
+        return EagerIsland(
+            _function(steps, self.results), self.layouts, self.text, is_library=True, by_values=self.by_values
+        )
+
+
+def keep_islands(islands: Sequence[EagerIsland]) -> tuple[KeptIsland, ...] | None:
+    """Each of the islands as data; ``None`` where one is more than ops of aten's that a library computes."""
+    kept = [_keep(island) for island in islands]
+    found = tuple(island for island in kept if island is not None)
+    return found if len(found) == len(kept) else None
+
+
+def _keep(island: EagerIsland) -> KeptIsland | None:
+    module = island.function
+    if not island.is_library or island.sizes or not isinstance(module, torch.fx.GraphModule):
+        return None
+    places: dict[torch.fx.Node, _Place] = {}
+    steps: list[tuple[str, Any, Any]] = []
+    results: tuple[int, ...] = ()
+
+    def replaced(value: Any) -> Any:
+        return places[value] if isinstance(value, torch.fx.Node) else value
+
+    for node in module.graph.nodes:
+        if node.op == "output":
+            results = tuple(places[value].number for value in node.args[0])
+            continue
+        if node.op == "call_function":
+            name = _name(node.target)
+            args, kwargs = map_aggregate((node.args, dict(node.kwargs)), replaced)
+            if name is None or not _is_plain((args, kwargs)):
+                return None
+            steps.append((name, args, kwargs))
+        elif node.op != "placeholder":
+            return None
+        places[node] = _Place(len(places))
+    layouts = tuple(island.layouts)
+    return KeptIsland(tuple(steps), results, layouts, island.text, island.by_values)
+
+
+def _name(target: Any) -> str | None:
+    if target is operator.getitem:
+        return _GETITEM
+    if isinstance(target, OpOverload) and target.namespace == "aten":
+        return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
+    # What stands for a library's op at run time.
+    name = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
+    return name if name.startswith(_OURS) and "<" not in name and _find(name) is target else None
+
+
+def _find(name: str) -> Callable[..., Any]:
+    if name == _GETITEM:
+        return operator.getitem
+    module, _, function = name.rpartition(":")
+    packet, _, overload = name.partition(".")
+    owner = import_module(module) if module else getattr(torch.ops.aten, packet)
+    found: Callable[..., Any] = getattr(owner, function if module else overload)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, (_Place, *_PLAIN))
+
+
+def _function(
+    steps: Sequence[tuple[Callable[..., Any], Any, Any]], results: Sequence[int]
+) -> Callable[..., Sequence[torch.Tensor]]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: list[Any] = [*tensors]
+        for call, args, kwargs in steps:
+            given = [_fill(value, values) for value in args]
+            values.append(call(*given, **{name: _fill(value, values) for name, value in kwargs.items()}))
+        return tuple(values[number] for number in results)
+
+    return run
+
+
+def _fill(value: Any, values: Sequence[Any]) -> Any:
+    if isinstance(value, _Place):
+        return values[value.number]
+    if isinstance(value, tuple | list):
+        return [_fill(item, values) for item in value]
+    return value
 
 
 @dataclass(frozen=True)

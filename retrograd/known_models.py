@@ -165,10 +165,7 @@ class ModelInQuestion:
         return PythonValues() if self._recorded is None else self._recorded.python
 
     def open(
-        self,
-        kept: KeptModel,
-        code: bytes,
-        compile_anew: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward],
+        self, kept: KeptModel, code: bytes, compile_anew: Callable[[Sequence[Any], Mapping[str, Any]], CompiledBackward]
     ) -> CompiledBackward:
         """Loads what is kept, with its code, to be called; ``compile_anew`` compiles the model as if nothing were
         known."""

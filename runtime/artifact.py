@@ -86,10 +86,8 @@ def read_artifact(path: str | os.PathLike[str]) -> Artifact:
 
 
 def is_runtime_compatible(compiler: str, runtime: str) -> bool:
-    """Whether what IREE compiler version `compiler` wrote runs on IREE runtime version `runtime`.
-
-    IREE's bytecode format moves with each minor release; a runtime takes that of its own and of the next one.
-    """
+    """Whether what IREE compiler version `compiler` wrote runs on IREE runtime version `runtime`. IREE's bytecode
+    format moves with each minor release; a runtime takes that of its own and of the next one."""
     made, runs = _major_minor(compiler), _major_minor(runtime)
     if made is None or runs is None:
         return False

@@ -46,10 +46,8 @@ class CacheEntry:
 
 
 class Cache:
-    """Bytes by key in a folder, at most `max_bytes` of them, the least recently used going first.
-
-    Without `folder`, the folder is `$RETROGRAD_CACHE_DIR` or else the user's cache folder of the platform.
-    """
+    """Bytes by key in a folder, at most `max_bytes` of them, the least recently used going first. Without `folder`, the
+    folder is `$RETROGRAD_CACHE_DIR` or else the user's cache folder of the platform."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()

@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``retrograd``: compile and explain artifacts, look at the installation and the cache.
-
-Each subcommand is a module of its own, imported when it is asked for: ``retrograd --help`` loads no package.
-"""
+"""``retrograd``: compile and explain artifacts, look at the installation and the cache. Each subcommand is a module of
+its own, imported when it is asked for: ``retrograd --help`` loads no package."""
 
 from __future__ import annotations
 

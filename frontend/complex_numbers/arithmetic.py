@@ -107,10 +107,7 @@ def power(x: Value, exponent: Value) -> Any:
     result = exp(multiply(scale, log(base)))
     # Zero has no logarithm; its powers are zero, and one where the exponent is.
     zero, none = (base.re == 0) & (base.im == 0), (scale.re == 0) & (scale.im == 0)
-    return Pair(
-        torch.where(none, 1.0, torch.where(zero, 0.0, result.re)),
-        torch.where(none | zero, 0.0, result.im),
-    )
+    return Pair(torch.where(none, 1.0, torch.where(zero, 0.0, result.re)), torch.where(none | zero, 0.0, result.im))
 
 
 def _whole_power(x: Pair, exponent: int) -> Pair:

@@ -11,11 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-REAL_DTYPES = {
-    torch.complex128: torch.float64,
-    torch.complex64: torch.float32,
-    torch.complex32: torch.float16,
-}
+REAL_DTYPES = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 @dataclass(frozen=True)
@@ -92,10 +88,8 @@ def subtract(x: Value, y: Value) -> Pair:
 
 
 def divide(x: Value, y: Value) -> Pair:
-    """The quotient of two values, at least one of them complex.
-
-    Both are scaled by the larger part of the divisor, so that no square overflows or vanishes.
-    """
+    """The quotient of two values, at least one of them complex. Both are scaled by the larger part of the divisor, so
+    that no square overflows or vanishes."""
     if not is_complex(y):
         return Pair(*(part / y for part in parts(x)))
     if not isinstance(y, Pair):

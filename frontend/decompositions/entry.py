@@ -18,10 +18,7 @@ NO_LOWERING = "torch-mlir has no lowering for it"
 @dataclass(frozen=True)
 class Decomposition:
     """``function`` stands in for ``op`` while a graph is traced; it returns ``NotImplemented`` where the op is better
-    kept.
-
-    ``reason`` says in words what goes wrong, or how slow it is, without the entry.
-    """
+    kept. ``reason`` says in words what goes wrong, or how slow it is, without the entry."""
 
     op: OpOverload
     function: Callable[..., Any]

@@ -334,11 +334,7 @@ ENTRIES = (
     Decomposition(aten.erfc.default, erfc, NO_LOWERING),
     *(
         Decomposition(op, from_pytorch(op), NO_LOWERING)
-        for op in (
-            aten.addmv.default,
-            aten.dist.default,
-            aten.narrow_copy.default,
-        )
+        for op in (aten.addmv.default, aten.dist.default, aten.narrow_copy.default)
     ),
     Decomposition(aten.digamma.default, digamma, NO_LOWERING),
     Decomposition(aten.lgamma.default, lgamma, NO_LOWERING),

@@ -106,12 +106,7 @@ ROUNDED = "torch-mlir adds up in the type itself: of 4,096 numbers in bfloat16 t
 ENTRIES = (
     *(
         Decomposition(op, in_float32(op), ROUNDED)
-        for op in (
-            aten.sum.default,
-            aten.sum.dim_IntList,
-            aten.mean.default,
-            aten.mean.dim,
-        )
+        for op in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
     ),
     Decomposition(aten.cumsum.default, running(aten.cumsum.default), ROUNDED),
     Decomposition(aten.cumprod.default, running(aten.cumprod.default), "torch-mlir multiplies in the type itself"),

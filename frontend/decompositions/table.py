@@ -26,12 +26,8 @@ from retrograd.frontend.decompositions.places import (
     resizing,
     sorting,
 )
-from retrograd.frontend.decompositions.pooling import (
-    adaptive_pooling,
-    pooling_forward,
-    pooling_gradients,
-)
-from retrograd.frontend.decompositions.views import copies, scalar_axes, splits, strided
+from retrograd.frontend.decompositions.pooling import adaptive_pooling, pooling_forward, pooling_gradients
+from retrograd.frontend.decompositions.views import axes, copies, strided
 from retrograd.frontend.layers import biased_attention, cudnn_layers, lstm_layers
 from retrograd.frontend.libraries.ops import keeping_library_ops
 
@@ -56,8 +52,7 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = (
     *numerics.ENTRIES,
     *sampling.ENTRIES,
     *sorting.ENTRIES,
-    *scalar_axes.ENTRIES,
-    *splits.ENTRIES,
+    *axes.ENTRIES,
     *strided.ENTRIES,
     *sums.ENTRIES,
     *lstm_layers.ENTRIES,

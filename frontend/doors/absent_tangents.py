@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Calls of a backward from whose loss some of the outputs are absent.
-
-AOTAutograd's ``autograd.Function`` has autograd make zeros of absent tangents. They are left undefined here, ``None``,
-and which of them are chooses the backward.
-"""
+"""Calls of a backward from whose loss some of the outputs are absent. AOTAutograd's ``autograd.Function`` has autograd
+make zeros of absent tangents. They are left undefined here, ``None``, and which of them are chooses the backward."""
 
 from __future__ import annotations
 

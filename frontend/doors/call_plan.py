@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from retrograd.contract.sizes import evaluate_size
-from retrograd.frontend.doors.axis_order import AxisOrder
+from retrograd.frontend.doors.outputs import AxisOrder
 
 # Strides in elements, or, of a tensor whose sizes differ from call to call, the order of its axes in memory.
 Layout: TypeAlias = "tuple[int, ...] | AxisOrder"

@@ -39,7 +39,6 @@ from retrograd.frontend.hooks.pack_hooks import find_open_pair
 from retrograd.frontend.preparation.index_bounds import find_index_bounds
 from retrograd.frontend.preparation.prepare import Traced, prepare_copied
 from retrograd.frontend.python.argument_answers import AskedArguments
-from retrograd.frontend.python.quiet_logs import without_stacks_of_fakes
 from retrograd.frontend.python.side_effects import refuse_backward_hooks, refuse_hooks_of_all_modules
 from retrograd.frontend.python.source_locations import (
     TO_MODULE,
@@ -48,6 +47,7 @@ from retrograd.frontend.python.source_locations import (
     capture_error,
     is_about_contents,
     shared_memory_error,
+    without_stacks_of_fakes,
 )
 from retrograd.frontend.sizes.dynamic_shapes import DynamicShapes, OpenSizes, size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_shape
@@ -201,10 +201,7 @@ def _open_inputs(
 
 
 def _signature(
-    flat: FlatModule,
-    joint: JointWithDescriptors,
-    inputs: tuple[InputSpec, ...],
-    sizes: OpenSizes,
+    flat: FlatModule, joint: JointWithDescriptors, inputs: tuple[InputSpec, ...], sizes: OpenSizes
 ) -> Signature:
     if flat.out_spec is None:
         raise AssertionError("the tracer did not call the model")

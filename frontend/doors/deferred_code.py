@@ -20,10 +20,8 @@ def make_graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.
 
 
 def recompile_when_called(graph_module: torch.fx.GraphModule) -> None:
-    """To be called in place of ``recompile()`` after the graph of ``graph_module`` was changed.
-
-    The next call runs the graph as it is by then. Until then the attribute ``code`` is that from before.
-    """
+    """To be called in place of ``recompile()`` after the graph of ``graph_module`` was changed. The next call runs the
+    graph as it is by then. Until then the attribute ``code`` is that from before."""
     if isinstance(graph_module, _LazyGraphModule):
         graph_module.recompile()
         return

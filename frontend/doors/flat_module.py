@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from retrograd.frontend.doors.unregistered_objects import take_apart
 from retrograd.frontend.hooks.pack_hooks import HookTracker
 from retrograd.frontend.python.argument_answers import Answer, Answers, ToldOfArgument, answering
-from retrograd.frontend.python.outliving_tensors import MadeTensors
+from retrograd.frontend.python.holders import MadeTensors
 from retrograd.frontend.python.python_calls_seen import PythonSeen, run_watched
 from retrograd.frontend.python.python_functions import is_programs, may_write
 from retrograd.frontend.python.python_places import PythonValues

@@ -22,9 +22,7 @@ CAN_CHANGE = _FACTORY is not None
 
 class FunctionChange:
     """Changes each function that AOTAutograd builds in this thread while :meth:`open` is open; others are left alone.
-
-    Several may be open at once: the one opened last changes what the others have changed.
-    """
+    Several may be open at once: the one opened last changes what the others have changed."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

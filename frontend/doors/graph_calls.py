@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Functions with the signatures of AOTAutograd's graphs that call compiled ones in their place.
-
-Values are matched by the names of FX nodes.
-"""
+"""Functions with the signatures of AOTAutograd's graphs that call compiled ones in their place. Values are matched by
+the names of FX nodes."""
 
 from __future__ import annotations
 
@@ -65,11 +63,8 @@ def backward_caller(
     may_be_undefined: Callable[[int], bool],
     traced: AsTraced | None = None,
 ) -> Caller:
-    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``).
-
-    Of the gradients that depend on these alone, those of which ``may_be_undefined`` says so of their place are
-    ``None``, others zeros.
-    """
+    """As :func:`graph_caller`, for a backward some of whose tangents may be absent (``None``). Of the gradients that
+    depend on these alone, those of which ``may_be_undefined`` says so of their place are ``None``, others zeros."""
     call = graph_caller(graph_module, function, restride=0, sizes=sizes, traced=traced)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     tangents = {node.name: place for place, node in enumerate(placeholders) if is_tangent(node)}

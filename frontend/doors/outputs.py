@@ -6,6 +6,7 @@ constants."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -24,16 +25,12 @@ from retrograd.contract.signature import (
     OutputSpec,
     TensorType,
 )
-from retrograd.frontend.doors.axis_order import AxisOrder
 from retrograd.frontend.doors.signature import type_of
 from retrograd.frontend.doors.unregistered_objects import is_handed_on
 from retrograd.frontend.python.source_locations import CaptureError
 from retrograd.frontend.sizes.size_expressions import to_size
 
-_VIEW_OF_BASE = (
-    OutputType.alias_of_intermediate,
-    OutputType.alias_of_intermediate_save_as_output,
-)
+_VIEW_OF_BASE = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
 
 
 def output_specs(
@@ -139,3 +136,19 @@ def _output_values(graph_module: torch.fx.GraphModule) -> list[torch.Tensor]:
         if isinstance(desc, PlainAOTOutput)
     }
     return [plain[i] for i in sorted(plain)]
+
+
+@dataclass(frozen=True)
+class AxisOrder:
+    """How the elements of a tensor lie, whatever its sizes: ``outer_to_inner`` are its axes by descending stride,
+    ``expanded`` those of stride 0."""
+
+    outer_to_inner: tuple[int, ...]
+    expanded: frozenset[int]
+
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that lies so."""
+        once = tensor[tuple(slice(1) if axis in self.expanded else slice(None) for axis in range(tensor.dim()))]
+        inverse = [self.outer_to_inner.index(axis) for axis in range(tensor.dim())]
+        copy = once.permute(self.outer_to_inner).contiguous().permute(inverse)
+        return copy.expand(tensor.shape)

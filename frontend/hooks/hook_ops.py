@@ -86,10 +86,8 @@ def final_callbacks(token: Tensor) -> Tensor:
 
 
 def update_input(target: Tensor, value: Tensor, views: Sequence[Tensor], token: Tensor, hook: int) -> Tensor:
-    """``value`` written to the input ``target`` by inlined hook number ``hook``; returns the next token.
-
-    ``views`` are other inputs that share memory with it: what reads them does so before.
-    """
+    """``value`` written to the input ``target`` by inlined hook number ``hook``; returns the next token. ``views`` are
+    other inputs that share memory with it: what reads them does so before."""
     next_token: Tensor = torch.ops.retrograd.update_input.default([target, value, *views], token, hook)
     return next_token
 

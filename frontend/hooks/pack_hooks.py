@@ -77,10 +77,8 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HookTracker(TorchFunctionMode):
-    """Notes on every op traced the pair of hooks that the model itself has open there.
-
-    Hooks are not called while AOTAutograd traces: what they would be called on is saved in no trace.
-    """
+    """Notes on every op traced the pair of hooks that the model itself has open there. Hooks are not called while
+    AOTAutograd traces: what they would be called on is saved in no trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +154,8 @@ def under_hooks(call: Call, inlined: HookPair | None) -> Call:
 
 
 def guard_hooks(pair: HookPair | None) -> None:
-    """Have Dynamo, whose backend runs, compile again where other hooks are open that are marked, or none are.
-
-    It guards the identity of ``GraphModule``s by itself.
-    """
+    """Have Dynamo, whose backend runs, compile again where other hooks are open that are marked, or none are. It guards
+    the identity of ``GraphModule``s by itself."""
     context = torch._guards.TracingContext.try_get()
     if context is None:
         return

@@ -44,9 +44,7 @@ class EagerValues:
         self, names: Sequence[str], results: Sequence[torch.Tensor], operands: Mapping[str, Sequence[str]]
     ) -> str | None:
         """Describe the first of ``results`` that differs from its value by more than rounding, and by how much.
-
-        ``operands`` has the names of the values that one is computed from.
-        """
+        ``operands`` has the names of the values that one is computed from."""
         for name, result in zip(names, results, strict=True):
             value = self.tensors[name]
             floor = max((_norm(self.tensors[o]) for o in operands.get(name, ())), default=0.0) * _OF_OPERANDS
@@ -78,10 +76,8 @@ def find_primals(captured: CapturedGraph, args: Sequence[Any], kwargs: Mapping[s
 
 
 def record_values(graph_module: GraphModule, primals: Sequence[torch.Tensor]) -> EagerValues:
-    """Run a joint graph in eager on ``primals``, with tangents and a seed drawn from torch's default generator.
-
-    The primals are only read; the generator is as before afterwards.
-    """
+    """Run a joint graph in eager on ``primals``, with tangents and a seed drawn from torch's default generator. The
+    primals are only read; the generator is as before afterwards."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     with torch.no_grad(), torch.random.fork_rng(devices=()):
         given = iter(primals)

@@ -66,10 +66,7 @@ _NAMED_IN_F64 = (
 _PARTS = (aten.slice.Tensor, aten.permute.default)
 _SUMS = (aten.add.Tensor,)
 _MOST_BETWEEN = 1 << 18
-_WHY_WHOLE = {
-    ROUNDING: "whole numbers hang on its rounding",
-    CHOICE: "it chooses among equal values, as eager does",
-}
+_WHY_WHOLE = {ROUNDING: "whole numbers hang on its rounding", CHOICE: "it chooses among equal values, as eager does"}
 REMEDY = "leave fallback='island', or compute this outside of the compiled function"
 """What to do about an op that is not compiled where none may run in torch."""
 

@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Eager islands as graphs: the graph with a call in the place of each, and each as a function by itself.
-
-An island takes the open sizes of the whole graph, then tensors. Numbers that it needs of these sizes it works out
-itself.
-"""
+"""Eager islands as graphs: the graph with a call in the place of each, and each as a function by itself. An island
+takes the open sizes of the whole graph, then tensors. Numbers that it needs of these sizes it works out itself."""
 
 from __future__ import annotations
 

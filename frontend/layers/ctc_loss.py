@@ -20,11 +20,7 @@ from retrograd.frontend.layers.own_ops import define_op
 
 aten = torch.ops.aten
 
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda loss: loss,
-    "mean": torch.mean,
-    "sum": torch.sum,
-}
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda loss: loss, "mean": torch.mean, "sum": torch.sum}
 
 
 def ctc_loss(
@@ -74,12 +70,7 @@ def split_rows(targets: Tensor, labels: Tensor, lengths: Tensor | Sequence[int],
 
 
 def _run(
-    log_probs: Tensor,
-    targets: Tensor,
-    frames: Tensor,
-    labels: Tensor,
-    blank: int,
-    zero_infinity: bool,
+    log_probs: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
     """The loss of each row, [N], and the logarithm of what leads to each state, [N, T, 2 S + 1]; zeros past a row's
     frames and states, where PyTorch leaves what the memory held before."""

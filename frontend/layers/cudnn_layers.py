@@ -110,8 +110,7 @@ def _call(
     width = weights[1].shape[1]
     parts, packed = _pack(weights, mode)
     outputs, last, last_cell, reserve, _ = aten._cudnn_rnn.default(
-        *(given, parts, _WEIGHTS, packed, hidden, cell),
-        *(mode, width, 0, 1, False, 0.0, True, False, [], None),
+        *(given, parts, _WEIGHTS, packed, hidden, cell), *(mode, width, 0, 1, False, 0.0, True, False, [], None)
     )
     last_states = [state.squeeze(0) for state in (last, last_cell)[: len(states)]]
     return outputs.flip(0) if reverse else outputs, *last_states, reserve

@@ -44,14 +44,7 @@ def is_in_onednn(tensor: Tensor) -> bool:
 
 
 def lstm_layer(
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    reverse: bool,
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, cell: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run one direction of a layer.
 
@@ -133,14 +126,7 @@ def _gates(x: Tensor, w_ih: Tensor, b_ih: Tensor, b_hh: Tensor, reverse: bool) -
 
 
 def write_out_layer(
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    reverse: bool,
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, hidden: Tensor, cell: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`lstm_layer` in ops that are compiled, with a workspace that nothing is in."""
     run = LSTM if x.shape[0] >= LEAST_STEPS else lstm

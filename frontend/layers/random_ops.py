@@ -33,11 +33,8 @@ def draw_seed() -> Tensor:
 
 
 def uniform(seed: Tensor, stream: int, sizes: Sequence[int]) -> Tensor:
-    """Numbers in [0, 1), float32 of shape ``sizes``: the upper 24 bits of words of Philox4x32-7 over 2**24.
-
-    Element ``i`` in row-major order is word ``i % 4`` for the counter ``(i // 4, stream, seed[1])`` and the key
-    ``seed[0]``.
-    """
+    """Numbers in [0, 1), float32 of shape ``sizes``: the upper 24 bits of words of Philox4x32-7 over 2**24. Element
+    ``i`` in row-major order is word ``i % 4`` for the counter ``(i // 4, stream, seed[1])`` and the key ``seed[0]``."""
     return draw_part(seed, stream, 0, prod(sizes)).reshape(list(sizes))
 
 

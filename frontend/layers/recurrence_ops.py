@@ -47,10 +47,8 @@ def lstm(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[T
 def lstm_backward(
     grad_outputs: Tensor, grad_last: Tensor, cell: Tensor, weight: Tensor, cells: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of ``gates``, ``hidden`` and ``cell`` of :func:`lstm`, from those of its first two results.
-
-    Shapes are those of :func:`lstm`; ``cells`` and ``active`` are its last two results.
-    """
+    """Gradients of ``gates``, ``hidden`` and ``cell`` of :func:`lstm`, from those of its first two results. Shapes are
+    those of :func:`lstm`; ``cells`` and ``active`` are its last two results."""
     grad_hidden, grad_cell = torch.zeros_like(cell), grad_last
     grad_gates: list[Tensor] = []
     for number in reversed(range(len(active))):

@@ -29,15 +29,7 @@ from torch._decomp import decompositions
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from retrograd.frontend.layers.cudnn_layers import (
-    CUDNN_LSTM,
-    CUDNN_RNN,
-    GRU_MODE,
-    LSTM_MODE,
-    RELU,
-    TANH,
-    is_in_cudnn,
-)
+from retrograd.frontend.layers.cudnn_layers import CUDNN_LSTM, CUDNN_RNN, GRU_MODE, LSTM_MODE, RELU, TANH, is_in_cudnn
 from retrograd.frontend.layers.lstm_layers import LSTM_LAYER, is_in_onednn
 from retrograd.frontend.layers.recurrence_ops import GRU, LEAST_STEPS, LSTM, RNN_RELU, RNN_TANH
 from retrograd.frontend.libraries.ops import computes
@@ -281,12 +273,7 @@ def lstm_cell(
 
 
 def gru_cell(
-    inputs: Tensor,
-    hidden: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
+    inputs: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
     """``torch.nn.GRUCell``'s formula: the next hidden state, (batch, hidden)."""
     reset_i, update_i, new_i = F.linear(inputs, w_ih, b_ih).chunk(3, 1)

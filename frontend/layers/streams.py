@@ -7,11 +7,7 @@ from __future__ import annotations
 import torch
 
 from retrograd.frontend.doors.deferred_code import recompile_when_called
-from retrograd.frontend.layers.dropped_attention import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    ATTENTION_BACKWARD_WITH_MASK,
-)
+from retrograd.frontend.layers.dropped_attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_MASK
 from retrograd.frontend.layers.random_ops import DRAW_SEED, UNIFORM
 from retrograd.frontend.python.source_locations import CaptureError
 

@@ -43,10 +43,7 @@ def attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, L, D]`` and log-sum-exp ``[B, H, L]`` (f32 for half types), as
-    ``aten._scaled_dot_product_flash_attention_for_cpu``.
-
-    ``key`` and ``value`` are ``[B, H / repeats, S, D]``.
-    """
+    ``aten._scaled_dot_product_flash_attention_for_cpu``. ``key`` and ``value`` are ``[B, H / repeats, S, D]``."""
     if not query.is_cuda:
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
         return op(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)

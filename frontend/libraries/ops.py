@@ -91,6 +91,15 @@ class LibraryOp:
     notes: int = 0
 
 
+def _times(excess: int) -> Callable[..., int]:
+    return lambda *_, **__: excess
+
+
+def _behind_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the arguments behind the first, such as a forward's among those of its backward."""
+    return lambda _grad, *given, **named: function(*given, **named)
+
+
 def _convolution(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int | None:
     if x.dtype is torch.float16 and x.device.type == "cpu":
         # oneDNN takes twice as long as for float32, and 500 times for the gradient of filters.
@@ -144,10 +153,6 @@ def _biased_attention(query: Tensor, key: Tensor, *_: Any) -> int | None:
     return query.numel() * key.shape[2] if has_kernels(query) else None
 
 
-def _biased_attention_backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any) -> int | None:
-    return _biased_attention(query, key)
-
-
 def _product(a: Tensor, b: Tensor) -> int | None:
     if a.device.type != "cpu" or not _LIBRARIES.get().products:
         return None
@@ -172,20 +177,12 @@ _CUDNN = "cuDNN's recurrent layers"
 _OF_LSTMS = 4
 
 
-def _lstm_excess(*_: Any) -> int:
-    return _OF_LSTMS
-
-
 def _softmax(x: Tensor, *_: Any) -> int | None:
     return x.numel() if x.device.type == "cpu" else None
 
 
 # One core with AVX-512, rows of 196 and 192: compiled code takes 3 ns an element more.
 _OF_SOFTMAXES = 256
-
-
-def _softmax_excess(*_: Any) -> int:
-    return _OF_SOFTMAXES
 
 
 # Axes of a batch of such.
@@ -208,10 +205,6 @@ def _norm_of_rows_backward(_grad: Tensor, x: Tensor, weight: Any, mean: Any, _: 
 _OF_NORMS = 1 << 10
 
 
-def _norm_excess(*_: Any) -> int:
-    return _OF_NORMS
-
-
 def _running(x: Tensor, dim: int) -> int:
     # Written out, each element reads all before it.
     return x.numel() * (x.shape[dim] if x.dim() else 1)
@@ -220,10 +213,6 @@ def _running(x: Tensor, dim: int) -> int:
 # One core with AVX-512, 16 rows, a step: of 64 numbers 0.75 ms written out and 0.19 by a call, of 256 10 and 0.27, of
 # 1024 254 and 0.63.
 _OF_RUNNING = 1 << 11
-
-
-def _running_excess(*_: Any) -> int:
-    return _OF_RUNNING
 
 
 def _choice(*_: Any, **__: Any) -> int:
@@ -250,7 +239,7 @@ def product_excess(width: int) -> int:
 _OF_NARROW_PRODUCTS = 16
 
 
-def _product_excess(a: Tensor, b: Tensor) -> int:
+def _product_excess(a: Tensor, b: Tensor, **_: Any) -> int:
     if has_units_for(a.dtype):
         return _OF_NARROW_PRODUCTS
     width = b.shape[-1]
@@ -262,10 +251,6 @@ def _product_and_bias(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int | No
     """In bfloat16 and float16, where the CPU has units for them: PyTorch's decomposition widens a product that
     something is added to, and its matrices with it. Elsewhere the product in float32 is the faster one."""
     return _product(a, b) if has_units_for(a.dtype) else None
-
-
-def _product_and_bias_excess(_bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
-    return _product_excess(a, b)
 
 
 # One core of an EPYC with AVX2: of 4 x 64 x 14 x 14 and 3 x 3 taps oneDNN takes 1.2 ms and compiled code 3.9, and from
@@ -288,10 +273,6 @@ def _convolution_excess(x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int
     return _OF_MANY_TAPS if has_many_own_taps(x, weight, how[5]) else _OF_OWN_FILTERS
 
 
-def _convolution_backward_excess(_grad: Tensor, x: Tensor, weight: Tensor, _sizes: Any, *how: Any) -> int:
-    return _convolution_excess(x, weight, None, *how)
-
-
 def _has_own_filters(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether each channel of images has one filter of its own, of several taps."""
     is_own = 1 < groups == weight.shape[0] and weight.shape[1] == 1
@@ -307,12 +288,12 @@ def has_many_own_taps(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
     aten.mm.default: LibraryOp(_product, "PyTorch's product", _product_excess),
-    aten.addmm.default: LibraryOp(_product_and_bias, "PyTorch's product", _product_and_bias_excess),
+    aten.addmm.default: LibraryOp(_product_and_bias, "PyTorch's product", _behind_first(_product_excess)),
     aten.convolution.default: LibraryOp(
         _convolution, "PyTorch's convolution", _convolution_excess, open=_has_open_images
     ),
     aten.convolution_backward.default: LibraryOp(
-        _convolution_backward, "PyTorch's convolution", _convolution_backward_excess, open=_has_open_images
+        _convolution_backward, "PyTorch's convolution", _behind_first(_convolution_excess), open=_has_open_images
     ),
     aten._scaled_dot_product_flash_attention_for_cpu.default: LibraryOp(
         _attention, "PyTorch's attention", takes=takes_forward
@@ -321,19 +302,21 @@ LIBRARY_OPS: Mapping[OpOverload, LibraryOp] = {
         _attention_backward, "PyTorch's attention", _attention_backward_excess, takes=takes_backward
     ),
     BIASED_ATTENTION: LibraryOp(_biased_attention, "PyTorch's attention"),
-    BIASED_ATTENTION_BACKWARD: LibraryOp(_biased_attention_backward, "PyTorch's attention"),
-    LSTM_LAYER: LibraryOp(_recurrent, "oneDNN's LSTM", _lstm_excess),
-    LSTM_LAYER_BACKWARD: LibraryOp(_recurrent_backward, "oneDNN's LSTM", _lstm_excess, notes=1),
+    BIASED_ATTENTION_BACKWARD: LibraryOp(_behind_first(_biased_attention), "PyTorch's attention"),
+    LSTM_LAYER: LibraryOp(_recurrent, "oneDNN's LSTM", _times(_OF_LSTMS)),
+    LSTM_LAYER_BACKWARD: LibraryOp(_recurrent_backward, "oneDNN's LSTM", _times(_OF_LSTMS), notes=1),
     # Written out, each step is a dozen kernels, and a layer of a hundred takes minutes to compile.
     CUDNN_LSTM: LibraryOp(_recurrent, _CUDNN, always=True),
     CUDNN_RNN: LibraryOp(_recurrent, _CUDNN, always=True),
     CUDNN_LSTM_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
     CUDNN_RNN_BACKWARD: LibraryOp(_recurrent_backward, _CUDNN, always=True, notes=1),
-    aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
-    aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _softmax_excess),
-    aten._native_batch_norm_legit.no_stats: LibraryOp(_norm_of_rows, "PyTorch's batch norm", _norm_excess),
-    aten.native_batch_norm_backward.default: LibraryOp(_norm_of_rows_backward, "PyTorch's batch norm", _norm_excess),
-    aten.logcumsumexp.default: LibraryOp(_running, "PyTorch's running sums", _running_excess),
+    aten._softmax.default: LibraryOp(_softmax, "PyTorch's softmax", _times(_OF_SOFTMAXES)),
+    aten._softmax_backward_data.default: LibraryOp(_softmax, "PyTorch's softmax", _times(_OF_SOFTMAXES)),
+    aten._native_batch_norm_legit.no_stats: LibraryOp(_norm_of_rows, "PyTorch's batch norm", _times(_OF_NORMS)),
+    aten.native_batch_norm_backward.default: LibraryOp(
+        _norm_of_rows_backward, "PyTorch's batch norm", _times(_OF_NORMS)
+    ),
+    aten.logcumsumexp.default: LibraryOp(_running, "PyTorch's running sums", _times(_OF_RUNNING)),
     # Of equal values, as of a gate that begins with zeros, eager's kernel takes some, by no rule of PyTorch's.
     aten.topk.default: LibraryOp(_choice, CHOICE, always=True),
     aten.sort.default: LibraryOp(_choice, CHOICE, always=True),

@@ -16,15 +16,7 @@ from torch.utils._pytree import tree_leaves
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.deferred_code import make_graph_module
 from retrograd.frontend.libraries.kernel_convolutions import find_kernel_convolutions, lay_out_convolutions
-from retrograd.frontend.libraries.ops import (
-    FLOPS,
-    LIBRARY,
-    LIBRARY_OPS,
-    NO_LIBRARIES,
-    POOLS,
-    Libraries,
-    library_ops,
-)
+from retrograd.frontend.libraries.ops import FLOPS, LIBRARY, LIBRARY_OPS, NO_LIBRARIES, POOLS, Libraries, library_ops
 from retrograd.frontend.libraries.permutations import join_permutations
 from retrograd.frontend.preparation.graph_writer import GraphWriter
 from retrograd.frontend.sizes.size_nodes import SIZE

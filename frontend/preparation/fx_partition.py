@@ -43,10 +43,7 @@ from retrograd.frontend.sizes.size_nodes import SIZE, SYMBOLIC, find_axis, find_
 
 
 def bind(
-    captured: CapturedGraph,
-    forward: CompiledFunction,
-    backward: CompiledFunction,
-    record: BindingRecord | None = None,
+    captured: CapturedGraph, forward: CompiledFunction, backward: CompiledFunction, record: BindingRecord | None = None
 ) -> Callable[[Tensors], Tensors]:
     """A differentiable function of the graph's primals (params, buffers, tensor inputs) that gives the model's tensor
     outputs. What another process needs to make the same is written to ``record``.
@@ -171,10 +168,8 @@ def _leave_unread_logs_out(captured: CapturedGraph) -> None:
 
 
 def keep_residuals() -> None:
-    """Tell AOTAutograd that no residual is overwritten, so that a backward may run twice (``retain_graph=True``).
-
-    For its compiler callbacks, while it compiles.
-    """
+    """Tell AOTAutograd that no residual is overwritten, so that a backward may run twice (``retain_graph=True``). For
+    its compiler callbacks, while it compiles."""
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
@@ -187,9 +182,7 @@ def split_joint(
     open_sizes: Mapping[str, torch.SymInt] | None = None,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and backward of ``joint`` that save what the compiled backward takes; merges values in ``joint``.
-
-    Where tangents may be absent, all ``open_sizes`` are at hand in the backward: zeros may have any of them.
-    """
+    Where tangents may be absent, all ``open_sizes`` are at hand in the backward: zeros may have any of them."""
     if backward.without is not None:
         restore_heads(joint.graph, open_sizes or {})
     nodes = {node.name: node for node in joint.graph.nodes}

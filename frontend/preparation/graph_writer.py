@@ -25,11 +25,8 @@ _OWN = ("val", "tensor_meta", "desc")
 
 
 class GraphWriter(TorchDispatchMode):
-    """While it is active, each op on values of the graph becomes a node, at a place in the graph that is chosen
-    before.
-
-    Ops that ``table`` decomposes are decomposed. Tensors that are no values of the graph become constants of it.
-    """
+    """While it is active, each op on values of the graph becomes a node, at a place in the graph that is chosen before.
+    Ops that ``table`` decomposes are decomposed. Tensors that are no values of the graph become constants of it."""
 
     def __init__(
         self, graph_module: GraphModule, mode: FakeTensorMode, table: Mapping[OpOverload, Callable[..., Any]]

@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Saved values in narrower types, or as hooks pack them, on FX: what ``bwd-narrow-saved`` does to a module, done to the
-captured halves.
-
-Verification runs this form against the compiled one.
-"""
+captured halves. Verification runs this form against the compiled one."""
 
 from __future__ import annotations
 

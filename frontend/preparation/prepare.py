@@ -132,10 +132,7 @@ PREPARE: tuple[Step, ...] = (
         "behind sizes, which are no reads of a parameter's values; before complex numbers are split, so that a hook "
         "waits for an op and not for its parts",
     ),
-    Step(
-        lambda traced: split_complex(traced.graph_module),
-        "behind all that looks for ops as they were traced",
-    ),
+    Step(lambda traced: split_complex(traced.graph_module), "behind all that looks for ops as they were traced"),
     Step(
         lambda traced: attach_views(traced.graph_module),
         "behind complex numbers, which no library is asked for; it copies views, which are then nodes as all others",

@@ -9,12 +9,7 @@ import operator
 import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,6 +27,7 @@ from retrograd.frontend.python.python_contents import (
     slots_of,
 )
 from retrograd.frontend.python.python_functions import (
+    Names,
     global_names,
     imported_modules,
     is_in_program,
@@ -39,6 +35,7 @@ from retrograd.frontend.python.python_functions import (
     is_users_class,
     is_wrapper,
     names_in,
+    reads_globals,
 )
 from retrograd.frontend.python.python_kinds import (
     AROUND,
@@ -52,7 +49,6 @@ from retrograd.frontend.python.python_kinds import (
     is_users_module,
     texts_in,
 )
-from retrograd.frontend.python.python_names import Names, reads_globals
 from retrograd.frontend.python.python_places import Place
 from retrograd.frontend.python.python_tables import (
     ABSENT,

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from retrograd.frontend.python.python_calls_seen import PythonSeen, is_generator
-from retrograd.frontend.python.python_functions import cells_of, find_functions, global_names
-from retrograd.frontend.python.python_names import Names
+from retrograd.frontend.python.python_functions import Names, cells_of, find_functions, global_names
 from retrograd.frontend.python.python_places import Place, PythonValues
 from retrograd.frontend.python.python_search import Search
 from retrograd.frontend.python.python_tables import ABSENT, Lookup, of_tensor, settings_of

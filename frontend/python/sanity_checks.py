@@ -42,10 +42,8 @@ CHEAP = frozenset(_CHEAP_NAMES.split())
 
 @dataclass(frozen=True)
 class SanityCheck:
-    """A check of the arguments, at ``place`` in the model's code.
-
-    ``steps`` give ``passes`` where nothing is wrong; ``None`` where the check is taken for granted.
-    """
+    """A check of the arguments, at ``place`` in the model's code. ``steps`` give ``passes`` where nothing is wrong;
+    ``None`` where the check is taken for granted."""
 
     place: str
     passes: bool

@@ -147,10 +147,7 @@ def refuse_hooks_of_all_modules() -> None:
 
 
 def _refuse_new_state(
-    path: str,
-    module: torch.nn.Module,
-    tables: Mapping[str, Mapping[str, Any]],
-    place_of: Callable[[torch.Tensor], str],
+    path: str, module: torch.nn.Module, tables: Mapping[str, Mapping[str, Any]], place_of: Callable[[torch.Tensor], str]
 ) -> None:
     for table in ("_parameters", "_buffers"):
         for name, tensor in vars(module)[table].items():

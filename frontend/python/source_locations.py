@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -295,3 +296,16 @@ def shared_memory_error() -> LeftToEagerError:
         "the model writes to an argument, parameter or buffer that shares its memory with another",
         "give each of them memory of its own, with clone()",
     )
+
+
+@contextlib.contextmanager
+def without_stacks_of_fakes() -> Iterator[None]:
+    """Keep torch from logging the stack of an error of a trace that is about to be raised, as one of ours, or after
+    which another way is gone."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -31,9 +31,7 @@ LIMIT = 2**62
 @dataclass(frozen=True)
 class DimSpec:
     """A user's demand on one axis: a name, or none; the least and the most; whether the size may turn out to be fixed.
-
-    A size that is derived from another, ``root``, is ``factor * root + offset``; its name is that of the expression.
-    """
+    A size that is derived from another, ``root``, is ``factor * root + offset``; its name is that of the expression."""
 
     name: str | None
     least: int

@@ -151,17 +151,10 @@ def set_item(x: Tensor, key: Any, value: Any) -> Any:
 
 
 def gaussian_nll_loss(
-    input: Tensor,
-    target: Tensor,
-    var: Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """``F.gaussian_nll_loss`` without its check: a variance below zero, which eager refuses, gives NaN.
-
-    Returns ``NotImplemented`` for what eager refuses by types and shapes, and for a variance that is a number.
-    """
+    """``F.gaussian_nll_loss`` without its check: a variance below zero, which eager refuses, gives NaN. Returns
+    ``NotImplemented`` for what eager refuses by types and shapes, and for a variance that is a number."""
     if not isinstance(var, Tensor) or reduction not in REDUCTIONS:
         return NotImplemented
     if var.shape != input.shape:

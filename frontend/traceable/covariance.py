@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Covariances as PyTorch defines them, without its checks of what is in the weights (``aten/native/Correlation.cpp``).
-
-Weights that eager refuses (negative ones, and such as add up to zero) give other numbers or NaN.
-"""
+Weights that eager refuses (negative ones, and such as add up to zero) give other numbers or NaN."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from torch import Tensor
 
 def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Any:
     """``torch.cov``: of ``x [variables, observations]`` or ``[observations]``, ``[variables, variables]`` or a scalar.
-
-    Returns ``NotImplemented`` for what eager refuses by types and shapes.
-    """
+    Returns ``NotImplemented`` for what eager refuses by types and shapes."""
     rows = x if x.dim() == 2 else x.reshape(1, -1)
     count = rows.shape[1]
     given = [w for w in (fweights, aweights) if w is not None]

@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Images that are resized, traced as one op with a backward of its own.
-
-PyTorch decomposes these ops before it differentiates them, so that their gradients are those of gathers: a scatter for
-each corner of each element.
-"""
+"""Images that are resized, traced as one op with a backward of its own. PyTorch decomposes these ops before it
+differentiates them, so that their gradients are those of gathers: a scatter for each corner of each element."""
 
 from __future__ import annotations
 

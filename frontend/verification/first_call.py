@@ -36,13 +36,7 @@ from retrograd.frontend.verification.compared_numbers import find_comparisons
 from retrograd.frontend.verification.errors import VerificationError
 from retrograd.frontend.verification.first_comparison import tolerance_of
 from retrograd.frontend.verification.from_inputs import ForwardRun, Forwards, join, join_traced
-from retrograd.frontend.verification.judgement import (
-    Difference,
-    allowed_errors,
-    find_difference,
-    reruns,
-    run_precise,
-)
+from retrograd.frontend.verification.judgement import Difference, allowed_errors, find_difference, reruns, run_precise
 from retrograd.frontend.verification.other_roundings import move_all
 from retrograd.frontend.verification.rounding import find_tolerances
 from retrograd.frontend.verification.unwritten_memory import find_unset
@@ -543,12 +537,7 @@ def _compare_joined(
 
 
 def _compare_as_traced(
-    graph: Graph,
-    traced: AsTraced,
-    device: torch.device,
-    tensors: Sequence[Any],
-    before: _States,
-    found: Sequence[Any],
+    graph: Graph, traced: AsTraced, device: torch.device, tensors: Sequence[Any], before: _States, found: Sequence[Any]
 ) -> list[str] | str:
     """How the outputs among what a forward's graph gave differ from those of the traced graph, in words, in a list that
     is empty where they do not; or, as one text, why that cannot be told. Random number generators are left as they

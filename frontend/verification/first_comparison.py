@@ -29,9 +29,7 @@ def verified(
     locate: Callable[[Sequence[torch.Tensor]], str] | None = None,
 ) -> Call:
     """``call``, whose first use is compared with the captured model, or ``reference``, on copies of its arguments.
-
-    Where they differ, the error ends with what ``locate`` says of the arguments.
-    """
+    Where they differ, the error ends with what ``locate`` says of the arguments."""
     pending = [True]
 
     def checked(primals: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pools over images with channels last, as text of functions on torch's tensors: pure data.
-
-Each is one elementwise op that reads from where it likes, so that it is one kernel on every device.
-"""
+"""Pools over images with channels last, as text of functions on torch's tensors: pure data. Each is one elementwise op
+that reads from where it likes, so that it is one kernel on every device."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The devices that code can be generated for, as data: what iree-compile is told of each.
-
-A device is called ``kind`` or ``kind:model``: ``cpu``, ``cpu:x86-64-v3``, ``cuda:sm_90``, ``vulkan:rdna3``,
-``hip:gfx942``.
-"""
+"""The devices that code can be generated for, as data: what iree-compile is told of each. A device is called ``kind``
+or ``kind:model``: ``cpu``, ``cpu:x86-64-v3``, ``cuda:sm_90``, ``vulkan:rdna3``, ``hip:gfx942``."""
 
 from __future__ import annotations
 

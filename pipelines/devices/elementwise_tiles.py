@@ -13,14 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from retrograd.pipelines.devices.kernel_rules import (
-    WARP,
-    Rule,
-    write_action,
-    write_comparison,
-    write_rank,
-    write_sizes,
-)
+from retrograd.pipelines.devices.kernel_rules import WARP, Rule, write_action, write_comparison, write_rank, write_sizes
 
 # Elements of a workgroup along the last axis, and along the one before it where rows are short; the first that divides
 # a tensor is taken. Those of 7 are of images of 224 x 224 and what convolutions halve them to.

@@ -57,10 +57,8 @@ class PipelineError(RetrogradError, RuntimeError):
 
 
 def read_diagnostics(error: ir.MLIRError, *, file: str | None = None) -> tuple[Diagnostic, ...]:
-    """The diagnostics of an error, each followed by its notes. `file` is the name of what was parsed from memory.
-
-    There is at least one: where MLIR said nothing, it says that.
-    """
+    """The diagnostics of an error, each followed by its notes. `file` is the name of what was parsed from memory. There
+    is at least one: where MLIR said nothing, it says that."""
     found = tuple(diagnostic for one in error.error_diagnostics for diagnostic in flatten_diagnostic(one))
     # A dialect that is defined from Python has no custom syntax, and MLIR rejects it without a word.
     silent = Diagnostic(
@@ -84,10 +82,8 @@ def flatten_diagnostic(diagnostic: Any) -> Iterator[Diagnostic]:
 
 
 def find_position(location: ir.Location) -> tuple[str | None, int, int]:
-    """File, line and column of a location, of the first that has them where one is made of others; else None, 0, 0.
-
-    A module that is not written out, only its contents, is at 0:0 of its file.
-    """
+    """File, line and column of a location, of the first that has them where one is made of others; else None, 0, 0. A
+    module that is not written out, only its contents, is at 0:0 of its file."""
     for kind, parts in (
         (ir.NameLoc, lambda found: [found.child_loc]),
         (ir.CallSiteLoc, lambda found: [found.callee, found.caller]),

@@ -35,21 +35,9 @@ _SUMS_TILE = AttentionTile(64, 1, 4, 1)
 # wide the second, which takes 1.03 of the time, and has registers left for a mask.
 _HOPPER: dict[str, _Tiles] = {
     "16 bits": {
-        ATTEND: {
-            64: AttentionTile(64, 64, 4, 3),
-            128: AttentionTile(64, 64, 4, 3),
-            256: AttentionTile(128, 64, 8, 2),
-        },
-        KEYS: {
-            64: AttentionTile(64, 64, 4, 3),
-            128: AttentionTile(64, 128, 8, 3),
-            256: AttentionTile(64, 64, 8, 2),
-        },
-        QUERIES: {
-            64: AttentionTile(64, 64, 4, 3),
-            128: AttentionTile(64, 64, 4, 2),
-            256: AttentionTile(128, 32, 8, 2),
-        },
+        ATTEND: {64: AttentionTile(64, 64, 4, 3), 128: AttentionTile(64, 64, 4, 3), 256: AttentionTile(128, 64, 8, 2)},
+        KEYS: {64: AttentionTile(64, 64, 4, 3), 128: AttentionTile(64, 128, 8, 3), 256: AttentionTile(64, 64, 8, 2)},
+        QUERIES: {64: AttentionTile(64, 64, 4, 3), 128: AttentionTile(64, 64, 4, 2), 256: AttentionTile(128, 32, 8, 2)},
     },
     "f32": {
         ATTEND: {64: AttentionTile(64, 64, 4, 1), 128: AttentionTile(128, 32, 8, 1)},

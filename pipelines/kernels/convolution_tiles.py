@@ -75,20 +75,11 @@ _HOPPER: _Tiles = {
             ConvolutionTile(64, 256, 64, 4, 3, 380),
             ConvolutionTile(64, 64, 64, 4, 3, 250, 3),
         ),
-        CORRELATE: (
-            ConvolutionTile(128, 128, 64, 8, 3, 350),
-            ConvolutionTile(64, 64, 64, 4, 3, 250, 3),
-        ),
+        CORRELATE: (ConvolutionTile(128, 128, 64, 8, 3, 350), ConvolutionTile(64, 64, 64, 4, 3, 250, 3)),
     },
     "f32": {
-        CONVOLVE: (
-            ConvolutionTile(128, 128, 32, 8, 2, 60),
-            ConvolutionTile(64, 64, 32, 4, 2, 45, 3),
-        ),
-        CORRELATE: (
-            ConvolutionTile(128, 128, 32, 8, 2, 50),
-            ConvolutionTile(64, 64, 32, 4, 2, 45, 3),
-        ),
+        CONVOLVE: (ConvolutionTile(128, 128, 32, 8, 2, 60), ConvolutionTile(64, 64, 32, 4, 2, 45, 3)),
+        CORRELATE: (ConvolutionTile(128, 128, 32, 8, 2, 50), ConvolutionTile(64, 64, 32, 4, 2, 45, 3)),
     },
 }
 # By shared memory, of which a workgroup has 99 KiB on the smallest, and by registers; none was measured.

@@ -18,14 +18,7 @@ from typing import ClassVar
 from retrograd.contract.convolution import Convolution, Tensor
 from retrograd.contract.trials import Buffer
 from retrograd.dialects import ir
-from retrograd.pipelines.kernels.convolution_tiles import (
-    CONVOLVE,
-    CORRELATE,
-    SPREAD,
-    ConvolutionTile,
-    Work,
-    list_tiles,
-)
+from retrograd.pipelines.kernels.convolution_tiles import CONVOLVE, CORRELATE, SPREAD, ConvolutionTile, Work, list_tiles
 from retrograd.pipelines.kernels.dispatch import create_dispatch
 from retrograd.pipelines.kernels.family import Compiled
 from retrograd.pipelines.kernels.kernel import Kernel

@@ -36,11 +36,7 @@ _SOURCE = """
 
 
 def create_dispatch(
-    launch: Launch,
-    compiled: CompiledKernel,
-    operands: Sequence[ir.Value],
-    result: ir.Type,
-    before: ir.Operation,
+    launch: Launch, compiled: CompiledKernel, operands: Sequence[ir.Value], result: ir.Type, before: ir.Operation
 ) -> ir.Value:
     """Dispatch a kernel of one result in front of an op; gives that, of type ``result``."""
     (value,) = create_dispatches(launch, compiled, operands, [result], before)

@@ -70,10 +70,7 @@ def try_kernels(
 
 
 def _find(
-    wanted: list[Kernel],
-    architecture: str,
-    share: int,
-    tell: Callable[[int, int], None] = lambda done, count: None,
+    wanted: list[Kernel], architecture: str, share: int, tell: Callable[[int, int], None] = lambda done, count: None
 ) -> dict[Kernel, CompiledKernel | str]:
     """Kernels from the cache, or compiled in shares of so many to a process."""
     paths = {kernel: _path(kernel, architecture) for kernel in wanted}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from retrograd.contract.errors import RetrogradError
 from retrograd.contract.trials import Buffer, Ending
 from retrograd.pipelines.kernels.kernel import Kernel
-from retrograd.pipelines.kernels.tile_table import SHIPPED
+from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
 
 QUESTIONS = "bwd.questions"
 """The attribute of a module that holds the questions of its kernels, each as JSON."""
@@ -36,10 +36,8 @@ class TilesError(RetrogradError, ValueError):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel for operands and sizes: the workgroups and its numbers.
-
-    ``written`` is the number of the operand that the kernel updates in place, which its result then is.
-    """
+    """A kernel for operands and sizes: the workgroups and its numbers. ``written`` is the number of the operand that
+    the kernel updates in place, which its result then is."""
 
     kernel: Kernel
     grid: tuple[int, int, int]

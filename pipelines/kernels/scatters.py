@@ -22,7 +22,7 @@ from retrograd.pipelines.kernels.family import Compiled, Refusal
 from retrograd.pipelines.kernels.kernel import Kernel
 from retrograd.pipelines.kernels.matrices import find_buffer
 from retrograd.pipelines.kernels.questions import Chosen, Launch, Question, Run, Trial
-from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
+from retrograd.pipelines.transforms.helpers.fills import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
 
 _MAP = "dimension_map"
 # Ranking is quadratic: 3 ms for 65,536, where sorting takes three launches for eight bits.

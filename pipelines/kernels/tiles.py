@@ -90,26 +90,14 @@ _TILES: dict[str, dict[int, tuple[Tiling, ...]]] = {
         ),
     },
     "sm_80": {
-        3: (
-            Tiling("sm_80", 64, 128, 32, 4, 3, rate=35),
-            Tiling("sm_80", 64, 64, 32, 4, 3, rate=25, resident=2),
-        ),
-        1: (
-            Tiling("sm_80", 128, 128, 64, 8, 3, rate=220),
-            Tiling("sm_80", 64, 64, 64, 4, 3, rate=130, resident=3),
-        ),
+        3: (Tiling("sm_80", 64, 128, 32, 4, 3, rate=35), Tiling("sm_80", 64, 64, 32, 4, 3, rate=25, resident=2)),
+        1: (Tiling("sm_80", 128, 128, 64, 8, 3, rate=220), Tiling("sm_80", 64, 64, 64, 4, 3, rate=130, resident=3)),
     },
 }
 # With 99 KiB of shared memory for a workgroup.
 _TIGHT = {
-    3: (
-        Tiling("", 64, 128, 32, 4, 2, rate=25),
-        Tiling("", 64, 64, 32, 4, 2, rate=20, resident=2),
-    ),
-    1: (
-        Tiling("", 128, 128, 32, 8, 3, rate=140),
-        Tiling("", 64, 64, 64, 4, 3, rate=90, resident=2),
-    ),
+    3: (Tiling("", 64, 128, 32, 4, 2, rate=25), Tiling("", 64, 64, 32, 4, 2, rate=20, resident=2)),
+    1: (Tiling("", 128, 128, 32, 8, 3, rate=140), Tiling("", 64, 64, 64, 4, 3, rate=90, resident=2)),
 }
 for _name in ("sm_86", "sm_89", "sm_120"):
     _TILES[_name] = {

@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Backwards of losses that leave out some of the outputs, of a module that is partitioned already.
-
-The forward, and what it saves, stay as they are: a variant takes a part of that.
-"""
+"""Backwards of losses that leave out some of the outputs, of a module that is partitioned already. The forward, and
+what it saves, stay as they are: a variant takes a part of that."""
 
 from __future__ import annotations
 

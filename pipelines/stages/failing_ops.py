@@ -53,10 +53,8 @@ class Part:
 
 
 def find_failed_ops(staged: StagedModule, target: Target, error: CompileError) -> list[FailedOp]:
-    """The ops for which the compilation of ``staged`` ended in ``error``; none where that cannot be told.
-
-    Each trial is a child process; there are about as many as failing ops where the compiler locates its errors.
-    """
+    """The ops for which the compilation of ``staged`` ended in ``error``; none where that cannot be told. Each trial is
+    a child process; there are about as many as failing ops where the compiler locates its errors."""
     limits = ToolLimits.from_environment()
     limits = replace(limits, seconds=min(limits.seconds, _SECONDS))
     # The plainest flags are those with which all else failed too.

@@ -15,12 +15,7 @@ from fnmatch import fnmatchcase
 from retrograd.contract.attributes import Tag
 from retrograd.contract.formats import FORMATS
 
-ACTIONS = {
-    "must-save": Tag.NEVER,
-    "prefer-save": Tag.AVOID,
-    "prefer-recompute": Tag.PREFER,
-    "must-recompute": Tag.MUST,
-}
+ACTIONS = {"must-save": Tag.NEVER, "prefer-save": Tag.AVOID, "prefer-recompute": Tag.PREFER, "must-recompute": Tag.MUST}
 _RESERVED = set(" \t\n;=\"'{}()[]<>,")
 
 
@@ -125,14 +120,7 @@ def prefer_recompute(*, op: str = "*", name: str = "*", dtype: str = "*", min_by
     return SavePolicy((SaveRule("prefer-recompute", op, name, dtype, min_bytes),))
 
 
-def saved_dtype(
-    format: str,
-    *,
-    op: str = "*",
-    name: str = "*",
-    dtype: str = "*",
-    min_bytes: int = 1024,
-) -> SavePolicy:
+def saved_dtype(format: str, *, op: str = "*", name: str = "*", dtype: str = "*", min_bytes: int = 1024) -> SavePolicy:
     """Save such values, where they are saved, in a narrower type: the backward works with rounded ones.
 
     Args:

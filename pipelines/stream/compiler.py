@@ -152,11 +152,8 @@ def _load_rules(session: Session) -> None:
 
 
 def _lay_out(invocation: Invocation, dumps: Dumps, layouts: Layouts) -> Any:
-    """Take the module through the stream phase; returns it.
-
-    Passes are those of IREE's own phase, in its order; only ``iree-stream-schedule-allocation`` runs twice, the second
-    time with nothing left to do.
-    """
+    """Take the module through the stream phase; returns it. Passes are those of IREE's own phase, in its order; only
+    ``iree-stream-schedule-allocation`` runs twice, the second time with nothing left to do."""
     _run(invocation, _TO_BUFFERS)
     module = invocation.export_module()
     packings = bwd_pack_scratch.plan_packings(module, loose=layouts.loose, hosts=layouts.hosts)

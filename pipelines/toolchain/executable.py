@@ -179,11 +179,8 @@ def _read_dumps(folder: Path, name: str) -> list[str]:
 
 
 def check_formats(vmfb: bytes, target: Target) -> None:
-    """Raise :class:`CompileError` where ``vmfb`` lacks executables for a device of ``target``.
-
-    Read back from the file, since iree-compile leaves a device out without a word; a module that computes nothing has
-    executables for none.
-    """
+    """Raise :class:`CompileError` where ``vmfb`` lacks executables for a device of ``target``. Read back from the file,
+    since iree-compile leaves a device out without a word; a module that computes nothing has executables for none."""
     found = read_formats(vmfb)
     missing = [d.name for d in target.devices if d.executable_format not in found]
     if found and (missing or len(set(found.values())) > 1):
@@ -195,10 +192,8 @@ def check_formats(vmfb: bytes, target: Target) -> None:
 
 
 def check_float64(linalg: str, target: Target) -> None:
-    """Raise :class:`CompileError` where ``linalg`` has float64 in a signature, and ``target`` none.
-
-    Inside of a function, float64 is then computed in float32; :func:`find_demotions` tells of it.
-    """
+    """Raise :class:`CompileError` where ``linalg`` has float64 in a signature, and ``target`` none. Inside of a
+    function, float64 is then computed in float32; :func:`find_demotions` tells of it."""
     if target.has_f64:
         return
     lacking = next(device.name for device in target.devices if not device.has_f64)
@@ -212,10 +207,8 @@ def check_float64(linalg: str, target: Target) -> None:
 
 
 def find_demotions(linalg: str, target: Target) -> tuple[str, ...]:
-    """A note where ``linalg`` computes tensors of float64 that ``target`` computes in float32.
-
-    Scalars that are rounded at once do not count: torch-mlir writes all of them as float64.
-    """
+    """A note where ``linalg`` computes tensors of float64 that ``target`` computes in float32. Scalars that are rounded
+    at once do not count: torch-mlir writes all of them as float64."""
     tensors = len(_FLOAT64_TENSOR.findall(linalg))
     if target.has_f64 or not tensors:
         return ()

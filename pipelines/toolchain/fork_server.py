@@ -44,10 +44,8 @@ class _Job:
 
 
 class ForkServer:
-    """Runs ``tool`` on the arguments of each request in a forked child, several at once.
-
-    This process must have one thread: a lock that another one held would stay locked in the child.
-    """
+    """Runs ``tool`` on the arguments of each request in a forked child, several at once. This process must have one
+    thread: a lock that another one held would stay locked in the child."""
 
     def __init__(self, requests: int, parent: int, tool: Callable[[Sequence[str]], int]) -> None:
         self._requests = socket.socket(fileno=requests)
@@ -141,10 +139,8 @@ def serve(tool: Callable[[Sequence[str]], int]) -> None:
 
 
 def _refuse_less_than_taken(memory: int) -> None:
-    """Raise :class:`MemoryError` where this process has more address space than ``memory`` bytes already.
-
-    Under such a limit not even the stack may grow: the process would be killed before it could say why.
-    """
+    """Raise :class:`MemoryError` where this process has more address space than ``memory`` bytes already. Under such a
+    limit not even the stack may grow: the process would be killed before it could say why."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     taken = pages * resource.getpagesize()
     if taken > memory:

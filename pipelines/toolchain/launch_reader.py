@@ -536,10 +536,7 @@ _STATEMENTS: tuple[tuple[re.Pattern[str], Callable[[_Reader, re.Match[str]], Non
             _Reader.queue_fill,
         ),
         (rf"hal\.device\.queue\.execute{_PUT}commands\((?P<commands>%[^)]*)\) {_FLAGS}", _Reader.execute),
-        (
-            rf"hal\.device\.queue\.execute{_PUT}commands\(\[(?P<commands>%[^\]]*)\]\)(?: {_FLAGS})?",
-            _Reader.execute,
-        ),
+        (rf"hal\.device\.queue\.execute{_PUT}commands\(\[(?P<commands>%[^\]]*)\]\)(?: {_FLAGS})?", _Reader.execute),
         (
             rf"hal\.device\.queue\.execute\.indirect{_PUT}commands\((?P<commands>%\S+)\) "
             rf"bindings\(\[(?P<buffers>.*)\]\) {_FLAGS}",

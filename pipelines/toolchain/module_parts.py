@@ -32,10 +32,8 @@ def count_processors(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def divide_functions(linalg: str, processors: int) -> Parts:
-    """Divide the public functions of a module's text among as many parts as are worth it; no part where one is.
-
-    Each function, the longest first, goes to the part that is the shortest so far.
-    """
+    """Divide the public functions of a module's text among as many parts as are worth it; no part where one is. Each
+    function, the longest first, goes to the part that is the shortest so far."""
     lines = count_lines(linalg)
     count = min(processors, _MOST_PARTS, len(lines), sum(lines.values()) // _LEAST_LINES)
     if count < 2:

@@ -153,11 +153,8 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill the group and give how its leader ended.
-
-    ``Popen.wait`` would wait forever where the exception that brought us here came out of it right after it had taken
-    its lock: it leaves that taken.
-    """
+    """Kill the group and give how its leader ended. ``Popen.wait`` would wait forever where the exception that brought
+    us here came out of it right after it had taken its lock: it leaves that taken."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     # It may have been waited for already.

@@ -13,12 +13,7 @@ from retrograd.contract.launches import MEMBER, Launches
 
 # How executables begin, by IREE's name for their format: ELF's magic number and the identifiers that IREE gives its
 # flatbuffers.
-_MAGIC = {
-    b"\x7fELF": "embedded-elf",
-    b"CDA1": "cuda-nvptx-fb",
-    b"VKE1": "vulkan-spirv-fb",
-    b"HIP1": "rocm-hsaco-fb",
-}
+_MAGIC = {b"\x7fELF": "embedded-elf", b"CDA1": "cuda-nvptx-fb", b"VKE1": "vulkan-spirv-fb", b"HIP1": "rocm-hsaco-fb"}
 MODULE = "module.fb"
 """The file of the module itself."""
 
@@ -27,10 +22,8 @@ _DATA = ".bin"
 
 
 def read_formats(vmfb: bytes) -> dict[str, int]:
-    """The executables in a vmfb: how many there are of each format (``cuda-nvptx-fb``, ``embedded-elf``, ...).
-
-    One of a format that is not known here counts under the four bytes that it begins with, in hexadecimal.
-    """
+    """The executables in a vmfb: how many there are of each format (``cuda-nvptx-fb``, ``embedded-elf``, ...). One of a
+    format that is not known here counts under the four bytes that it begins with, in hexadecimal."""
     formats: dict[str, int] = {}
     for name, data in members(vmfb):
         if name != MODULE and not name.endswith(_DATA):

@@ -83,10 +83,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The steps of one function in an order that holds, and the bytes of scratch memory they take.
-
-    ``globals`` are the buffers that an initializer leaves for others, as offsets into its scratch memory.
-    """
+    """The steps of one function in an order that holds, and the bytes of scratch memory they take. ``globals`` are the
+    buffers that an initializer leaves for others, as offsets into its scratch memory."""
 
     arguments: tuple[Expected, ...]
     scratch: int

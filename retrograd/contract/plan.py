@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The plan of a function that is cut into stages: which compiled function, hook or accumulation comes when.
-
-`to_dict` gives what an attribute in MLIR can hold. Plans are made anew at each build: no file has one.
-"""
+"""The plan of a function that is cut into stages: which compiled function, hook or accumulation comes when. `to_dict`
+gives what an attribute in MLIR can hold. Plans are made anew at each build: no file has one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reads plain data from JSON, strictly: what is missing, unknown or of another type is refused by name.
-
-A program then never runs on data that was understood by half.
-"""
+"""Reads plain data from JSON, strictly: what is missing, unknown or of another type is refused by name. A program then
+never runs on data that was understood by half."""
 
 from __future__ import annotations
 

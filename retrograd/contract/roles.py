@@ -1,10 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The names of the functions that the parts hand on, and the roles of their arguments and results.
-
-The functions' names stand in MLIR, in the executable and in the manifest; roles are ``bwd.role`` in MLIR and ``role``
-in the manifest.
-"""
+"""The names of the functions that the parts hand on, and the roles of their arguments and results. The functions' names
+stand in MLIR, in the executable and in the manifest; roles are ``bwd.role`` in MLIR and ``role`` in the manifest."""
 
 JOINT = "joint"
 """The function that holds a forward and its backward, before ``bwd-partition`` splits it."""

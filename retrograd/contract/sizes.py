@@ -38,13 +38,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 _CONNECTIVES: dict[str, Callable[[list[bool]], bool]] = {"and": all, "or": any, "not": lambda terms: not terms[0]}
 _HEADS = (*OPERATORS, *_COMPARISONS, *_CONNECTIVES)
 _CALLED = ("min", "max", "not")
-_SYNTAX: dict[type[ast.operator], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-}
+_SYNTAX: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,8 @@ class SizeError(RetrogradError, ValueError):
 
 @dataclass(frozen=True)
 class SizeChecks:
-    """The sizes of a program and the conditions on them, checked on every call.
-
-    ``shapes`` are what the tensor arguments must be, as expressions, under ``names``; ``conditions`` are what the trace
-    took for granted.
-    """
+    """The sizes of a program and the conditions on them, checked on every call. ``shapes`` are what the tensor
+    arguments must be, as expressions, under ``names``; ``conditions`` are what the trace took for granted."""
 
     sizes: tuple[DynamicSize, ...]
     conditions: tuple[Condition, ...]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from retrograd.contract.roles import BUFFER, OUTPUT, PARAM, SAVED
 from retrograd.contract.tensors import FunctionSpec
-from retrograd.runtime.cuda.contexts import entered
+from retrograd.runtime.cuda.driver import entered
 from retrograd.runtime.cuda.host_share import HostShare
 
 Call = Callable[[Sequence[Tensor]], Sequence[Tensor]]

@@ -8,11 +8,14 @@ current when it needs one; the driver does not. So a thread calls :meth:`Driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
+
+import torch
 
 from retrograd.runtime.programs.errors import ExecutionError
 
@@ -86,14 +89,7 @@ class KernelNode(ctypes.Structure):
 class FillNode(ctypes.Structure):
     """``CUDA_MEMSET_NODE_PARAMS``: a target, and how often a value of so many bytes is written there."""
 
-    _fields_: ClassVar = [
-        ("target", _D),
-        ("pitch", _N),
-        ("value", _U),
-        ("element", _U),
-        ("width", _N),
-        ("height", _N),
-    ]
+    _fields_: ClassVar = [("target", _D), ("pitch", _N), ("value", _U), ("element", _U), ("width", _N), ("height", _N)]
 
 
 class _Side(ctypes.Structure):
@@ -112,11 +108,7 @@ class _Side(ctypes.Structure):
 class CopyNode(ctypes.Structure):
     """``CUDA_MEMCPY3D`` of bytes that lie in a row, on the device."""
 
-    _fields_: ClassVar = [
-        ("source", _Side),
-        ("target", _Side),
-        *((name, _N) for name in ("width", "height", "depth")),
-    ]
+    _fields_: ClassVar = [("source", _Side), ("target", _Side), *((name, _N) for name in ("width", "height", "depth"))]
 
     @classmethod
     def of(cls, length: int) -> CopyNode:
@@ -138,11 +130,7 @@ class Graph:
     __slots__ = ("__weakref__", "context", "handle", "nodes")
 
     def __init__(
-        self,
-        handle: ctypes.c_void_p,
-        nodes: Sequence[int],
-        context: ctypes.c_void_p,
-        destroy: Callable[[], object],
+        self, handle: ctypes.c_void_p, nodes: Sequence[int], context: ctypes.c_void_p, destroy: Callable[[], object]
     ) -> None:
         self.handle, self.nodes, self.context = handle, nodes, context
         # At exit the context may be gone, and with it the graph.
@@ -308,3 +296,21 @@ def open_driver() -> Driver | None:
         return Driver(ctypes.CDLL(_LIBRARY))
     except OSError:
         return None
+
+
+@contextlib.contextmanager
+def entered(device: torch.device, driver: Driver | None = None) -> Iterator[None]:
+    """Make a CUDA device the calling thread's during the block: for torch, and for ``driver``, by default the
+    machine's, which works in its context.
+
+    torch's own guard is not enough: where the device is the current one by number it calls nothing, and a thread in
+    which CUDA's runtime was not called yet has no context.
+
+    Raises:
+        ExecutionError: the driver has no such device.
+    """
+    with torch.cuda.device(device):
+        driver = driver or open_driver()
+        if driver is not None:
+            driver.enter(torch.cuda.current_device() if device.index is None else device.index)
+        yield

@@ -18,8 +18,7 @@ import torch
 
 from retrograd.contract.launches import MEMBER, Kernel, Launches, LaunchPlan, parse_launches
 from retrograd.runtime.cuda.code import CudaCode, read_code
-from retrograd.runtime.cuda.contexts import entered
-from retrograd.runtime.cuda.driver import Driver
+from retrograd.runtime.cuda.driver import Driver, entered
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
 from retrograd.runtime.cuda.queued_call import QueuedCall
 from retrograd.runtime.cuda.replayed_plan import ReplayedPlan

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from retrograd.contract.launches import Expected, Kernel, LaunchPlan, Place
 from retrograd.contract.trials import Buffer, Work
-from retrograd.runtime.cuda.contexts import entered
-from retrograd.runtime.cuda.driver import Driver, open_driver
+from retrograd.runtime.cuda.driver import Driver, entered, open_driver
 from retrograd.runtime.cuda.prepared_plan import PreparedPlan
 from retrograd.runtime.programs.errors import ExecutionError
 

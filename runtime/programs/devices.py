@@ -21,7 +21,7 @@ from iree import runtime as iree_runtime
 from iree.runtime import _binding as iree_binding
 
 from retrograd.contract.errors import RetrogradError
-from retrograd.runtime.cuda.contexts import entered
+from retrograd.runtime.cuda.driver import entered
 from retrograd.runtime.programs.errors import first_line
 
 DEFAULT_DRIVER = "local-task"

@@ -16,7 +16,7 @@ import torch
 
 from retrograd.contract.roles import INTO, SAVED
 from retrograd.contract.tensors import TensorSpec
-from retrograd.runtime.cuda.contexts import entered
+from retrograd.runtime.cuda.driver import entered
 from retrograd.runtime.cuda.queued_call import QueuedCall
 from retrograd.runtime.programs.call_times import CallTimes
 from retrograd.runtime.programs.copied_call import CopiedCall, is_worth_copying
@@ -60,11 +60,8 @@ _NO_STORAGES: frozenset[int] = frozenset()
 
 
 class Program:
-    """A vmfb loaded on a device; `invoke` may be called from any thread, and from forked children.
-
-    Calls of one program run one after another (the device works on each with all its threads); calls of two programs
-    may overlap.
-    """
+    """A vmfb loaded on a device; `invoke` may be called from any thread, and from forked children. Calls of one program
+    run one after another (the device works on each with all its threads); calls of two programs may overlap."""
 
     def __init__(self, vmfb: bytes, driver: str, *, needs_device: bool = True) -> None:
         self._vmfb = vmfb

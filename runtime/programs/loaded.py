@@ -43,10 +43,8 @@ _BYTE_DTYPES = {
 
 
 class OutOfDeviceMemory(ExecutionError, torch.OutOfMemoryError):
-    """The device has no memory left for a call; it and torch's tensors on it are usable still.
-
-    Also torch's own exception for that, which allocating results raises: one clause catches both.
-    """
+    """The device has no memory left for a call; it and torch's tensors on it are usable still. Also torch's own
+    exception for that, which allocating results raises: one clause catches both."""
 
 
 class Loaded:
@@ -286,10 +284,8 @@ class Function:
 
     @contextlib.contextmanager
     def kept(self, arguments: Sequence[Argument]) -> Iterator[None]:
-        """A call that may be the first; where it finds that IREE copies, what it wrote over is as before.
-
-        A device that works in the calling thread has then run all that comes before the copy.
-        """
+        """A call that may be the first; where it finds that IREE copies, what it wrote over is as before. A device that
+        works in the calling thread has then run all that comes before the copy."""
         given = [a for n in self.donated if isinstance(a := arguments[n], torch.Tensor)]
         before = [] if self.is_tried else [tensor.clone() for tensor in given]
         try:

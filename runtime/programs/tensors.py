@@ -120,10 +120,8 @@ def _is_own(tensor: torch.Tensor) -> bool:
 
 
 def as_argument(name: str, index: int, tensor: torch.Tensor, device: Device, result_storages: Set[int]) -> torch.Tensor:
-    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it.
-
-    One of the CPU's beside those of a GPU, as a number or an index may be in PyTorch, is copied there.
-    """
+    """`tensor` without its autograd history, copied where IREE could not read it in place or would write over it. One
+    of the CPU's beside those of a GPU, as a number or an index may be in PyTorch, is copied there."""
     if is_beside(tensor, device.torch_device) and not device.is_staged:
         tensor = tensor.detach().to(device.torch_device)
     _check_tensor(name, f"argument {index}", tensor, device)

@@ -57,10 +57,8 @@ def run_function(
 
 
 def draw_seed() -> torch.Tensor:
-    """A seed for the random ops of one step, int64 of shape (2,), from torch's default generator.
-
-    Drawn as the process that compiled does, so that after the same ``torch.manual_seed`` both have the same numbers.
-    """
+    """A seed for the random ops of one step, int64 of shape (2,), from torch's default generator. Drawn as the process
+    that compiled does, so that after the same ``torch.manual_seed`` both have the same numbers."""
     return torch.randint(LEAST, BEHIND_MOST, (WORDS,), dtype=torch.int64)
 
 
@@ -156,11 +154,8 @@ class _Step(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients, as a function of what was saved and the tangents.
-
-    ``once_differentiable`` would leave them without a connection to the primals, so that asking for their gradients
-    could give ``None`` instead of an error.
-    """
+    """The gradients, as a function of what was saved and the tangents. ``once_differentiable`` would leave them without
+    a connection to the primals, so that asking for their gradients could give ``None`` instead of an error."""
 
     @staticmethod
     def forward(

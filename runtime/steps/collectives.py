@@ -19,11 +19,7 @@ from retrograd.runtime.programs.errors import ExecutionError
 _AGREED = "agreed"
 # How often processes were asked, by what they were asked about.
 counts: Counter[str] = Counter()
-_OPS = {
-    ALL_REDUCE: "all_reduce",
-    ALL_GATHER: "all_gather_into_tensor",
-    REDUCE_SCATTER: "reduce_scatter_tensor",
-}
+_OPS = {ALL_REDUCE: "all_reduce", ALL_GATHER: "all_gather_into_tensor", REDUCE_SCATTER: "reduce_scatter_tensor"}
 
 
 def make_start(what: Collective) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:

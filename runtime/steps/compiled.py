@@ -249,9 +249,7 @@ class CompiledBackward:
 
     def explain(self) -> Report:
         """Reports what was compiled, saved and recomputed. The first call after a step measures the peak of live bytes.
-
-        That measurement repeats a step on zeros with IREE's counting allocator, on one thread.
-        """
+        That measurement repeats a step on zeros with IREE's counting allocator, on one thread."""
         report = {**self.manifest.report, "verification": self._parts.verification.describe()}
         if self._parts.variants is not None:
             report["backward_variants"] = list(self._parts.variants)

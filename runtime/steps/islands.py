@@ -108,9 +108,7 @@ def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _memory_of(
-    layout: Layout,
-) -> tuple[int, tuple[tuple[int, ...], tuple[int, ...], int], tuple[slice, ...] | None]:
+def _memory_of(layout: Layout) -> tuple[int, tuple[tuple[int, ...], tuple[int, ...], int], tuple[slice, ...] | None]:
     """How many elements of memory a tensor of a layout takes, its shape, strides and offset, and the part of it that
     holds each element once, if it has axes that are expanded."""
     shape, stride, (offset,) = (numbers_of(sizes) for sizes in (layout.shape, layout.stride, (layout.offset,)))

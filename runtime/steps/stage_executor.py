@@ -83,11 +83,7 @@ class StageExecutor:
     """
 
     def __init__(
-        self,
-        plan: StagePlan,
-        program: Program,
-        functions: Sequence[FunctionSpec],
-        islands: Sequence[Island] = (),
+        self, plan: StagePlan, program: Program, functions: Sequence[FunctionSpec], islands: Sequence[Island] = ()
     ) -> None:
         self._program = program
         self._islands = islands

@@ -24,8 +24,7 @@ from retrograd.pipelines.analysis.partition.partition_plan import (
     find_unsavable,
     plan_from_saved,
 )
-from retrograd.pipelines.analysis.partition.recompute_cost import CostModel, Device
-from retrograd.pipelines.analysis.partition.recompute_cut import RecomputeCut, find_candidates
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel, Device, RecomputeCut, find_candidates
 from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 
 

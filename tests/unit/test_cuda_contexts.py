@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from retrograd.contract.launches import Expected, Fill, Kernel, Launches, LaunchPlan, Place
-from retrograd.runtime.cuda import contexts
+from retrograd.runtime.cuda import driver
 from retrograd.runtime.cuda.code import CudaCode, Entry
-from retrograd.runtime.cuda.contexts import entered
-from retrograd.runtime.cuda.driver import Driver
+from retrograd.runtime.cuda.driver import Driver, entered
 from retrograd.runtime.cuda.launcher import Launcher
 from retrograd.runtime.programs.errors import ExecutionError
 
@@ -208,6 +207,6 @@ def test_a_device_that_is_not_there(devices: TorchDevices) -> None:
 
 
 def test_a_machine_without_a_driver(devices: TorchDevices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "open_driver", lambda: None)
+    monkeypatch.setattr(driver, "open_driver", lambda: None)
     with entered(torch.device("cuda", 0)):
         assert devices.number == 0

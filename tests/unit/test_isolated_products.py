@@ -11,7 +11,7 @@ from graph_text import parse_graph
 
 from retrograd.pipelines.analysis.kernels.fusion import find_steps
 from retrograd.pipelines.analysis.kernels.kernel_steps import Step
-from retrograd.pipelines.analysis.layout.isolated_products import repays_isolation
+from retrograd.pipelines.analysis.layout.product_kernels import repays_isolation
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 
 # The backward of a GELU: the product's result is multiplied by what was saved, and by what is computed behind it.

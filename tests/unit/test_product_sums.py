@@ -12,7 +12,7 @@ from graph_text import parse_graph
 from retrograd.pipelines.analysis.kernels.fusion import find_steps
 from retrograd.pipelines.analysis.kernels.kernel_steps import Step
 from retrograd.pipelines.analysis.kernels.liveness import compute_scratch
-from retrograd.pipelines.analysis.layout.product_sums import find_product_sums
+from retrograd.pipelines.analysis.layout.product_kernels import find_product_sums
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 
 # A filter of three rows: what each takes of the image, its product, and their sum.

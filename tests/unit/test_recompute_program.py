@@ -13,8 +13,7 @@ from test_min_cut_random import random_graph
 
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan, find_unsavable, plan_from_saved
-from retrograd.pipelines.analysis.partition.recompute_cost import CostModel
-from retrograd.pipelines.analysis.partition.recompute_cut import RecomputeCut, find_candidates
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel, RecomputeCut, find_candidates
 from retrograd.pipelines.analysis.partition.recompute_program import LeastSaved
 
 # Three values of which each costs as many FLOPs per byte to run again as the others.

@@ -30,7 +30,6 @@ from retrograd.pipelines.kernels.convolution_tiles import choose_tile as choose_
 from retrograd.pipelines.kernels.convolution_tiles import list_tiles as list_convolution_tiles
 from retrograd.pipelines.kernels.dispatch import NO_PTX
 from retrograd.pipelines.kernels.kernel import Kernel, KernelError
-from retrograd.pipelines.kernels.measuring import find_tolerance, is_faster, measure
 from retrograd.pipelines.kernels.ptx import find_triton
 from retrograd.pipelines.kernels.questions import (
     MOST,
@@ -45,10 +44,12 @@ from retrograd.pipelines.kernels.questions import (
     write_chosen,
 )
 from retrograd.pipelines.kernels.scatters import RANK
-from retrograd.pipelines.kernels.tile_table import SHIPPED, Entry, TableError, keep, kept_table, read_kept, read_table
+from retrograd.pipelines.kernels.shipped_tiles import SHIPPED
+from retrograd.pipelines.kernels.tile_table import Entry, TableError, keep, kept_table, read_kept, read_table
 from retrograd.pipelines.kernels.tiles import ARCHITECTURES, Shape, choose_tiling, list_tilings
 from retrograd.pipelines.toolchain.lowering_steps import lowering_pipeline
 from retrograd.tools.cli import main
+from retrograd.tools.measure import find_tolerance, is_faster, measure
 
 needs_triton = pytest.mark.skipif(find_triton() is None, reason="Triton is not installed")
 

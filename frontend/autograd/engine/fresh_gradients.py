@@ -32,10 +32,8 @@ def find_fresh_leaves(call: BackwardCall) -> list[Tensor]:
 
 @contextlib.contextmanager
 def without_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """While this is open, ``leaves`` have no gradients; afterwards, the same tensors again.
-
-    One whose gradient Python may not assign keeps it: PyTorch's engine may give a leaf what its setter refuses.
-    """
+    """While this is open, ``leaves`` have no gradients; afterwards, the same tensors again. One whose gradient Python
+    may not assign keeps it: PyTorch's engine may give a leaf what its setter refuses."""
     hidden: list[tuple[Tensor, Tensor]] = []
     try:
         for leaf in leaves:

@@ -145,9 +145,7 @@ def watch_hook(
     node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], frame: Frame, call: Call, identity: HookIdentity
 ) -> tuple[Any, InlinedCall | str]:
     """Call a hook of a capture that runs on real tensors. Returns what it gives, and how to inline it, or why not.
-
-    ``values`` are what the nodes before gave.
-    """
+    ``values`` are what the nodes before gave."""
     post = node.kwargs["hook_type"] == POST_ACCUMULATE
     param: int | None = find_source(node.args[1])[1] if post else None
     gradient = None if param is None else frame.inputs[param].grad

@@ -31,9 +31,7 @@ class NoExactValues(Exception):
 
 class ExactRun(Interpreter):
     """Runs the graph of a traced backward with every number in float64, and what calls of Python gave as it was.
-
-    ``results`` are those of the graph, ``gradients`` what was accumulated, by the number of the input, in order.
-    """
+    ``results`` are those of the graph, ``gradients`` what was accumulated, by the number of the input, in order."""
 
     def __init__(self, traced: TracedBackward, given: Mapping[tuple[str, int], Sequence[torch.Tensor]]) -> None:
         super().__init__(traced.graph_module)

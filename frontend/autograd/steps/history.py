@@ -25,11 +25,8 @@ MOST_STRUCTURES = 256
 
 @dataclass(frozen=True, repr=False)
 class Recompile:
-    """One compilation of a backward, or the decision to run it eagerly.
-
-    ``reasons``: why nothing that was there served, or why it cannot be compiled. ``line`` is the line of code that ran
-    the backward.
-    """
+    """One compilation of a backward, or the decision to run it eagerly. ``reasons``: why nothing that was there served,
+    or why it cannot be compiled. ``line`` is the line of code that ran the backward."""
 
     number: int
     outcome: str

@@ -87,10 +87,7 @@ class OrderedCompiler(AutogradCompilerInstance):
     calls with the numbers of the sizes that are used, that function, and the arguments for it."""
 
     def __init__(
-        self,
-        call: BackwardCall,
-        receive: Callable[[RuntimeCapture], Callable[..., Any]],
-        run: Callable[..., list[Any]],
+        self, call: BackwardCall, receive: Callable[[RuntimeCapture], Callable[..., Any]], run: Callable[..., list[Any]]
     ) -> None:
         super().__init__(lambda graph: receive(RuntimeCapture(graph, tuple(self._names))))
         # What PyTorch calls however a capture ends.
@@ -186,11 +183,8 @@ def _same(mine: str, captured: str) -> bool:
 
 
 def _reorder(graph: torch.fx.Graph, segments: Sequence[Sequence[torch.fx.Node]]) -> bool:
-    """Put the segments in this order; says whether that can be.
-
-    A segment whose arguments come later waits for them with all that is left of it (a sum of two gradients, of which
-    the trace met the second first).
-    """
+    """Put the segments in this order; says whether that can be. A segment whose arguments come later waits for them
+    with all that is left of it (a sum of two gradients, of which the trace met the second first)."""
     placed: set[torch.fx.Node] = set()
     waiting: dict[torch.fx.Node, list[list[torch.fx.Node]]] = {}
     order: list[torch.fx.Node] = []

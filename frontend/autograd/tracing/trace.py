@@ -36,8 +36,7 @@ from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
 from retrograd.frontend.doors.port_roles import RuntimeInput, describe_results
 from retrograd.frontend.preparation.prepare import Traced, prepare
-from retrograd.frontend.python.quiet_logs import without_stacks_of_fakes
-from retrograd.frontend.python.source_locations import CaptureError, capture_error
+from retrograd.frontend.python.source_locations import CaptureError, capture_error, without_stacks_of_fakes
 from retrograd.frontend.sizes.dynamic_shapes import size_oblivious
 from retrograd.frontend.sizes.size_expressions import to_size
 from retrograd.frontend.sizes.size_nodes import SIZE, find_heads
@@ -163,12 +162,7 @@ def trace_backward(
     # What goes on after a call by itself takes it that all before it has run.
     in_order = any(call.rest is not None for call in interpreter.calls.calls.values())
     captured = Captured(
-        graph_module,
-        BACKWARD,
-        as_it_ran=True,
-        bodies=hooks.bodies(),
-        communication=communication,
-        in_order=in_order,
+        graph_module, BACKWARD, as_it_ran=True, bodies=hooks.bodies(), communication=communication, in_order=in_order
     )
     return TracedBackward(
         captured=captured,
@@ -210,10 +204,7 @@ def _view_all(layouts: Mapping[int, Layout], bases: Sequence[torch.Tensor]) -> l
 
 
 def _trace_open(
-    interpreter: AtenInterpreter,
-    inputs: Sequence[torch.Tensor],
-    places: OpenPlaces,
-    layouts: Mapping[int, Layout],
+    interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor], places: OpenPlaces, layouts: Mapping[int, Layout]
 ) -> torch.fx.GraphModule:
     """The graph takes the open sizes after the inputs."""
     sizes = places.sizes

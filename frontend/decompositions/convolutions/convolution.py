@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Convolutions and their gradients: PyTorch's ops in terms of a correlation and its adjoints (``correlation.py``).
-
-A transposed convolution is the adjoint in the input, used as the forward.
-"""
+"""Convolutions and their gradients: PyTorch's ops in terms of a correlation and its adjoints (``correlation.py``). A
+transposed convolution is the adjoint in the input, used as the forward."""
 
 from __future__ import annotations
 

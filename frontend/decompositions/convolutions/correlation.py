@@ -134,10 +134,8 @@ def _channels_first(x: Tensor, groups: int) -> Tensor:
 
 
 def _weighted_sum(x: Tensor, weight: Tensor, columns: Columns) -> Tensor:
-    """One input channel per group, ``weight [O, 1, *kernel]``: what is at each tap times its weight, added up.
-
-    Products of single elements vectorize where a matrix of one row does not.
-    """
+    """One input channel per group, ``weight [O, 1, *kernel]``: what is at each tap times its weight, added up. Products
+    of single elements vectorize where a matrix of one row does not."""
     lead, channels, *_ = x.shape
     shape = (lead, weight.shape[0], *columns.out)
     if not columns.by_tap:

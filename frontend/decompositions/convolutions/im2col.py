@@ -49,10 +49,8 @@ class Columns:
     def plan(
         cls, window: Window, size: Sequence[int], out: Sequence[int], lead: Sequence[int], itemsize: int
     ) -> Columns:
-        """The fewest chunks that are small enough, for ``[*lead, *size]`` of ``itemsize`` bytes.
-
-        Columns of windows that hardly overlap are of the tensor's own size, which is always small enough.
-        """
+        """The fewest chunks that are small enough, for ``[*lead, *size]`` of ``itemsize`` bytes. Columns of windows
+        that hardly overlap are of the tensor's own size, which is always small enough."""
         by_tap = math.prod(window.kernel) <= FEW_TAPS or not is_static((*size, *out))
         bytes_per_tap = math.prod((*lead, *out)) * itemsize
         leading = 0

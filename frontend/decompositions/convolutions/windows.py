@@ -77,10 +77,8 @@ def pad_axes(x: Tensor, low: Sequence[int], high: Sequence[int]) -> Tensor:
 
 
 def slice_axis(x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
-    """``x`` from ``start`` to ``stop`` along ``axis``, at each ``step``; itself, where that is all of it.
-
-    A size that is a symbol is not asked: the answer would become a guard.
-    """
+    """``x`` from ``start`` to ``stop`` along ``axis``, at each ``step``; itself, where that is all of it. A size that
+    is a symbol is not asked: the answer would become a guard."""
     size = x.shape[axis]
     known = isinstance(size, int) and isinstance(stop, int)
     whole = known and start == 0 and stop == size and (step == 1 or size == 1)
@@ -102,10 +100,8 @@ def tap_views(x: Tensor, window: Window, taps: Iterable[Tap], out: Sequence[int]
 
 
 def fold(contributions: Iterable[tuple[Tap, Tensor]], window: Window, size: Sequence[int]) -> Tensor:
-    """The adjoint of ``tap_views``: ``[..., *out]`` per tap, added up into ``[..., *size]``.
-
-    Only the final slice depends on ``size``, so that a size which is a symbol stays one.
-    """
+    """The adjoint of ``tap_views``: ``[..., *out]`` per tap, added up into ``[..., *size]``. Only the final slice
+    depends on ``size``, so that a size which is a symbol stays one."""
     total: Tensor | None = None
     reach = [(kernel - 1) * dilation for kernel, dilation in zip(window.kernel, window.dilation, strict=True)]
     for tap, value in contributions:

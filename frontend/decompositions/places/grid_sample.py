@@ -141,10 +141,7 @@ ENTRIES = (
 
 def pull_back(function: Callable[..., Tensor], primals: Sequence[Tensor], tangent: Tensor) -> tuple[Tensor, ...]:
     """The gradients of ``primals`` that ``tangent``, that of ``function(*primals)``, gives: of each its shape, zeros
-    where nothing depends on it.
-
-    PyTorch differentiates ``function`` while the ops of both are traced.
-    """
+    where nothing depends on it. PyTorch differentiates ``function`` while the ops of both are traced."""
     # In a decomposition the tracer is at work and autograd has been left behind.
     with torch.overrides.enable_reentrant_dispatch(), torch.enable_grad():
         leaves = [p.detach().requires_grad_() for p in primals]

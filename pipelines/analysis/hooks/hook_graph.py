@@ -55,10 +55,8 @@ class Task:
 
 @dataclass(frozen=True)
 class HookGraph:
-    """Tasks in the order in which they were captured, and the values that are returned.
-
-    Values that no task gives are arguments, which are always there.
-    """
+    """Tasks in the order in which they were captured, and the values that are returned. Values that no task gives are
+    arguments, which are always there."""
 
     tasks: tuple[Task, ...]
     results: tuple[int, ...] = ()

@@ -24,8 +24,7 @@ from retrograd.pipelines.analysis.kernels.kernel_inputs import KernelInputs, fin
 from retrograd.pipelines.analysis.kernels.kernel_roots import JOIN, PAD, KernelRoots, takes_producer
 from retrograd.pipelines.analysis.kernels.kernel_steps import StepList, Steps, find_listed
 from retrograd.pipelines.analysis.layout.cpu_products import PRODUCTS
-from retrograd.pipelines.analysis.layout.isolated_products import find_isolated_products
-from retrograd.pipelines.analysis.layout.product_sums import find_product_sums
+from retrograd.pipelines.analysis.layout.product_kernels import find_isolated_products, find_product_sums
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import INDEX_OPERANDS, OpKind
 

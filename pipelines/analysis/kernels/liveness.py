@@ -102,10 +102,8 @@ class Peaks:
 
 
 def compute_floor(graph: JointGraph) -> int:
-    """Bytes that the backward of any plan holds at its worst moment, besides what is saved.
-
-    These are results, gradients, and what ops that depend on a tangent hand to one another, one after another.
-    """
+    """Bytes that the backward of any plan holds at its worst moment, besides what is saved. These are results,
+    gradients, and what ops that depend on a tangent hand to one another, one after another."""
     ops = tuple(sorted(graph.tangent_ops & graph.backward_ops))
     late = {r for op in ops for r in graph.ops[op].results}
     formed = find_steps(graph, ops, [v.id for v in graph.values if v.id not in late], graph.backward_results)

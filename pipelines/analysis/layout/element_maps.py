@@ -11,9 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Computed:
     """A place that is worked out from others in a way that only ``rule`` says; two of the same rule and places agree.
-
-    ``rule`` is any text that tells the arithmetic; a place that is the same for all elements has no ``places``.
-    """
+    ``rule`` is any text that tells the arithmetic; a place that is the same for all elements has no ``places``."""
 
     rule: str
     places: tuple[int | Computed, ...] = ()

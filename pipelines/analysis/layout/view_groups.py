@@ -51,10 +51,7 @@ def find_axis_groups(source: Sequence[Size], result: Sequence[Size], hints: Mapp
     if any(size != 1 for size in (*source[i:], *result[j:])):
         return [_all(source, result)]
     last = groups[-1]
-    rest = AxisGroup(
-        (*last.source, *range(i, len(source))),
-        (*last.result, *range(j, len(result))),
-    )
+    rest = AxisGroup((*last.source, *range(i, len(source))), (*last.result, *range(j, len(result))))
     return [*groups[:-1], rest]
 
 

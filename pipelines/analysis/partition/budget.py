@@ -35,8 +35,7 @@ from retrograd.pipelines.analysis.partition.partition_plan import (
     find_unsavable,
     plan_from_saved,
 )
-from retrograd.pipelines.analysis.partition.recompute_cost import CostModel
-from retrograd.pipelines.analysis.partition.recompute_cut import RecomputeCut
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel, RecomputeCut
 from retrograd.pipelines.analysis.partition.recompute_program import LeastSaved
 from retrograd.pipelines.analysis.partition.schedule import sink_recomputation
 

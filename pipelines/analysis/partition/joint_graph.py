@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A joint function as plain data: what partitioning decides on, with no MLIR, torch or IREE in sight.
-
-Values and ops are numbered in program order. Multi-result ops are flattened: each result is a value of its own.
-"""
+"""A joint function as plain data: what partitioning decides on, with no MLIR, torch or IREE in sight. Values and ops
+are numbered in program order. Multi-result ops are flattened: each result is a value of its own."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ def _as_it_lies(graph: JointGraph, value: int) -> int:
 
 def find_cut(graph: JointGraph, banned: frozenset[int], options: MinCutOptions) -> frozenset[int]:
     """Values on the minimum cut. Each value is two nodes with its weight between; ops carry infinite capacity.
-
-    Capacities are scaled to integers below 2**40, so that sums of infinite ones stay below 2**63.
-    """
+    Capacities are scaled to integers below 2**40, so that sums of infinite ones stay below 2**63."""
     weights = find_weights(graph, options)
     # Nothing flows through what the backward does not need, so that its weight must not cost the others precision.
     crossing = {o for op in graph.backward_ops for o in graph.ops[op].operands} | set(graph.backward_results)

@@ -122,11 +122,8 @@ class PointOfCurve:
 
 
 def find_curve(graph: JointGraph) -> Curve:
-    """The curve of a graph.
-
-    Its solver is imported when a budget is first asked for: OR-Tools brings pandas, which takes longer to import than
-    all that the other policies need.
-    """
+    """The curve of a graph. Its solver is imported when a budget is first asked for: OR-Tools brings pandas, which
+    takes longer to import than all that the other policies need."""
     from retrograd.pipelines.analysis.partition import budget
 
     return budget.find_curve(graph)

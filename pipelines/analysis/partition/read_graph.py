@@ -38,8 +38,13 @@ from retrograd.pipelines.analysis.layout.tensor_types import (
 )
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op, Value
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind, op_kind
-from retrograd.pipelines.analysis.partition.stored_values import STORED, stored_bytes
-from retrograd.pipelines.analysis.partition.value_numbering import find_reshaped, find_transposed, number_repeated
+from retrograd.pipelines.analysis.partition.value_numbering import (
+    STORED,
+    find_reshaped,
+    find_transposed,
+    number_repeated,
+    stored_bytes,
+)
 from retrograd.pipelines.infra.functions import functions
 
 # What was asked of an op is no part of what it computes.

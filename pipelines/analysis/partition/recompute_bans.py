@@ -69,10 +69,8 @@ class MinCutOptions:
 
 
 def find_banned(graph: JointGraph, options: MinCutOptions) -> frozenset[int]:
-    """Ops that the backward must not run: of the forward, and what must not run twice wherever it is.
-
-    What the user asked to be recomputed never is, what the user asked not to be always.
-    """
+    """Ops that the backward must not run: of the forward, and what must not run twice wherever it is. What the user
+    asked to be recomputed never is, what the user asked not to be always."""
     tagged = {op.id for op in graph.ops if op.tag is not None}
     avoided = {number for number in tagged if graph.ops[number].tag in (Tag.AVOID, Tag.NEVER)}
     banned = {op.id for op in graph.ops if _is_banned_kind(op, options)}

@@ -9,8 +9,8 @@ at a price is also Lagrange's lower bound on what a plan of so many saved bytes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from ortools.graph.python import max_flow
@@ -103,3 +103,40 @@ def find_candidates(graph: JointGraph) -> tuple[int, ...]:
     constant = {r for op in graph.ops if op.kind is OpKind.CONSTANT or op.tag is Tag.MUST for r in op.results}
     savable = used & repeatable - constant
     return tuple(v.id for v in graph.values if v.is_tensor and v.id in savable)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The two ceilings of a device: floating-point operations and bytes of memory traffic, each per second."""
+
+    flops: float
+    bytes: float
+
+
+# A core or two of a server; only the ratio decides which ops are cheap to run again.
+HOST = Device(flops=1e11, bytes=2e10)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds for an op: ``measured`` ones by the name of its first result, else the larger of what each ceiling of
+    ``device`` says."""
+
+    device: Device = HOST
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def seconds(self, graph: JointGraph, number: int) -> float:
+        """Seconds for one op of ``graph``; constants and views are free."""
+        op = graph.ops[number]
+        if op.kind in (OpKind.CONSTANT, OpKind.VIEW):
+            return 0.0
+        name = graph.values[op.results[0]].name if op.results else ""
+        if name in self.measured:
+            return self.measured[name]
+        read = {graph.view_root(v) for v in op.operands}
+        moved = sum(graph.values[v].bytes for v in (*sorted(read), *op.results))
+        return max(op.flops / self.device.flops, moved / self.device.bytes)
+
+    def total(self, graph: JointGraph, ops: Iterable[int]) -> float:
+        """Seconds for ``ops``, one after another."""
+        return sum(self.seconds(graph, number) for number in ops)

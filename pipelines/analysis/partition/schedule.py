@@ -12,7 +12,7 @@ from retrograd.pipelines.analysis.kernels.in_order_kernels import order_kernels
 from retrograd.pipelines.analysis.kernels.liveness import compute_scratch
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.partition_plan import PartitionPlan
-from retrograd.pipelines.analysis.partition.recompute_cost import CostModel
+from retrograd.pipelines.analysis.partition.recompute_cut import CostModel
 
 
 def sink_recomputation(graph: JointGraph, plan: PartitionPlan) -> PartitionPlan:

@@ -8,8 +8,12 @@ is what it does and the numbers of its operands, so that equal chains are found 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
+from retrograd.contract.attributes import BWD_PACKED_AS
+from retrograd.contract.formats import narrowed_bytes
+from retrograd.dialects import ir
+from retrograd.pipelines.analysis.layout.tensor_types import element_type
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph
 from retrograd.pipelines.analysis.partition.op_kinds import REORDERS, RESHAPES, OpKind
 
@@ -79,3 +83,33 @@ def number_repeated(graph: JointGraph, meanings: Sequence[Hashable | None]) -> d
     """The ops that give the same as others, in whichever half, with equal numbers where they do."""
     found = find_duplicates(graph, meanings, across_halves=True)
     return found | {earlier: earlier for earlier in found.values()}
+
+
+# The narrower type that an op's results are saved in.
+STORED = "bwd.saved_dtype"
+
+
+def stored_bytes(value: ir.OpResult, shape: tuple[int, ...] | None, packed: Mapping[str, int]) -> int | None:
+    """Bytes of a result of an op when it is saved in a narrower type, or packed by a function of which ``packed`` has
+    the bytes; ``None`` if it is saved as it is."""
+    format = stored_format(value, shape)
+    return (
+        packed.get(packed_as(value))
+        if format is None
+        else narrowed_bytes(format, shape or (), element_type(value.type))
+    )
+
+
+def stored_format(value: ir.OpResult, shape: tuple[int, ...] | None) -> str | None:
+    """The narrower type that a result of an op is saved in; ``None`` where it would take no fewer bytes."""
+    if STORED not in value.owner.attributes or shape is None:
+        return None
+    format = str(ir.StringAttr(value.owner.attributes[STORED]).value)
+    return None if narrowed_bytes(format, shape, element_type(value.type)) is None else format
+
+
+def packed_as(value: ir.OpResult) -> str:
+    """The name of the function that packs a result of an op; empty if none does."""
+    if BWD_PACKED_AS not in value.owner.attributes:
+        return ""
+    return str(ir.StringAttr(ir.ArrayAttr(value.owner.attributes[BWD_PACKED_AS])[value.result_number]).value)

@@ -26,10 +26,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceGraph:
-    """A function, of which the values named in ``known`` can be given to a slice or be compared with what it gives.
-
-    Ops that give such a value are *steps*. The others (constants, lists, shapes) go wherever a step needs them.
-    """
+    """A function, of which the values named in ``known`` can be given to a slice or be compared with what it gives. Ops
+    that give such a value are *steps*. The others (constants, lists, shapes) go wherever a step needs them."""
 
     graph: JointGraph
     known: Collection[str]
@@ -135,9 +133,7 @@ def find_fault(graph: SliceGraph, is_faulty: Callable[[Slice], bool]) -> Fault:
 
 def find_first(count: int, is_faulty: Callable[[int], bool]) -> int:
     """A length of 1 to ``count`` at fault, the length before it being not, where ``count`` is at fault and 0 is not.
-
-    Takes about log2(count) trials; the least such length where fault never ends with length.
-    """
+    Takes about log2(count) trials; the least such length where fault never ends with length."""
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -150,9 +146,7 @@ def find_first(count: int, is_faulty: Callable[[int], bool]) -> int:
 
 def find_needed(candidates: Sequence[int], is_faulty: Callable[[Sequence[int]], bool]) -> tuple[int, ...] | None:
     """Few of ``candidates``, those first in order preferred, that are at fault together; ``None`` where all are not.
-
-    Doubles the number of candidates until they are at fault, halves it again, and then leaves out one at a time.
-    """
+    Doubles the number of candidates until they are at fault, halves it again, and then leaves out one at a time."""
     count, size = len(candidates), 0
     while not is_faulty(candidates[:size]):
         if size == count:

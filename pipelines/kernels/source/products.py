@@ -1,9 +1,7 @@
 # Part of the retrograd project, under the Apache License v2.0 with LLVM Exceptions.
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of matrices, in Triton.
-
-Matrices lie in rows. Of one that is read transposed, rows are columns of the product; ``TA`` and ``TB`` say so.
-"""
+"""Products of matrices, in Triton. Matrices lie in rows. Of one that is read transposed, rows are columns of the
+product; ``TA`` and ``TB`` say so."""
 
 import triton
 import triton.language as tl

@@ -12,8 +12,7 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
-from retrograd.pipelines.transforms.helpers.fills import is_zero
-from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES
+from retrograd.pipelines.transforms.helpers.fills import PLACES, SCATTER, TENSOR, UNIQUE, UPDATES, is_zero
 from retrograd.pipelines.transforms.helpers.views import view_root
 from retrograd.pipelines.transforms.linalg.bwd_export_results import ALIAS
 

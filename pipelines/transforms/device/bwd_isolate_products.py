@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.layout.isolated_products import repays_isolation
+from retrograd.pipelines.analysis.layout.product_kernels import repays_isolation
 from retrograd.pipelines.devices.device_targets import PACKING_MARK
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass

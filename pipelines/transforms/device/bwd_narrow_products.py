@@ -12,11 +12,7 @@ from retrograd.pipelines.transforms.helpers.generics import MAPS
 from retrograd.pipelines.transforms.helpers.widened import Widened
 
 # Operands 0 and 1 are multiplied and added to operand 2, all of which these attributes say more about.
-_PRODUCTS = {
-    "linalg.matmul": (),
-    "linalg.batch_matmul": (),
-    "linalg.conv_2d_nchw_fchw": ("dilations", "strides"),
-}
+_PRODUCTS = {"linalg.matmul": (), "linalg.batch_matmul": (), "linalg.conv_2d_nchw_fchw": ("dilations", "strides")}
 
 _FORM = """
 func.func @product(%a: {a}, %b: {b}, %total: {total}) -> {total} {{

@@ -8,7 +8,7 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import walk
-from retrograd.pipelines.transforms.helpers.scatters import SCATTER, UNIQUE
+from retrograd.pipelines.transforms.helpers.fills import SCATTER, UNIQUE
 
 
 class BwdOrderScatters(ModulePass):

@@ -43,3 +43,9 @@ def create_fill(number: ir.Attribute, into: ir.Value, make: Maker, *, hidden: bo
     body = ir.Block.create_at_start(fill.regions[0], [element, element], [fill.location] * 2)
     Maker(ir.InsertionPoint(body), fill.location).op("linalg.yield", [body.arguments[0]])
     return fill.result
+
+
+SCATTER = "tm_tensor.scatter"
+UPDATES, PLACES, TENSOR = 0, 1, 2
+# Whether no two updates are of one place.
+UNIQUE = "unique_indices"

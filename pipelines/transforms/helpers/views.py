@@ -9,13 +9,7 @@ from retrograd.pipelines.transforms.helpers.generics import GENERIC, read_maps
 
 SLICE = "tensor.extract_slice"
 # Ops whose result is all of their first operand.
-_VIEWS = (
-    "flow.tensor.bitcast",
-    "tensor.cast",
-    "tensor.collapse_shape",
-    "tensor.expand_shape",
-    "tensor.reshape",
-)
+_VIEWS = ("flow.tensor.bitcast", "tensor.cast", "tensor.collapse_shape", "tensor.expand_shape", "tensor.reshape")
 
 
 def view_root(value: ir.Value) -> ir.Value:

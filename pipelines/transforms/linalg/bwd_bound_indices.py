@@ -12,8 +12,8 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import walk
 from retrograd.pipelines.transforms.helpers.copies import copy_form
+from retrograd.pipelines.transforms.helpers.fills import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.maker import Maker
-from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.slices import Number, read_shape
 from retrograd.pipelines.transforms.helpers.views import view_root
 

@@ -16,9 +16,8 @@ from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, f
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
-from retrograd.pipelines.transforms.helpers.fills import create_fill, read_number
+from retrograd.pipelines.transforms.helpers.fills import SCATTER, TENSOR, create_fill, read_number
 from retrograd.pipelines.transforms.helpers.maker import Maker
-from retrograd.pipelines.transforms.helpers.scatters import SCATTER, TENSOR
 
 # An op of IREE's, unknown here: modules that hold it are read with unregistered dialects allowed.
 ALIAS = "hal.tensor.alias"
@@ -54,8 +53,7 @@ class BwdExportResults(ModulePass):
     )
 
     keeps_residuals: bool = field(
-        default=False,
-        metadata={"help": "with donates, mark alone what stages give one another"},
+        default=False, metadata={"help": "with donates, mark alone what stages give one another"}
     )
 
     def apply(self, module: ir.Operation) -> None:

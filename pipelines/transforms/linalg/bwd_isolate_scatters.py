@@ -10,8 +10,8 @@ from retrograd.dialects import ir
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.barriers import hide, take_behind_barrier, walk
+from retrograd.pipelines.transforms.helpers.fills import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.generics import GENERIC, is_reduced
-from retrograd.pipelines.transforms.helpers.scatters import PLACES, SCATTER, TENSOR, UPDATES
 from retrograd.pipelines.transforms.helpers.views import shares_storage, view_root
 
 _MOVES = ("linalg.broadcast", "linalg.transpose")

@@ -15,7 +15,7 @@ from retrograd.pipelines.analysis.layout.tensor_types import element_type
 from retrograd.pipelines.analysis.partition.joint_graph import JointGraph, Op
 from retrograd.pipelines.analysis.partition.op_kinds import OpKind
 from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, read_joint
-from retrograd.pipelines.analysis.partition.stored_values import STORED
+from retrograd.pipelines.analysis.partition.value_numbering import STORED
 from retrograd.pipelines.infra.functions import find_function
 from retrograd.pipelines.infra.passes import VALUE, ModulePass, PassFailure
 from retrograd.pipelines.stages.save_policy import ACTIONS, SavePolicy, SaveRule

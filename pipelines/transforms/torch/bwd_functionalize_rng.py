@@ -131,10 +131,8 @@ def _flat_index(shape: Sequence[int | ir.Value]) -> ir.Value:
 
 
 def _seed_word(seed: ir.Value, place: int) -> tuple[ir.Value, ir.Value]:
-    """Low and high half of one number of the seed.
-
-    Read inside of the body: outside of it, it would be a read by the host, which waits for the device.
-    """
+    """Low and high half of one number of the seed. Read inside of the body: outside of it, it would be a read by the
+    host, which waits for the device."""
     return _halves(_create("tensor.extract", [seed, _HERE.index(place)], _i64()))
 
 

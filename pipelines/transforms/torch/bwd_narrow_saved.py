@@ -14,7 +14,7 @@ from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, name_in_role
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
 from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
-from retrograd.pipelines.analysis.partition.stored_values import STORED, packed_as, stored_format
+from retrograd.pipelines.analysis.partition.value_numbering import STORED, packed_as, stored_format
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.maker import Maker

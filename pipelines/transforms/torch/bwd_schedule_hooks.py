@@ -17,9 +17,7 @@ from retrograd.pipelines.transforms.helpers.hook_reader import UNTUPLE, ReadHook
 
 class BwdScheduleHooks(ModulePass):
     """Puts the ops of ``@backward`` into the order of a policy, with all effects on one chain of tokens in that order.
-
-    Ops without an effect whose results nobody needs go, what takes apart unused results of hooks among them.
-    """
+    Ops without an effect whose results nobody needs go, what takes apart unused results of hooks among them."""
 
     description = "Order hooks, accumulations and compute of @backward"
 

@@ -143,9 +143,7 @@ def _walk(op: ir.Operation) -> Iterator[ir.Operation]:
 
 def find_role_problems(function: ir.Operation) -> list[str]:
     """Says what is wrong with the roles and names of a ``func.func``'s arguments and results; empty if all is well.
-
-    Each must have a role out of `ARGUMENT_ROLES` or `RESULT_ROLES` and a name that is not empty.
-    """
+    Each must have a role out of `ARGUMENT_ROLES` or `RESULT_ROLES` and a name that is not empty."""
     signature = function.attributes["function_type"].value
     problems: list[str] = []
     for what, key, number, roles in (
