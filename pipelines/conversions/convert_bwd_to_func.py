@@ -11,7 +11,13 @@ from retrograd.contract.attributes import BWD_NAME, BWD_ROLE, BWD_SHAPE, BWD_VAL
 from retrograd.contract.hooks import name_of_custom_backward, name_of_hook
 from retrograd.contract.roles import GRAD, SAVED, name_in_role
 from retrograd.dialects import bwd, ir
-from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.analysis.partition.read_graph import (
+    ShapeReader,
+    attribute_dicts,
+    function_type,
+    set_function_type,
+    text_attributes,
+)
 from retrograd.pipelines.infra.functions import find_function, functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.transforms.helpers.maker import Maker
@@ -154,8 +160,5 @@ def _append_results(func: ir.Operation, added: Sequence[tuple[ir.Value, dict[str
     Maker.before(old_return).op("func.return", values)
     old_return.erase()
     results = [*attribute_dicts(func, "res_attrs"), *(attributes for _, attributes in added)]
-    kind = function_type(func)
-    func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kind.inputs, [v.type for v in values]))
-    func.attributes["res_attrs"] = ir.ArrayAttr.get(
-        [ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in attributes.items()}) for attributes in results]
-    )
+    set_function_type(func, function_type(func).inputs, [value.type for value in values])
+    func.attributes["res_attrs"] = text_attributes(results)

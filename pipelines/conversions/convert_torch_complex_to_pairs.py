@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import element_type, tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import function_type
+from retrograd.pipelines.analysis.partition.read_graph import function_type, set_function_type
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 
@@ -38,7 +38,7 @@ class ConvertTorchComplexToPairs(ModulePass):
                 elif op.name != _LITERAL and any(_is_complex(value) for value in op.results):
                     _refuse(op)
             kinds = [a.type for a in block.arguments], [value.type for value in terminator.operands]
-            func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*kinds))
+            set_function_type(func, *kinds)
             _mark(func, "arg_attrs", arguments)
             _mark(func, "res_attrs", results)
 

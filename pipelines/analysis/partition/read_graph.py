@@ -247,6 +247,17 @@ def attribute_dicts(func: ir.Operation, name: str) -> list[dict[str, str]]:
     return [{a.name: ir.StringAttr(a.attr).value for a in d if isinstance(a.attr, ir.StringAttr)} for d in dicts]
 
 
+def text_attributes(entries: Iterable[Mapping[str, str]]) -> ir.Attribute:
+    """``arg_attrs`` or ``res_attrs`` of these string attributes: what :func:`attribute_dicts` reads."""
+    texts = ({key: ir.StringAttr.get(value) for key, value in entry.items()} for entry in entries)
+    return ir.ArrayAttr.get([ir.DictAttr.get(text) for text in texts])
+
+
+def set_function_type(func: ir.Operation, inputs: Iterable[ir.Type], results: Iterable[ir.Type]) -> None:
+    """Give a ``func.func`` another type."""
+    func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*inputs], [*results]))
+
+
 def function_type(func: ir.Operation) -> ir.FunctionType:
     """The type of a ``func.func``."""
     return ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)

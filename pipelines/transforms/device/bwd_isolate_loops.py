@@ -62,12 +62,10 @@ def give_own_storage(loop: ir.Operation, number: int) -> None:
     open_size = ir.ShapedType.get_dynamic_size()
     type_ = ir.RankedTensorType.get([open_size, *old.shape[1:]], old.element_type, loc=loop.location)
     loop.operands[_BOUNDS + number] = make.empty(type_, [add_barrier(make.index(old.shape[0]), make)])
-    uses = [(use.owner, use.operand_number) for use in given.uses]
     for value in (loop.regions[0].blocks[0].arguments[1 + number], *(op.results[0] for op in inserts), given):
         value.set_type(type_)
     cast = Maker.after(loop).value("tensor.cast", [given], old)
-    for owner, place in uses:
-        owner.operands[place] = cast
+    given.replace_all_uses_except(cast, cast.owner.operation)
 
 
 def find_inserts(loop: ir.Operation, number: int) -> list[ir.Operation] | None:

@@ -104,11 +104,9 @@ def lacks_outer_loop(own: frozenset[int], loops: Sequence[int]) -> bool:
 
 def negate(product: ir.Operation) -> None:
     """Put ``-(-a * b)`` in the place of the product ``a * b``."""
-    uses = [(use.owner, use.operand_number) for use in product.results[0].uses]
     product.operands[0] = _negative(product.operands[0], Maker.before(product))
     value = _negative(product.results[0], Maker.after(product))
-    for owner, number in uses:
-        owner.operands[number] = value
+    product.results[0].replace_all_uses_except(value, value.owner.operation)
 
 
 def _negative(value: ir.Value, make: Maker) -> ir.Value:

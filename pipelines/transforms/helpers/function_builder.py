@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from retrograd.contract.attributes import BWD_VALUE
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.partition.read_graph import ReadGraph
+from retrograd.pipelines.analysis.partition.read_graph import ReadGraph, text_attributes
 from retrograd.pipelines.transforms.helpers.maker import Maker
 
 
@@ -39,8 +39,8 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
     attributes = {
         "sym_name": ir.StringAttr.get(sketch.name),
         "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs)),
-        "arg_attrs": port_attributes(sketch.arguments),
-        "res_attrs": port_attributes(sketch.results),
+        "arg_attrs": text_attributes(port.attributes for port in sketch.arguments),
+        "res_attrs": text_attributes(port.attributes for port in sketch.results),
     }
     func = Maker.before(before).op("func.func", attributes=attributes, regions=1)
     block = func.regions[0].blocks.append(*inputs, arg_locs=[before.location] * len(inputs))
@@ -58,10 +58,3 @@ def build_function(before: ir.Operation, source: ReadGraph, sketch: FunctionSket
         make.op("bwd.save", [mapping[port.value]], attributes={"name": name})
     make.op("func.return", [mapping[p.value] for p in sketch.results])
     return func
-
-
-def port_attributes(ports: Sequence[Port]) -> ir.Attribute:
-    """``arg_attrs`` or ``res_attrs`` for these ports."""
-    return ir.ArrayAttr.get(
-        [ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in p.attributes.items()}) for p in ports]
-    )

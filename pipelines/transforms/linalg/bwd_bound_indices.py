@@ -65,11 +65,9 @@ def bound_gather(gather: ir.Operation, top: ir.Operation) -> None:
         gather.operands[number] = make.value(_SELECT, [fits, index, make.index(0)], index.type)
         inside = fits if inside is None else make.value("arith.andi", [inside, fits], bit)
     assert inside is not None, "there is an index from data"
-    users = [(use.owner, use.operand_number) for use in gather.result.uses]
     operands = [inside, gather.result, make.constant(find_mark(gather))]
     marked = Maker.after(gather).value(_SELECT, operands, gather.result.type)
-    for owner, number in users:
-        owner.operands[number] = marked
+    gather.result.replace_all_uses_except(marked, marked.owner.operation)
 
 
 def bound_scatter(scatter: ir.Operation) -> None:

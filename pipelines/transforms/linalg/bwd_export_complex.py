@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from retrograd.dialects import ir
+from retrograd.pipelines.analysis.partition.read_graph import set_function_type
 from retrograd.pipelines.conversions.convert_torch_complex_to_pairs import COMPLEX
 from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -27,7 +28,7 @@ class BwdExportComplex(ModulePass):
                 pairs = terminator.operands[index]
                 terminator.operands[index] = _cast(pairs, _complex(func, pairs.type), terminator)
             kinds = [a.type for a in block.arguments], [value.type for value in terminator.operands]
-            func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*kinds))
+            set_function_type(func, *kinds)
 
 
 def _export_argument(func: ir.Operation, block: ir.Block, index: int) -> None:

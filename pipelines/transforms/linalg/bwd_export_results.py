@@ -12,7 +12,7 @@ from retrograd.contract.attributes import BWD_DONATED, BWD_NAME, BWD_ROLE
 from retrograd.contract.plan import find_given_up
 from retrograd.contract.roles import BACKWARD, INTO, TANGENT, is_own_residual
 from retrograd.dialects import ir
-from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, function_type
+from retrograd.pipelines.analysis.partition.read_graph import attribute_dicts, function_type, set_function_type
 from retrograd.pipelines.infra.functions import functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
 from retrograd.pipelines.stages.stage_plan import PLAN_ATTRIBUTE, read_island_plans, read_plan
@@ -85,8 +85,7 @@ def add_twin(func: ir.Operation) -> ir.Operation:
     storage = ir.Type.parse("!hal.buffer_view")
     twin = func.clone(ip=ir.InsertionPoint.after(func)).operation
     twin.attributes["sym_name"] = ir.StringAttr.get(ir.StringAttr(func.attributes["sym_name"]).value + INTO)
-    inputs = [*kind.inputs, *[storage] * len(kind.results)]
-    twin.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, kind.results))
+    set_function_type(twin, [*kind.inputs, *[storage] * len(kind.results)], kind.results)
     for _ in kind.results:
         twin.regions[0].blocks[0].add_argument(storage, func.location)
     if "arg_attrs" in func.attributes:

@@ -19,6 +19,8 @@ from retrograd.pipelines.analysis.partition.read_graph import (
     attribute_dicts,
     function_type,
     read_joint,
+    set_function_type,
+    text_attributes,
 )
 from retrograd.pipelines.infra.functions import find_function, only_block
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -182,8 +184,8 @@ def _drop_results(func: ir.Operation, absent: Collection[ir.Value]) -> None:
     there = [number for number, value in enumerate(old.operands) if value not in absent]
     values = [old.operands[number] for number in there]
     entries = attribute_dicts(func, "res_attrs")
-    func.attributes["res_attrs"] = _attributes([entries[number] for number in there])
-    _set_type(func, function_type(func).inputs, [value.type for value in values])
+    func.attributes["res_attrs"] = text_attributes([entries[number] for number in there])
+    set_function_type(func, function_type(func).inputs, [value.type for value in values])
     Maker.before(old).op("func.return", values)
     old.erase()
 
@@ -202,13 +204,5 @@ def _drop_arguments(func: ir.Operation, entries: Sequence[dict[str, str]]) -> No
     for number in reversed(range(len(used))):
         if not used[number]:
             block.erase_argument(number)
-    func.attributes["arg_attrs"] = _attributes([entry for entry, keep in zip(entries, used, strict=True) if keep])
-    _set_type(func, [argument.type for argument in block.arguments], function_type(func).results)
-
-
-def _set_type(func: ir.Operation, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
-    func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
-
-
-def _attributes(entries: Sequence[dict[str, str]]) -> ir.Attribute:
-    return ir.ArrayAttr.get([ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in e.items()}) for e in entries])
+    func.attributes["arg_attrs"] = text_attributes([entry for entry, keep in zip(entries, used, strict=True) if keep])
+    set_function_type(func, [argument.type for argument in block.arguments], function_type(func).results)

@@ -13,7 +13,13 @@ from retrograd.contract.formats import FORMATS, part_names
 from retrograd.contract.roles import BACKWARD, FORWARD, SAVED, name_in_role
 from retrograd.dialects import ir
 from retrograd.pipelines.analysis.layout.tensor_types import tensor_shape
-from retrograd.pipelines.analysis.partition.read_graph import ShapeReader, attribute_dicts, function_type
+from retrograd.pipelines.analysis.partition.read_graph import (
+    ShapeReader,
+    attribute_dicts,
+    function_type,
+    set_function_type,
+    text_attributes,
+)
 from retrograd.pipelines.analysis.partition.value_numbering import STORED, packed_as, stored_format
 from retrograd.pipelines.infra.functions import find_function, functions
 from retrograd.pipelines.infra.passes import ModulePass, PassFailure
@@ -238,7 +244,5 @@ def find_first_uses(ops: Sequence[ir.Operation]) -> dict[ir.Value, int]:
 
 
 def _set_arguments(func: ir.Operation, types: Sequence[ir.Type], attributes: Sequence[dict[str, str]]) -> None:
-    func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, function_type(func).results))
-    func.attributes["arg_attrs"] = ir.ArrayAttr.get(
-        [ir.DictAttr.get({k: ir.StringAttr.get(v) for k, v in entry.items()}) for entry in attributes]
-    )
+    set_function_type(func, types, function_type(func).results)
+    func.attributes["arg_attrs"] = text_attributes(attributes)
