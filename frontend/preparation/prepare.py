@@ -19,8 +19,7 @@ from retrograd.frontend.layers.class_losses import shorten_class_losses
 from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
-from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants
-from retrograd.frontend.preparation.rounded_places import mark_rounded_places
+from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants, mark_rounded_places
 from retrograd.frontend.preparation.unsigned_bytes import widen_bytes
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes

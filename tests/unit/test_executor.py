@@ -21,7 +21,7 @@ from retrograd.runtime.programs import copied_call, devices
 from retrograd.runtime.programs.copied_call import is_worth_copying
 from retrograd.runtime.programs.errors import ExecutionError
 from retrograd.runtime.programs.executor import ALIGNMENT, OutOfDeviceMemory, Program, allocate_results, is_importable
-from retrograd.runtime.reports.memory import track_peak
+from retrograd.runtime.reports.peak import track_peak
 from retrograd.runtime.steps.bound_function import BoundFunction
 
 COMPILE = [

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.libraries.ops import LIBRARY, NO_LIBRARIES, ROUNDING, Libraries, library_ops
-from retrograd.frontend.preparation import rounded_places
-from retrograd.frontend.preparation.rounded_places import mark_rounded_places
+from retrograd.frontend.preparation import rounded_constants
+from retrograd.frontend.preparation.rounded_constants import mark_rounded_places
 
 Function = Callable[[Tensor, Tensor], Tensor]
 ALL = Libraries(cpu=1)
@@ -72,5 +72,5 @@ def test_without_libraries_all_is_compiled() -> None:
 
 
 def test_large_tensors_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounded_places, "MOST_ELEMENTS", 7)
+    monkeypatch.setattr(rounded_constants, "MOST_ELEMENTS", 7)
     assert marked(lambda x, p: x * (p.float().exp() > 3)) == []
