@@ -20,6 +20,7 @@ from retrograd.frontend.layers.streams import share_seed
 from retrograd.frontend.libraries.layouts import attach_views
 from retrograd.frontend.preparation.empty_tensors import fill_empty_tensors, forget_layouts
 from retrograd.frontend.preparation.rounded_constants import fold_rounded_constants, mark_rounded_places
+from retrograd.frontend.preparation.scalar_types import match_scalars
 from retrograd.frontend.preparation.unsigned_bytes import widen_bytes
 from retrograd.frontend.python.source_locations import CaptureError, source_place
 from retrograd.frontend.sizes.size_nodes import SYMBOLIC, share_sizes
@@ -125,6 +126,10 @@ PREPARE: tuple[Step, ...] = (
     Step(
         lambda traced: widen_bytes(traced.graph_module),
         "behind constants, which PyTorch computes; before libraries are asked for anything",
+    ),
+    Step(
+        lambda traced: match_scalars(traced.graph_module),
+        "behind all that is computed by PyTorch, which reads numbers as they are",
     ),
     Step(
         _finish_reads,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import DispatchKey
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -175,6 +176,28 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *args: Any, **kwargs: 
     """``F.multilabel_margin_loss`` of a single row, whose loss is a scalar; of PyTorch's formula it has an axis."""
     loss = F.multilabel_margin_loss(input, target, *args, **kwargs)
     return loss.reshape(()) if input.dim() == 1 else loss
+
+
+def multilabel_margin_loss_forward(input: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The loss of scores ``[rows, classes]`` or ``[classes]``, and 1 at the classes that each row names: those that
+    stand in ``target`` before its first -1. PyTorch's own formula counts what stands behind it as class 0."""
+    scores, named = torch.atleast_2d(input), torch.atleast_2d(target)
+    classes = torch.arange(scores.shape[1], device=target.device)
+    counts = (named == -1).cumsum(-1) == 0
+    is_target = ((named.unsqueeze(-1) == classes) & counts.unsqueeze(-1)).any(1)
+    own = torch.gather(scores, -1, torch.where(counts, named, 0))
+    margins = (1 - own.unsqueeze(-1) + scores.unsqueeze(1)).clamp_min(0) / scores.shape[1]
+    loss = torch.where(counts.unsqueeze(-1) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2))
+    reduced: Tensor = [*REDUCTIONS.values()][reduction](loss)
+    return reduced, is_target.to(input.dtype).reshape(target.shape)
+
+
+OWN_LOSSES = (
+    (
+        torch.ops.aten.multilabel_margin_loss_forward.default,
+        {DispatchKey.Autograd: multilabel_margin_loss_forward},
+    ),
+)
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -27,8 +27,9 @@ from retrograd.frontend.layers.recurrent import PortableCells, dropout_between_l
 from retrograd.frontend.libraries.attention_calls import describe, take_attention
 from retrograd.frontend.libraries.ops import computes
 from retrograd.frontend.python.value_questions import AnsweredQuestions
-from retrograd.frontend.traceable.content_free import TraceableFunctions
+from retrograd.frontend.traceable.content_free import OWN_LOSSES, TraceableFunctions
 from retrograd.frontend.traceable.overlapping_writes import OverlappingWrites
+from retrograd.frontend.traceable.replaced_kernels import replaced_kernels
 from retrograd.frontend.traceable.resized_images import own_resizing_gradients
 
 
@@ -53,6 +54,7 @@ def portable_ops() -> Iterator[None]:
         dropout_between_layers(),
         plain_checks(),
         own_resizing_gradients(),
+        replaced_kernels(OWN_LOSSES),
         torch._functorch.config.patch(guess_tangent_strides_as_outputs=False),
     ):
         yield

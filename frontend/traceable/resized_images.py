@@ -16,6 +16,8 @@ from torch._C import DispatchKey
 from torch._decomp.decompositions import get_scale_value, upsample_compute_output_size
 from torch._ops import OpOverload, OpOverloadPacket
 
+from retrograd.frontend.traceable.replaced_kernels import Kernels, replaced_kernels
+
 _PACKETS: tuple[OpOverloadPacket, ...] = (
     torch.ops.aten.upsample_linear1d,
     torch.ops.aten.upsample_bilinear2d,
@@ -34,24 +36,16 @@ _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 @contextlib.contextmanager
 def own_resizing_gradients() -> Iterator[None]:
     """While this is open, tracing sees resizing ops and their backward ops, and not what PyTorch makes of them."""
-    before: list[tuple[OpOverload, dict[Any, Any]]] = []
+    with replaced_kernels(_own_kernels()):
+        yield
+
+
+def _own_kernels() -> Iterator[tuple[OpOverload, Kernels]]:
     for packet in _PACKETS:
         # PyTorch's own kernel of the form for Python callers takes no open sizes.
         resize: Callable[..., Tensor] = partial(_resize, packet.default)
-        for op, kernels in ((packet.default, {}), (packet.vec, dict.fromkeys(_KEYS, resize))):
-            before.append((op, dict(op.py_kernels)))
-            _set_kernels(op, {**{k: v for k, v in op.py_kernels.items() if k not in _KEYS}, **kernels})
-    try:
-        yield
-    finally:
-        for op, kernels in reversed(before):
-            _set_kernels(op, kernels)
-
-
-def _set_kernels(op: OpOverload, kernels: dict[Any, Any]) -> None:
-    op.py_kernels.clear()
-    op.py_kernels.update(kernels)
-    op._dispatch_cache.clear()
+        yield packet.default, {}
+        yield packet.vec, dict.fromkeys(_KEYS, resize)
 
 
 def _resize(op: OpOverload, x: Tensor, output_size: Sequence[int] | None, *how: Any) -> Tensor:

@@ -216,3 +216,24 @@ def test_unsigned_bytes_are_unsigned() -> None:
         found, expected = step(x, b), model(x, b)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
+
+
+def test_numbers_beside_constants_are_read_as_what_they_are() -> None:
+    """torch-mlir folded ``-1 * ones`` to 2^64 - 1 and ``full(3.0) <= 0`` to true, and the gamma function of a constant
+    was infinite."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ones, halves = torch.ones_like(x), torch.full((3,), -2.5)
+        return (
+            -1 * ones * x + torch.add(ones, ones, alpha=-2),
+            x * (torch.tensor(3.0) <= 0) + (torch.ones(3, dtype=torch.long) <= 0.5),
+            x * (halves % 2) + ((ones > 0) + (ones > 0)),
+            x + torch.lgamma(torch.tensor(3.0)),
+        )
+
+    x = torch.randn(2, 3, requires_grad=True)
+    step = retrograd.compile_backward(model, (x,), verify=False, fallback="error")
+    found, expected = step(x), model(x)
+    torch.testing.assert_close(found, expected)
+    total = [torch.autograd.grad(torch.cat(values).sum(), x) for values in (found, expected)]
+    torch.testing.assert_close(*total)

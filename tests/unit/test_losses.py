@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from retrograd.frontend.decompositions.table import decomposition_table
 from retrograd.frontend.traceable.content_free import TraceableFunctions
+from retrograd.frontend.traceable.portable_ops import portable_ops
 
 # Lengths may be numbers, which the declaration of the function leaves out.
 ctc_loss: Callable[..., Tensor] = F.ctc_loss
@@ -124,6 +125,23 @@ def test_multilabel_margin_loss_has_the_shape_it_has_in_eager(reduction: str, sh
             mode.from_tensor(torch.ones(shape)), mode.from_tensor(target), reduction=reduction
         )
     assert made.shape == F.multilabel_margin_loss(torch.ones(shape), target, reduction=reduction).shape
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_multilabel_margin_loss_counts_no_class_behind_the_first_end(shape: tuple[int, ...], reduction: str) -> None:
+    rows = torch.tensor([[3, 0, -1, 1], [2, -1, 0, 0], [-1, -1, 1, 2]])
+    target = rows[0] if len(shape) == 1 else rows
+    torch.manual_seed(0)
+    x = torch.randn(shape, requires_grad=True)
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        loss = F.multilabel_margin_loss(x, target, reduction=reduction)
+        return loss, *torch.autograd.grad(loss.sum(), x)
+
+    with portable_ops():
+        traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    torch.testing.assert_close(traced(x), run(x))
 
 
 def test_variance_below_zero_gives_no_number() -> None:

@@ -152,3 +152,35 @@ func.func @main(%x: tensor<25165824xf32>) -> tensor<25165824xf32> {
 }
 """
 """A number's place, taken apart as where IREE makes one loop of four, and put together again."""
+
+NEGATIVE_SCALAR = """
+func.func @main() -> !torch.vtensor<[2],f32> {
+  %ones = torch.vtensor.literal(dense<1.0> : tensor<2xf32>) : !torch.vtensor<[2],f32>
+  %number = torch.constant.int -1
+  %product = torch.aten.mul.Scalar %ones, %number : !torch.vtensor<[2],f32>, !torch.int -> !torch.vtensor<[2],f32>
+  return %product : !torch.vtensor<[2],f32>
+}
+"""
+"""Minus one times ones, which torch-mlir folds to 2^64 - 1."""
+
+SUM_OF_CONDITIONS = """
+func.func @main() -> !torch.vtensor<[2],i1> {
+  %true = torch.vtensor.literal(dense<true> : tensor<2xi1>) : !torch.vtensor<[2],i1>
+  %one = torch.constant.int 1
+  %sum = torch.aten.add.Tensor %true, %true, %one
+      : !torch.vtensor<[2],i1>, !torch.vtensor<[2],i1>, !torch.int -> !torch.vtensor<[2],i1>
+  return %sum : !torch.vtensor<[2],i1>
+}
+"""
+"""True and true, which is true in PyTorch."""
+
+NEGATIVE_REMAINDER = """
+func.func @main() -> !torch.vtensor<[2],f32> {
+  %values = torch.vtensor.literal(dense<-2.5> : tensor<2xf32>) : !torch.vtensor<[2],f32>
+  %number = torch.constant.float 2.0
+  %rest = torch.aten.remainder.Scalar %values, %number
+      : !torch.vtensor<[2],f32>, !torch.float -> !torch.vtensor<[2],f32>
+  return %rest : !torch.vtensor<[2],f32>
+}
+"""
+"""A remainder that has the sign of the divisor in PyTorch: 1.5."""

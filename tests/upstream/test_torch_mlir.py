@@ -5,7 +5,8 @@ names can go too."""
 
 from __future__ import annotations
 
-from faulty_programs import INDEX_PUT
+import pytest
+from faulty_programs import INDEX_PUT, NEGATIVE_REMAINDER, NEGATIVE_SCALAR, SUM_OF_CONDITIONS
 from torch import Tensor
 from torch_mlir.dialects import torch
 from torch_mlir.extras.fx_importer import RefTracker
@@ -25,6 +26,15 @@ def lower_stock(text: str) -> str:
 def test_writes_are_said_to_go_to_places_that_all_differ() -> None:
     """Which nobody promised: ``bwd-order-scatters``."""
     assert "unique_indices(true)" in lower_stock(INDEX_PUT)
+
+
+@pytest.mark.parametrize(
+    ("program", "folded"),
+    [(NEGATIVE_SCALAR, "1.84467441E+19"), (SUM_OF_CONDITIONS, "false"), (NEGATIVE_REMAINDER, "-5.000000e-01")],
+)
+def test_folds_of_constants_read_numbers_as_something_else(program: str, folded: str) -> None:
+    """``frontend/preparation/scalar_types.py``. Comparisons are not tried: they may end the process."""
+    assert f"arith.constant dense<{folded}>" in lower_stock(program)
 
 
 def test_the_importer_gives_a_tensor_the_literal_of_one_that_is_gone() -> None:
