@@ -32,6 +32,7 @@ from retrograd.frontend.autograd.steps.python_side import FAILURES, Compiled
 from retrograd.frontend.autograd.steps.recompile_reasons import Situation, describe_situation, explain_difference
 from retrograd.frontend.autograd.steps.recorder import Recorder, make_runnable, opaque_kind
 from retrograd.frontend.autograd.steps.resumption import GivenGradients, has_firm_calls, resume
+from retrograd.frontend.autograd.steps.shared_memory import Shared, find_shared
 from retrograd.frontend.autograd.steps.step_key import StepKey, StepOptions
 from retrograd.frontend.autograd.steps.unsafe_zeros import find_unsafe_calls
 from retrograd.frontend.autograd.steps.variants import CompiledStructure, Numbering, Use, Variant, kind_of, rehearse
@@ -48,6 +49,8 @@ from retrograd.frontend.python.source_locations import CaptureError
 
 # A backward of ever new shapes or numbers: beyond this many variants of one capture, further ones run eagerly.
 MOST_VARIANTS = 8
+# In how many ways the tensors of a capture may share memory before that is of no interest.
+MOST_SHARED = 2
 # Of how many sets of sizes it is remembered which variant is for them.
 MOST_KEYS = 1024
 # Steps at which a hook may set up a state of its own before it is compiled; one that always does is called in Python.
@@ -100,6 +103,8 @@ class CapturedBackward:
         # What ran at the last step that found something.
         self._last: Use | None = None
         self._is_full = False
+        # The ways in which tensors shared memory.
+        self._shared: set[Shared] = set()
         self._needs_engine = False
         self._set_ups = 0
         self._given = GivenGradients()
@@ -135,11 +140,11 @@ class CapturedBackward:
                 raise RunsCompiled
             return self._use(last, frame, sizes)
         like = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in frame.inputs])
-        key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined)
+        key = StepKey(options, tuple(sizes), tuple(scalars), like, inlined, self._find_shared(inputs))
         with self._tracing(options), torch.no_grad():
             use = self._look_up(key) or self._find(key, frame)
             if use is not None and use.is_right:
-                use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars)
+                use.guard = use.guard or StepGuard(options, inlined, inputs, sizes, scalars, use.guard_merged(inputs))
                 self._last = use
                 if run.is_held:
                     raise RunsCompiled
@@ -169,6 +174,14 @@ class CapturedBackward:
                 self._compile(recorder, frame, key)
             given, self._rehearsed = self._rehearsed, None
             return results if given is None else given
+
+    def _find_shared(self, inputs: Sequence[torch.Tensor]) -> Shared:
+        """Find which tensors share memory; none, where that is not as it was too often."""
+        shared = find_shared(inputs, self._skeleton.inputs)
+        if shared not in self._shared and len(self._shared) >= MOST_SHARED:
+            return ()
+        self._shared.add(shared)
+        return shared
 
     def _use(self, use: Use, frame: Frame, sizes: Sequence[int]) -> list[Any]:
         """The results of a step that is compiled; it ends in eager where a custom function, or a hook on a node,
@@ -319,7 +332,7 @@ class CapturedBackward:
                     except Exception as error:  # noqa: BLE001 (it is compiled for these numbers alone)
                         structure.refuse(f"{type(error).__name__}: {error}")
                 notes += structure.notes
-            traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars)
+            traced = trace_backward(recorder, frame.inputs, key.sizes, frame.scalars, shared=key.shared)
             numbering = self._numbering(frame)
             kind, notes = kind_of(key, numbering), [*recorder.notes, *notes]
             make(Use(Variant(kind, traced, self._describe(frame, key), tuple(notes), numbering), numbering))

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
+from retrograd.frontend.autograd.steps.shared_memory import MergedGuard
+
 
 class StepGuard:
     """Holds for steps with these options, inlined hooks, sizes and numbers, and tensors of the same types and shapes,
-    whatever their strides.
+    whatever their strides, but those of tensors that are ``merged``.
 
     The tensors are compared by the C++ code of Dynamo's guards, a tenth of a microsecond each. It may not hold where it
     could (of a tensor that is given twice, but was not before, say): then the step is looked up.
     """
 
-    __slots__ = ("_count", "_first", "_inlined", "_options", "_scalars", "_sizes", "_tensors", "_twins")
+    __slots__ = ("_count", "_first", "_inlined", "_merged", "_options", "_scalars", "_sizes", "_tensors", "_twins")
 
     def __init__(
         self,
@@ -28,9 +30,10 @@ class StepGuard:
         inputs: Sequence[torch.Tensor],
         sizes: Sequence[int],
         scalars: Sequence[float],
+        merged: MergedGuard | None = None,
     ) -> None:
         self._options, self._inlined, self._count = options, inlined, len(inputs)
-        self._sizes, self._scalars = list(sizes), list(scalars)
+        self._sizes, self._scalars, self._merged = list(sizes), list(scalars), merged
         # Dynamo's guards never hold for a tensor that is given twice, as layers that share parameters do.
         place = {id(tensor): number for number, tensor in reversed([*enumerate(inputs)])}
         self._twins = [(n, place[id(t)]) for n, t in enumerate(inputs) if place[id(t)] != n]
@@ -38,9 +41,10 @@ class StepGuard:
         once = [inputs[number] for number in self._first]
         # PyTorch declares one list for both, where it takes one for each tensor.
         shapes: Any = [list(tensor.shape) for tensor in once]
-        any_strides: Any = [[None] * tensor.dim() for tensor in once]
+        fixed = {id(inputs[number]) for number in merged.numbers} if merged is not None else ()
+        strides: Any = [[*t.stride()] if id(t) in fixed else [None] * t.dim() for t in once]
         with torch.enable_grad():
-            self._tensors = TensorGuards(*once, dynamic_dims_sizes=shapes, dynamic_dims_strides=any_strides)
+            self._tensors = TensorGuards(*once, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
 
     def holds(
         self,
@@ -56,6 +60,8 @@ class StepGuard:
         if len(inputs) != self._count or torch.is_grad_enabled():
             return False
         if list(sizes) != self._sizes or list(scalars) != self._scalars or inlined != self._inlined:
+            return False
+        if self._merged is not None and not self._merged.holds(inputs):
             return False
         if self._twins:
             if any(inputs[number] is not inputs[first] for number, first in self._twins):

@@ -28,7 +28,8 @@ class Situation:
     """Describes what a backward was compiled for, to explain compilations: the line of the user's code that ran it, its
     nodes in the order of execution, hooks as their authors know them, the identities of those that are inlined, its
     tensors (name, shape, dtype), how many of them are gradients that are there already, how many gradients are
-    returned, as by ``torch.autograd.grad``, sizes and numbers (of which node), and the options."""
+    returned, as by ``torch.autograd.grad``, sizes and numbers (of which node), the options, and which tensors share
+    memory."""
 
     line: str
     nodes: tuple[str, ...]
@@ -40,6 +41,7 @@ class Situation:
     sizes: tuple[int, ...]
     numbers: tuple[tuple[str, int | float], ...]
     options: Hashable
+    shared: Hashable = ()
 
 
 def describe_situation(
@@ -64,6 +66,7 @@ def describe_situation(
         key.sizes,
         (*[("a function in C++", scalar) for scalar in key.scalars], *numbers),
         key.options,
+        key.shared,
     )
 
 
@@ -114,6 +117,8 @@ def _differences(before: Situation, now: Situation) -> Iterator[str]:
     numbers = [(f"a number of {n}", a, b) for (_, a), (n, b) in zip(before.numbers, now.numbers, strict=False)]
     changed = dict.fromkeys(f"{what} is {b} instead of {a}" for what, a, b in (*sizes, *numbers) if a != b)
     yield from list(changed)[:MOST_NAMED]
+    if not changed and before.gradients == now.gradients and before.shared != now.shared:
+        yield "tensors share memory that did not, or the other way round"
 
 
 def _count(gradients: int) -> str:

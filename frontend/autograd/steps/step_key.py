@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from retrograd.frontend.autograd.hooks.hook_inlining import SiteKey
+from retrograd.frontend.autograd.steps.shared_memory import Shared
 
 
 class StepOptions(Hashable, Protocol):
@@ -22,7 +23,7 @@ class StepOptions(Hashable, Protocol):
 
 class StepKey(NamedTuple):
     """One step: the options, PyTorch's sizes, the scalars that are computed with, what each input is like (shape,
-    dtype, device, whether it requires grad), and the hooks that are to be inlined.
+    dtype, device, whether it requires grad), the hooks that are to be inlined, and which inputs share memory.
 
     A tuple, which Python hashes and compares fastest: one is made at each step that the guard does not let through.
     """
@@ -32,3 +33,4 @@ class StepKey(NamedTuple):
     scalars: tuple[float, ...]
     like: tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
     inlined: SiteKey
+    shared: Shared = ()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from retrograd.frontend.autograd.engine.background import BackgroundWork
 from retrograd.frontend.autograd.engine.python_calls import Frame
 from retrograd.frontend.autograd.sizes.open_sizes import SizeGuard, ones_of
@@ -19,6 +21,7 @@ from retrograd.frontend.autograd.steps.recompile_reasons import Situation
 from retrograd.frontend.autograd.steps.recorder import Recorder
 from retrograd.frontend.autograd.steps.rehearsal import Rehearsal
 from retrograd.frontend.autograd.steps.resumption import Kept
+from retrograd.frontend.autograd.steps.shared_memory import MergedGuard
 from retrograd.frontend.autograd.steps.step_key import StepKey
 from retrograd.frontend.autograd.tracing.trace import TracedBackward
 
@@ -96,6 +99,11 @@ class Use:
     def is_right(self) -> bool | None:
         """Whether it gives what eager does; None where that was not tried."""
         return self.variant.right.get(self.ones)
+
+    def guard_merged(self, inputs: Sequence[torch.Tensor]) -> MergedGuard | None:
+        """Make a guard of how the tensors lie that are taken as others; None where none are."""
+        traced = self.variant.traced
+        return MergedGuard(traced.merged, traced.layouts, inputs) if traced.merged else None
 
     def run(self, frame: Frame) -> list[Any]:
         """The results of a step; its frame is not usable afterwards."""

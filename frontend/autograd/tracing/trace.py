@@ -31,6 +31,7 @@ from retrograd.frontend.autograd.sizes.open_sizes import OpenPlaces, OpenSizes, 
 from retrograd.frontend.autograd.steps.absent_gradients import AbsentGradients
 from retrograd.frontend.autograd.steps.layouts import Layout, Permuted, find_layout
 from retrograd.frontend.autograd.steps.recorder import Recorder, find_borrowed
+from retrograd.frontend.autograd.steps.shared_memory import Shared, find_merged
 from retrograd.frontend.autograd.tracing.aten_interpreter import AtenInterpreter
 from retrograd.frontend.decompositions.table import tracing_table
 from retrograd.frontend.doors.captured_graph import Captured
@@ -52,6 +53,7 @@ class TracedBackward:
     graph (by number), and which are None; ``kept_inputs`` are those that calls look at themselves. Inputs are followed
     by ``extras``, tensors that hooks read which are part of the graph. The open ``sizes``, if any, come last, and
     ``guard`` says what they may be. Of inputs that are not contiguous, by number, it takes what their ``layouts`` say.
+    In the place of inputs that are ``merged`` with another one, by number, it takes that one.
     ``inlined`` are the nodes of the capture that those hooks are, by the names of their functions.
     Nothing in the graph depends on how the inputs are numbered, so that a backward whose gradients are there already,
     and are inputs too, has the same graph as one whose are not.
@@ -67,6 +69,7 @@ class TracedBackward:
     guard: SizeGuard | None = None
     sizes: tuple[str, ...] = ()
     layouts: Mapping[int, Layout] = field(default_factory=dict)
+    merged: Mapping[int, int] = field(default_factory=dict)
     inlined: Mapping[str, str] = field(default_factory=dict)
     # The capture that was recorded, which values its nodes gave, and the gradients that are accumulated, in order: into
     # which of ``params``, by which node.
@@ -123,9 +126,10 @@ def trace_backward(
     sizes: Sequence[int],
     scalars: Sequence[float],
     places: OpenPlaces | None = None,
+    shared: Shared = (),
 ) -> TracedBackward:
     """Trace a backward that was recorded on these inputs. Their shapes, the sizes and the scalars are compiled in, but
-    for those that ``places`` leaves open.
+    for those that ``places`` leaves open; those that are ``shared`` memory are taken once, where none are.
 
     Raises:
         CaptureError: it holds something that no graph of tensors can; says what.
@@ -140,10 +144,13 @@ def trace_backward(
     found = {number: find_layout(inputs[number]) for number in lasting}
     # Where sizes are open, a part of memory would be another at each step.
     layouts = {n: how for n, how in found.items() if how and (places is None or isinstance(how, Permuted))}
+    merged: dict[int, int] = {}
     try:
         with without_stacks_of_fakes():
             if places is None:
-                graph_module = _trace_fixed(interpreter, inputs, layouts)
+                bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(inputs)]
+                merged = find_merged([part[0] for part in shared if part[0] in found], inputs, bases)
+                graph_module = _trace_fixed(interpreter, bases, layouts, merged)
             else:
                 graph_module = _trace_open(interpreter, inputs, places, layouts)
         guard, names = (None, {}) if places is None else _find_sizes(graph_module, interpreter, places.sizes)
@@ -153,6 +160,7 @@ def trace_backward(
         raise capture_error(error) from error
     _check_layouts(graph_module)
     borrowed, placeholders = find_borrowed(inputs), graph_module.graph.find_nodes(op="placeholder")
+    borrowed |= {merged[number] for number in borrowed if number in merged}
     inlined = [number_of_hook(name) for name in hooks.bodies()]
     written = [node for number, node in enumerate(placeholders) if number in borrowed]
     prepare(Traced(graph_module, names, written=written, inlined=inlined, freeing=interpreter.freeing))
@@ -175,6 +183,7 @@ def trace_backward(
         guard=guard,
         sizes=tuple([node.meta[SIZE] for node in find_heads(graph_module.graph)]),
         layouts=layouts,
+        merged=merged,
         inlined=dict(hooks.nodes),
         capture=recorded.capture,
         present=recorded.present,
@@ -183,15 +192,18 @@ def trace_backward(
 
 
 def _trace_fixed(
-    interpreter: AtenInterpreter, inputs: Sequence[torch.Tensor], layouts: Mapping[int, Layout]
+    interpreter: AtenInterpreter,
+    bases: Sequence[torch.Tensor],
+    layouts: Mapping[int, Layout],
+    merged: Mapping[int, int],
 ) -> torch.fx.GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # Not the inputs themselves: one that stands for a Python number would be traced as that number.
-    bases = [layouts[number].base(t) if number in layouts else t for number, t in enumerate(inputs)]
     like = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device) for t in bases]
 
     def trace(*arguments: torch.Tensor) -> list[torch.Tensor]:
-        return interpreter.trace(*_view_all(layouts, arguments))
+        taken = [arguments[merged[n]].view(a.shape) if n in merged else a for n, a in enumerate(arguments)]
+        return interpreter.trace(*_view_all(layouts, taken))
 
     with torch.no_grad(), portable_ops(), mode:
         fake = [mode.from_tensor(t, static_shapes=True) for t in like]
