@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Protocol
@@ -59,11 +60,17 @@ class Part:
     stride: tuple[int, ...]
     offset: int
 
+    @cached_property
+    def _form(self) -> tuple[list[int], int]:
+        """The strides of the whole, and how many elements it has."""
+        return [prod(self.whole[axis + 1 :]) for axis in range(len(self.whole))], prod(self.whole)
+
     def base(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole, where the tensor is this part of it, or a copy."""
+        strides, count = self._form
         lies_so = tensor.stride() == self.stride and tensor.storage_offset() == self.offset
-        if lies_so and tensor.untyped_storage().nbytes() == prod(self.whole) * tensor.element_size():
-            return tensor.as_strided(self.whole, _contiguous(self.whole), 0)
+        if lies_so and tensor.untyped_storage().nbytes() == count * tensor.element_size():
+            return tensor.as_strided(self.whole, strides, 0)
         whole = tensor.new_zeros(self.whole)
         whole.as_strided(self.size, self.stride, self.offset).copy_(tensor)
         return whole
@@ -99,7 +106,3 @@ def _find_whole(strides: Sequence[int], elements: int) -> tuple[int, ...] | None
     if any(outer % inner for outer, inner in pairwise(steps)):
         return None
     return tuple([outer // inner for outer, inner in pairwise(steps)])
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    return [prod(shape[axis + 1 :]) for axis in range(len(shape))]

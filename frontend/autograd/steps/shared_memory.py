@@ -67,7 +67,11 @@ class MergedGuard:
         addresses = {number: inputs[number].data_ptr() for number in {*merged, *merged.values()}}
         # Those whose strides have to be as they were.
         self.numbers = frozenset(addresses)
-        self._distances = [(n, other, addresses[n] - addresses[other]) for n, other in merged.items()]
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for number, other in merged.items():
+            groups.setdefault(other, []).append((number, addresses[number] - addresses[other]))
+        # Of each one that is taken, the others, and how far from it they begin.
+        self._distances = [*groups.items()]
         self._wholes = [
             (number, inputs[number].storage_offset(), inputs[number].untyped_storage().nbytes())
             for number in sorted({*merged.values()})
@@ -76,9 +80,11 @@ class MergedGuard:
 
     def holds(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether they lie so."""
-        for number, other, distance in self._distances:
-            if inputs[number].data_ptr() - inputs[other].data_ptr() != distance:
-                return False
+        for other, places in self._distances:
+            start = inputs[other].data_ptr()
+            for number, distance in places:
+                if inputs[number].data_ptr() - start != distance:
+                    return False
         for number, offset, size in self._wholes:
             tensor = inputs[number]
             if tensor.storage_offset() != offset or tensor.untyped_storage().nbytes() != size:
