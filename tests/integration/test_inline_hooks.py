@@ -396,7 +396,7 @@ def test_an_update_waits_for_those_that_read_the_parameter() -> None:
 
 
 def test_any_error_of_the_compiler_leaves_the_step_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
     monkeypatch.setattr("retrograd.frontend.autograd.steps.captured.trace_backward", fail)
