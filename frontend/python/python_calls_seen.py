@@ -275,7 +275,7 @@ def _watched_attributes(seen: PythonSeen) -> Iterator[None]:
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def ask(*args: Any) -> Any:
-            if len(args) > 1 and _is_users(sys._getframe(1).f_code):
+            if len(args) > 1 and isinstance(args[1], str) and _is_users(sys._getframe(1).f_code):
                 seen.read.add(args[1])
             return function(*args)
 

@@ -82,7 +82,12 @@ _CALLED = frozenset(("__call__", "_call_impl", "_wrapped_call_impl", "__getattr_
 
 class Search:
     """Looks for values by the names in the code of what ran, ``codes``. ``changed`` are attributes that the model sets
-    when it is called; ``registered`` are its modules."""
+    when it is called; ``registered`` are its modules.
+
+    Names are looked for in alphabetical order: what is found by several has its path from the first, and is looked into
+    no deeper from there. In the order of sets, of which no two need have the same, two searches of one model would
+    have different paths.
+    """
 
     def __init__(
         self, names: Names, codes: set[CodeType], changed: set[tuple[int, str]], registered: Iterable[torch.nn.Module]
@@ -173,7 +178,7 @@ class Search:
         """Add what a weak reference leads to, which the search must not keep alive."""
         self.places.append(_place(f"{path} is alive", is_alive(reference), ""))
         table = getattr(reference(), "__dict__", {})
-        for name in self.names.within(table) - torchs_own(reference()):
+        for name in sorted(self.names.within(table) - torchs_own(reference())):
             self.add(f"{path}().{name}", table, name, depth)
 
     def add_attributes(self, path: str, owner: Any, depth: int = _DEPTH) -> None:
@@ -187,18 +192,18 @@ class Search:
             self.places.append(_place(f"{path}.__dict__", dict_of(owner), ""))
         names = self.names.within(table)
         names -= torchs_own(owner)
-        for name in names:
+        for name in sorted(names):
             if (id(owner), name) not in self._changed:
                 self.add(f"{path}.{name}", table, name, depth)
         if self.names.reads_all and isinstance(table, dict):
             self.places.append(_place(f"{path}.__dict__", keys_of(table), ""))
         slots = attributes_of(owner)
-        for name in self.names.within(slots_of(kind)):
+        for name in sorted(self.names.within(slots_of(kind))):
             self.add(f"{path}.{name}", slots, name, depth)
         of_class = self.add_class(kind, depth)
         # For as long as the object has none of its own.
         absent = (self.names.asked | of_class) - table.keys()
-        for name in absent if isinstance(table, dict) else ():
+        for name in sorted(absent) if isinstance(table, dict) else ():
             if (id(owner), name) not in self._changed and (name in of_class or not hasattr(kind, name)):
                 self.places.append(Place(f"{path}.{name}", table, name, ABSENT, (table,)))
 
@@ -252,7 +257,7 @@ class Search:
     def _add_own_of_class(self, base: type, names: set[str], depth: int, runs: bool) -> None:
         table, is_users = OfClass(base), is_users_class(base)
         self._kept.append(table)
-        for name in names:
+        for name in sorted(names):
             key = ("of class", id(base), name)
             if key in self._seen:
                 continue
@@ -284,7 +289,7 @@ class Search:
         if runs and code not in self.codes and is_user_file(code.co_filename) and not is_library(code.co_filename):
             self.more_codes.add(code)
         if is_own and vars(function) and self._is_new("named function", function):
-            for name in self.names.of_program.intersection(vars(function)):
+            for name in sorted(self.names.of_program.intersection(vars(function))):
                 self.add(f"{path}.{name}", vars(function), name, depth)
         has_run = code in self.codes or runs
         if not (has_run or self._has_run(function)) or not self._is_new("function", function):
@@ -332,7 +337,7 @@ class Search:
             return
         is_users, file = is_users_module(module), getattr(module, "__file__", None) or ""
         is_programs_own = is_users and is_in_program(file)
-        for name in (self.names.all if is_programs_own else names).intersection(table):
+        for name in sorted((self.names.all if is_programs_own else names).intersection(table)):
             if ((key := ("of module", id(module), name, is_own)) in self._seen) or (*key[:3], True) in self._seen:
                 continue
             self._seen.add(key)
@@ -347,7 +352,7 @@ class Search:
                 self.places.append(Place(path, table, name, value, (table,)))
         if isinstance(module, PropModule) and is_own:
             settings = attributes_of(module)
-            for name in names.intersection(dir(type(module))):
+            for name in sorted(names.intersection(dir(type(module)))):
                 path = f"{module.__name__}.{name}"
                 if path in _SET_WHILE_TRACING:
                     self.eager.append(_place(path, settings, name))
@@ -357,7 +362,7 @@ class Search:
     def add_functions(self, module: ModuleType) -> None:
         """Add the functions of a module that code names, which PyTorch's own layers may call."""
         table = vars(module)
-        for name in self.names.all.intersection(table):
+        for name in sorted(self.names.all.intersection(table)):
             if isinstance(table[name], FunctionType | BuiltinFunctionType):
                 self.places.append(Place(f"{module.__name__}.{name}", table, name, table[name], (table,)))
 

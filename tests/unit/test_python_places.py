@@ -195,6 +195,32 @@ def test_other_values_are_seen(change: Callable[[Model, pytest.MonkeyPatch], Any
     check_it_is_seen(Model(), change)
 
 
+class Sharing(nn.Module):
+    """Has one object under fifty names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = SimpleNamespace(factor=2.0)
+        for number in range(50):
+            setattr(self, f"part_{number}", shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(sum(getattr(self, f"part_{number}").factor for number in range(50)))
+
+
+def test_paths_do_not_hang_on_the_order_of_sets() -> None:
+    """Two records of one model were taken for those of two at times."""
+    model, found = Sharing(), []
+    modules = dict(model.named_modules())
+    for step in (1, -1):
+        seen = PythonSeen()
+        run_watched(lambda: model(torch.ones(1, 2)), seen, {})
+        # Where names have one place in the table of a set, the order is that in which they came.
+        seen.read = set([f"part_{number}" for number in range(50)][::step])
+        found.append([place.path for place in find_values(model, modules, seen, set()).places])
+    assert found[0] == found[1]
+
+
 def test_settings_of_pytorch_are_seen() -> None:
     values = values_of(Model())
     torch.set_default_dtype(torch.float64)
