@@ -34,6 +34,7 @@ from torch.fx import traceback as fx_traceback
 from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from retrograd.frontend.doors.flat_module import TENSOR, FlatModule
 from retrograd.frontend.doors.recorded_graph import Doubt, describe_graph, is_ours
@@ -83,6 +84,8 @@ def _write(flat: FlatModule, examples: Sequence[torch.Tensor], constants: Sequen
         arguments = [mode.from_tensor(tensor) for tensor in examples]
         record.write(repr(flat.in_spec), *map(record.encode, [*fakes.values(), *arguments, *constants]))
         outputs = _run(flat, fakes, arguments, mode, record)
+        # Of those that are computed alike, which are given.
+        record.write("given", *map(record.encode_known, outputs))
         record.write(*describe_graph([*outputs, *fakes.values(), *arguments], record.encode))
 
 
@@ -195,6 +198,12 @@ class _Record:
             return repr(value)
         self.refuse(f"a {type(value).__name__} is handed to PyTorch")
 
+    def encode_known(self, tensor: torch.Tensor) -> str:
+        """As :meth:`encode`, of a tensor that has a number: one that came by no function that was seen has none."""
+        if id(tensor) not in self._numbers:
+            self.refuse("it has a tensor that no function of PyTorch's has made")
+        return self.encode(tensor)
+
     def _encode_tensor(self, tensor: torch.Tensor) -> str:
         number = self._numbers.get(id(tensor))
         if number is not None:
@@ -227,6 +236,10 @@ class _Calls(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self._record.refuse("it has a transform of torch.func")
         record = self._record
+        if not record.calls:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor):
+                    record.encode_known(leaf)
         modes = f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()} {torch._C._is_any_autocast_enabled()}"
         arguments = [record.encode(value) for value in args]
         named = [f"{name}={record.encode(kwargs[name])}" for name in sorted(kwargs)]
@@ -240,9 +253,12 @@ class _Calls(TorchFunctionMode):
         record.write(name, modes, marks, _place(sys._getframe(1)), *arguments, *named)
         record.calls += 1
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             record.calls -= 1
+        # Of a view it is another tensor than the op below autograd gave.
+        record.write(*(record.encode(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
+        return result
 
 
 class _Ops(TorchDispatchMode):

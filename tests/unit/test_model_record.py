@@ -567,6 +567,40 @@ def test_a_record_leaves_the_model_as_it_is() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def chosen(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [torch.where(x > y, x, y), torch.where(x < y, x, y)]
+
+
+def chosen_by_views(x: Tensor, y: Tensor) -> list[Tensor]:
+    larger, smaller = (x > y).view(-1), (x < y).view(-1)
+    return [torch.where(larger, x, y), torch.where(smaller, x, y)]
+
+
+@pytest.mark.parametrize("alike", [chosen, chosen_by_views])
+def test_which_is_given_of_what_is_computed_alike(alike: Callable[[Tensor, Tensor], list[Tensor]]) -> None:
+    """Both have the same ops, and behind them the same graph of gradients."""
+    x, y = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
+    keys = {key_of(lambda x, y, number=number: alike(x, y)[number], x, y) for number in (0, 1)}
+    assert None not in keys and len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    "make", [lambda m: m.view(-1), lambda m: m.T, lambda m: m[:], lambda m: m.unbind()[0], Tensor.float]
+)
+def test_which_is_read_of_what_is_computed_alike(make: Callable[[Tensor], Tensor]) -> None:
+    x, y = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
+
+    def model(x: Tensor, y: Tensor, number: int = 0) -> Tensor:
+        made = [
+            make((x > y)[None].expand(4, 4)[:, :1].contiguous()),
+            make((x < y)[None].expand(4, 4)[:, :1].contiguous()),
+        ]
+        return x * made[number].float().sum() + y
+
+    keys = {key_of(lambda x, y, number=number: model(x, y, number), x, y) for number in (0, 1)}
+    assert None not in keys and len(keys) == 2
+
+
 def test_settings_of_another_thread_are_in_no_key() -> None:
     """What compares with eager in the background, or traces, sets what all threads share, for as long as that takes."""
     model, x = Model(), torch.ones(2, 4)
