@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "bwd-isolate-reductions": "retrograd.pipelines.transforms.linalg.bwd_isolate_reductions:BwdIsolateReductions",
     "bwd-isolate-scatters": "retrograd.pipelines.transforms.linalg.bwd_isolate_scatters:BwdIsolateScatters",
     "bwd-isolate-softmaxes": "retrograd.pipelines.transforms.device.bwd_isolate_softmaxes:BwdIsolateSoftmaxes",
+    "bwd-keep-nans": "retrograd.pipelines.transforms.linalg.bwd_keep_nans:BwdKeepNans",
     "bwd-keep-roundings": "retrograd.pipelines.transforms.linalg.bwd_keep_roundings:BwdKeepRoundings",
     "bwd-mark-products": "retrograd.pipelines.transforms.device.bwd_mark_products:BwdMarkProducts",
     "bwd-narrow-products": "retrograd.pipelines.transforms.device.bwd_narrow_products:BwdNarrowProducts",

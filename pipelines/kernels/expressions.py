@@ -24,6 +24,7 @@ _PLAIN = {
     "math.absf": "tl.abs({})",
     "arith.select": "tl.where({}, {}, {})",
     "arith.maximumf": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "arith.minimumf": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
     "arith.andi": "({} & {})",
 }
 # Of numbers of 32 bits alone: those of 16 bits have no such functions.

@@ -142,6 +142,9 @@ LOWERING: tuple[Step, ...] = (
     ),
     # What every device needs, on linalg.
     Step("bwd-verify-legality{level=linalg}", ALL, "no op of torch or bwd is left: later passes look for none"),
+    Step(
+        "bwd-keep-nans", ALL, "torch-mlir gives a number for the larger of two of which one is none; one op a body here"
+    ),
     Step("bwd-crop-windows", ALL, "IREE takes a single window of a tensor for all of it, and writes as much"),
     Step("bwd-export-complex", ALL, "callers see complex numbers where pairs are computed with"),
     Step(

@@ -63,6 +63,47 @@ def test_masks_and_means_over_all_batches() -> None:
         torch.testing.assert_close(dict(ours.named_buffers()), dict(eager.named_buffers()))
 
 
+def chosen_of_nans(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Ops that give NaN where they take one, and choices by comparisons, which fail there."""
+    return (
+        x.clamp(-1, 2),
+        x.clamp(min=0.5),
+        x.clamp(max=0.5),
+        x.clamp(min=y),
+        x.clamp(max=y),
+        torch.maximum(x, y),
+        torch.minimum(x, y),
+        F.hardtanh(x),
+        F.relu6(x),
+        F.hardsigmoid(x),
+        torch.where(x > y, x, y),
+        torch.where(x < y, x, y),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_no_number_stays_none(dtype: torch.dtype) -> None:
+    nan, inf = math.nan, math.inf
+    x = torch.tensor([nan, 1.0, nan, inf, -inf, 9.0, -9.0, 0.25], dtype=dtype, requires_grad=True)
+    y = torch.tensor([1.0, nan, nan, nan, 0.5, -0.5, nan, 0.75], dtype=dtype, requires_grad=True)
+    found = retrograd.compile_backward(chosen_of_nans, (x, y), verify=False)(x, y)
+    for mine, theirs in zip(found, chosen_of_nans(x, y), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+    # A gradient for each, so that no NaN of one hides another's. Of hardtanh's at NaN PyTorch's own kernels say 0 or 1.
+    hardtanh = (7, 8)
+    for number in range(len(found)):
+        step = retrograd.compile_backward(
+            lambda x, y, number=number: chosen_of_nans(x, y)[number], (x, y), verify=False
+        )
+        ours = torch.autograd.grad(step(x, y), (x, y), torch.ones_like(x), allow_unused=True)
+        eager = torch.autograd.grad(chosen_of_nans(x, y)[number], (x, y), torch.ones_like(x), allow_unused=True)
+        compared = ~x.isnan() if number in hardtanh else torch.ones_like(x, dtype=torch.bool)
+        for a, b in zip(ours, eager, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                torch.testing.assert_close(a[compared], b[compared], equal_nan=True)
+
+
 MASK = torch.tensor([False, True, True])
 
 

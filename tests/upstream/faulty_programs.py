@@ -184,3 +184,16 @@ func.func @main() -> !torch.vtensor<[2],f32> {
 }
 """
 """A remainder that has the sign of the divisor in PyTorch: 1.5."""
+
+CLAMP_AND_MAXIMUM = """
+func.func @main(%x: !torch.vtensor<[2],f32>, %y: !torch.vtensor<[2],f32>) -> !torch.vtensor<[2],f32> {
+  %least = torch.constant.float -1.0
+  %most = torch.constant.float 1.0
+  %held = torch.aten.clamp %x, %least, %most
+      : !torch.vtensor<[2],f32>, !torch.float, !torch.float -> !torch.vtensor<[2],f32>
+  %larger = torch.aten.maximum %held, %y
+      : !torch.vtensor<[2],f32>, !torch.vtensor<[2],f32> -> !torch.vtensor<[2],f32>
+  return %larger : !torch.vtensor<[2],f32>
+}
+"""
+"""Two ops that give NaN for NaN in PyTorch."""

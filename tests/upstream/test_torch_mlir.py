@@ -6,7 +6,7 @@ names can go too."""
 from __future__ import annotations
 
 import pytest
-from faulty_programs import INDEX_PUT, NEGATIVE_REMAINDER, NEGATIVE_SCALAR, SUM_OF_CONDITIONS
+from faulty_programs import CLAMP_AND_MAXIMUM, INDEX_PUT, NEGATIVE_REMAINDER, NEGATIVE_SCALAR, SUM_OF_CONDITIONS
 from torch import Tensor
 from torch_mlir.dialects import torch
 from torch_mlir.extras.fx_importer import RefTracker
@@ -35,6 +35,12 @@ def test_writes_are_said_to_go_to_places_that_all_differ() -> None:
 def test_folds_of_constants_read_numbers_as_something_else(program: str, folded: str) -> None:
     """``frontend/preparation/scalar_types.py``. Comparisons are not tried: they may end the process."""
     assert f"arith.constant dense<{folded}>" in lower_stock(program)
+
+
+def test_nans_are_numbers_when_they_are_clamped_or_compared() -> None:
+    """``bwd-keep-nans``: a bound is taken where the comparison holds or nothing is known, the other where it fails."""
+    lowered = lower_stock(CLAMP_AND_MAXIMUM)
+    assert "arith.cmpf ult" in lowered and "arith.cmpf ugt" in lowered and "arith.cmpf ogt" in lowered
 
 
 def test_the_importer_gives_a_tensor_the_literal_of_one_that_is_gone() -> None:

@@ -1,0 +1,84 @@
+// RUN: retrograd-opt %s --split-input-file -p 'bwd-keep-nans' | FileCheck %s
+
+// The larger and the smaller of two.
+// CHECK-LABEL: func.func @extremes(
+// CHECK: ^bb0(%[[A:.*]]: f32, %[[B:.*]]: f32, %{{.*}}: f32):
+// CHECK: %[[LARGER:.*]] = arith.maximumf %[[A]], %[[B]]
+// CHECK: %[[SMALLER:.*]] = arith.minimumf %[[LARGER]], %[[B]]
+// CHECK: linalg.yield %[[SMALLER]]
+#id = affine_map<(i) -> (i)>
+func.func @extremes(%x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+  %empty = tensor.empty() : tensor<4xf32>
+  %both = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+      ins(%x, %y : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %c = arith.cmpf ogt, %a, %b : f32
+    %m = arith.select %c, %a, %b : f32
+    %d = arith.cmpf olt, %m, %b : f32
+    %n = arith.select %d, %m, %b : f32
+    linalg.yield %n : f32
+  } -> tensor<4xf32>
+  return %both : tensor<4xf32>
+}
+
+// -----
+
+// Bounds that are numbers, and one that each element has its own of.
+// CHECK-LABEL: func.func @clamps(
+// CHECK: ^bb0(%[[X:.*]]: f32, %[[MOST:.*]]: f32, %{{.*}}: f32):
+// CHECK: %[[BELOW:.*]] = arith.cmpf olt, %[[X]], %[[LEAST:.*]] : f32
+// CHECK: %[[RAISED:.*]] = arith.select %[[BELOW]], %[[LEAST]], %[[X]]
+// CHECK: arith.minimumf %[[RAISED]], %[[MOST]]
+#id = affine_map<(i) -> (i)>
+func.func @clamps(%x: tensor<4xf32>, %most: tensor<4xf32>) -> tensor<4xf32> {
+  %least = arith.constant -1.0 : f32
+  %empty = tensor.empty() : tensor<4xf32>
+  %held = linalg.generic {indexing_maps = [#id, #id, #id], iterator_types = ["parallel"]}
+      ins(%x, %most : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %c = arith.cmpf ult, %a, %least : f32
+    %m = arith.select %c, %least, %a : f32
+    %d = arith.cmpf ugt, %m, %b : f32
+    %n = arith.select %d, %b, %m : f32
+    linalg.yield %n : f32
+  } -> tensor<4xf32>
+  return %held : tensor<4xf32>
+}
+
+// -----
+
+// A ReLU keeps what is no number by itself; what is chosen by another comparison, and where the greatest element is,
+// stay as they are.
+// CHECK-LABEL: func.func @others(
+// CHECK: arith.cmpf ugt
+// CHECK: arith.select
+// CHECK: arith.cmpf olt
+// CHECK: arith.select
+// CHECK: arith.cmpf ogt
+// CHECK: arith.select
+// CHECK-NOT: arith.maximumf
+#id = affine_map<(i) -> (i)>
+#none = affine_map<(i) -> ()>
+func.func @others(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<f32>) {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<4xf32>
+  %one = tensor.empty() : tensor<f32>
+  %start = linalg.fill ins(%zero : f32) outs(%one : tensor<f32>) -> tensor<f32>
+  %relu = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%x : tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%a: f32, %out: f32):
+    %c = arith.cmpf ugt, %a, %zero : f32
+    %m = arith.select %c, %a, %zero : f32
+    %d = arith.cmpf olt, %a, %zero : f32
+    %n = arith.select %d, %zero, %m : f32
+    linalg.yield %n : f32
+  } -> tensor<4xf32>
+  %most = linalg.generic {indexing_maps = [#id, #none], iterator_types = ["reduction"]}
+      ins(%x : tensor<4xf32>) outs(%start : tensor<f32>) {
+  ^bb0(%a: f32, %out: f32):
+    %c = arith.cmpf ogt, %a, %out : f32
+    %m = arith.select %c, %a, %out : f32
+    linalg.yield %m : f32
+  } -> tensor<f32>
+  return %relu, %most : tensor<4xf32>, tensor<f32>
+}
