@@ -25,6 +25,7 @@ PASSES: dict[str, str] = {
     "bwd-expand-tanh": "retrograd.pipelines.transforms.device.bwd_expand_tanh:BwdExpandTanh",
     "bwd-export-complex": "retrograd.pipelines.transforms.linalg.bwd_export_complex:BwdExportComplex",
     "bwd-export-results": "retrograd.pipelines.transforms.linalg.bwd_export_results:BwdExportResults",
+    "bwd-fold-elementwise": "retrograd.pipelines.transforms.device.bwd_fold_elementwise:BwdFoldElementwise",
     "bwd-fold-widenings": "retrograd.pipelines.transforms.device.bwd_fold_widenings:BwdFoldWidenings",
     "bwd-functionalize-rng": "retrograd.pipelines.transforms.torch.bwd_functionalize_rng:BwdFunctionalizeRng",
     "bwd-inline-hooks": "retrograd.pipelines.transforms.torch.bwd_inline_hooks:BwdInlineHooks",

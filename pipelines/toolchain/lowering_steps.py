@@ -182,6 +182,7 @@ LOWERING: tuple[Step, ...] = (
     # What code for some needs.
     Step("bwd-negate-products", CPU_AMONG, "sums of broadcast products that do not compile otherwise"),
     Step("bwd-repeat-elementwise", IN_ORDER, "less memory: tensors are computed again from arguments"),
+    Step("bwd-fold-elementwise", CPU_ALONE, "IREE writes what several kernels read, even where they could compute it"),
     Step("bwd-sum-by-rows", MATRIX_UNITS, "what IREE puts parts of such a sum together by does not compile"),
     Step("bwd-split-columns", IN_ORDER, "less memory: one tap of a filter after another"),
     _convert_to_kernels("attention", "no other pass knows it"),

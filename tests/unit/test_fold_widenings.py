@@ -9,7 +9,8 @@ import pytest
 from retrograd.dialects import ir
 from retrograd.dialects.context import make_context
 from retrograd.pipelines.infra.runner import run_pipeline
-from retrograd.pipelines.transforms.device.bwd_fold_widenings import MAX_INPUTS, MAX_OPS
+from retrograd.pipelines.transforms.device.bwd_fold_widenings import MAX_OPS
+from retrograd.pipelines.transforms.helpers.folding import MAX_INPUTS
 from retrograd.pipelines.transforms.helpers.generics import count_inputs
 
 # Without a bound the bodies of `narrow` double with each step: few enough to count them then.

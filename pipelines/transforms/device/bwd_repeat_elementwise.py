@@ -12,7 +12,13 @@ from retrograd.pipelines.infra.functions import functions, only_block
 from retrograd.pipelines.infra.passes import ModulePass
 from retrograd.pipelines.transforms.helpers.barriers import add_barrier
 from retrograd.pipelines.transforms.helpers.copies import copy_ops
-from retrograd.pipelines.transforms.helpers.generics import GENERIC, count_bytes, is_elementwise, read_inputs
+from retrograd.pipelines.transforms.helpers.generics import (
+    GENERIC,
+    count_bytes,
+    is_arithmetic,
+    is_elementwise,
+    read_inputs,
+)
 from retrograd.pipelines.transforms.helpers.maker import Maker
 from retrograd.pipelines.transforms.helpers.uses import replace_operand
 from retrograd.pipelines.transforms.helpers.views import SLICE, is_view
@@ -107,16 +113,6 @@ def read_large(op: ir.Operation, least: int) -> list[ir.Value]:
     values = [op.operands[0]] if is_view(op) else read_inputs(op)
     values = [value for value in values if isinstance(value.type, ir.RankedTensorType)]
     return [value for value in values if (size := count_bytes(value)) is None or size > least]
-
-
-def is_arithmetic(op: ir.Operation) -> bool:
-    """Whether an elementwise op takes no function such as ``exp``, and reads nothing of what it writes to."""
-    if not is_elementwise(op):
-        return False
-    start = op.operands[len(op.operands) - 1]
-    body = [view.operation.name for view in op.regions[0].blocks[0].operations]
-    is_empty = isinstance(start, ir.OpResult) and start.owner.name == _EMPTY
-    return is_empty and all(name == "linalg.yield" or name.startswith("arith.") for name in body)
 
 
 def repeat(op: ir.Operation, chain: Chain, places: Mapping[ir.Operation, Place]) -> None:

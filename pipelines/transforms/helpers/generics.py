@@ -58,6 +58,16 @@ def is_elementwise(op: ir.Operation | ir.Block) -> bool:
     return bool(result == ir.AffineMap.get_identity(result.n_dims))
 
 
+def is_arithmetic(op: ir.Operation) -> bool:
+    """Whether an elementwise op takes no function such as ``exp``, and reads nothing of what it writes to."""
+    if not is_elementwise(op):
+        return False
+    start = op.operands[len(op.operands) - 1]
+    body = [view.operation.name for view in op.regions[0].blocks[0].operations]
+    is_empty = isinstance(start, ir.OpResult) and start.owner.name == "tensor.empty"
+    return is_empty and all(name == "linalg.yield" or name.startswith("arith.") for name in body)
+
+
 def count_bits(element: ir.Type) -> int:
     """Bits of an integer or a float."""
     return int(element.width) if isinstance(element, (ir.IntegerType, ir.FloatType)) else 0
